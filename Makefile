@@ -1,0 +1,23 @@
+# Shortcuts; each target is one or two plain commands that can be typed by hand.
+.PHONY: setup checks test train clean
+
+BIN := .venv/bin
+
+setup:
+	bash scripts/setup.sh --dev
+
+checks: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test:
+	bash scripts/test.sh
+
+train:
+	bash train.sh
+
+# Caches and build leftovers only; the environment and the outputs of runs stay.
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

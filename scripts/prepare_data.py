@@ -1,0 +1,96 @@
+"""Write training and test data as parquet files in the record layout that the trainers read.
+
+python scripts/prepare_data.py arithmetic --out data/arithmetic --train 4096 --test 256 --seed 0
+python scripts/prepare_data.py gsm8k --out data/gsm8k [--local-dir DIR]
+python scripts/prepare_data.py math --out data/math [--local-dir DIR]
+python scripts/prepare_data.py simplerl-zoo --out data/simplerl --subset simplelr_qwen_level3to5 [--local-dir DIR]
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from verl.data.arithmetic import ArithmeticTask
+from verl.data.records import RL_SCHEMA, SFT_SCHEMA, rl_record, sft_record, write_parquet
+
+BOXED_INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
+
+
+def prepare_arithmetic(args: argparse.Namespace) -> None:
+    """Write train, test, sft_train and sft_val of the embedded arithmetic task; no question is in two of them."""
+    task = ArithmeticTask()
+    for split, size in {"train": args.train, "test": args.test}.items():
+        problems = task.split(split, size, args.seed)
+        records = [
+            rl_record(
+                data_source="arithmetic",
+                question=problem.question,
+                ground_truth=problem.answer,
+                split=split,
+                index=index,
+                solution=problem.solution,
+                category=problem.kind,
+            )
+            for index, problem in enumerate(problems)
+        ]
+        _write(args.out / f"{split}.parquet", records, RL_SCHEMA)
+    for split, size in {"sft_train": args.sft_train, "sft_val": args.sft_val}.items():
+        problems = task.split(split, size, args.seed)
+        records = [sft_record(problem.question, problem.solution) for problem in problems]
+        _write(args.out / f"{split}.parquet", records, SFT_SCHEMA)
+
+
+def prepare_math_set(args: argparse.Namespace) -> None:
+    """Write train and test of a published set of mathematical problems."""
+    # The hub's client takes seconds to import and the arithmetic command does not need it.
+    from verl.data.math_sets import load_math_set
+
+    for split in ("train", "test"):
+        records = load_math_set(args.command, split, args.local_dir, args.instruction, getattr(args, "subset", ""))
+        _write(args.out / f"{split}.parquet", records, RL_SCHEMA)
+
+
+def _write(path: Path, records: list[dict], schema: object) -> None:
+    write_parquet(path, records, schema)
+    print(f"{path}: {len(records)} rows")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line, one subcommand per data set."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    arithmetic = commands.add_parser("arithmetic", help="generated sums, differences and products; needs no download")
+    arithmetic.set_defaults(run=prepare_arithmetic)
+    arithmetic.add_argument("--train", type=int, default=4096, help="prompts for reinforcement learning")
+    arithmetic.add_argument("--test", type=int, default=256, help="prompts for validation")
+    arithmetic.add_argument("--sft-train", type=int, default=8192, help="worked solutions for supervised training")
+    arithmetic.add_argument("--sft-val", type=int, default=256, help="worked solutions for supervised validation")
+    arithmetic.add_argument("--seed", type=int, default=0, help="the same seed gives the same problems")
+
+    sets = {
+        "gsm8k": "grade-school word problems",
+        "math": "competition problems (MATH)",
+        "simplerl-zoo": "the difficulty-graded mixes of GSM8K and MATH of SimpleRL-Zoo",
+    }
+    for name, text in sets.items():
+        command = commands.add_parser(name, help=text)
+        command.set_defaults(run=prepare_math_set)
+        command.add_argument("--local-dir", type=Path, help="folder with {train,test}.{jsonl,json,parquet}; default: hub")
+        command.add_argument("--instruction", default=BOXED_INSTRUCTION, help="text after each question; may be empty")
+    zoo = commands.choices["simplerl-zoo"]
+    zoo.add_argument("--subset", default="simplelr_qwen_level3to5", help="folder of the data set on the hub")
+
+    for command in commands.choices.values():
+        command.add_argument("--out", type=Path, required=True, help="folder for the parquet files, made if missing")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one subcommand; ``argv`` without the program's name, default ``sys.argv``."""
+    args = build_parser().parse_args(argv)
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()

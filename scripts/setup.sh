@@ -1,0 +1,235 @@
+#!/usr/bin/env bash
+# Makes the virtual environment that train.sh, eval.sh and scripts/test.sh run in.
+#
+# An environment is complete when, and only when, it holds the file .verl-setup, which is written last and names what
+# it was made from. While work is under way .verl-setup.unfinished stands in its place: the next run starts afresh.
+set -euo pipefail
+
+usage() {
+  cat <<'EOF'
+Usage: scripts/setup.sh [--cpu | --gpu] [--dev] [--venv DIR]
+
+  --cpu, --gpu  which builds of torch and vLLM to install; default: those of the existing environment, otherwise
+                --gpu if nvidia-smi lists a GPU, --cpu if not
+  --dev         also install what tests and checks need
+  --venv DIR    where to put the environment; default: .venv in the repository root
+
+VERL_PYTHON=python3.12 chooses the interpreter; default: the first of python3.11, python3.12 and python3 that is
+Python 3.11 or 3.12 and runs. pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, ...) are kept.
+EOF
+}
+
+die() {
+  printf 'setup.sh: %s\n' "$*" >&2
+  exit 1
+}
+
+say() {
+  printf 'setup.sh: [%3d s] %s\n' "$SECONDS" "$*"
+}
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv=$root/.venv
+mode=
+dev=no
+while (($#)); do
+  case $1 in
+    --cpu | --gpu)
+      [[ -z $mode || $mode == "${1#--}" ]] || die "--cpu and --gpu exclude each other; give one of them"
+      mode=${1#--}
+      ;;
+    --dev) dev=yes ;;
+    --venv)
+      [[ -n ${2:-} && $2 != --* ]] || die "--venv needs a directory"
+      venv=$2
+      shift
+      ;;
+    --help | -h)
+      usage
+      exit 0
+      ;;
+    *) die "unknown argument '$1'; see scripts/setup.sh --help" ;;
+  esac
+  shift
+done
+[[ $venv == /* ]] || venv=$PWD/$venv
+stamp=$venv/.verl-setup
+unfinished=$venv/.verl-setup.unfinished
+log=$venv/setup.log
+cd "$root"
+
+# Settings of another environment, or that send packages elsewhere, must not leak in.
+unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_REQUIRE_VIRTUALENV
+export PYTHONNOUSERSITE=1 PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+# --- what there is, and what is wanted -------------------------------------------------------------------------------
+
+stamped() { # the value of one key of the stamp; nothing where there is no stamp
+  [[ ! -f $stamp ]] || sed -n "s/^$1=//p" "$stamp"
+}
+
+python_version() { # "3.11" where the interpreter $1 runs and can make environments; otherwise fails
+  "$1" -c 'import sys, ensurepip, venv; print("%d.%d" % sys.version_info[:2])' 2>/dev/null </dev/null
+}
+
+choose_python() { # sets $python
+  local version candidates=(python3.11 python3.12 python3)
+  [[ -z ${VERL_PYTHON:-} ]] || candidates=("$VERL_PYTHON")
+  for python in "${candidates[@]}"; do
+    # Being on PATH is not enough: a pyenv shim exists for interpreters that are not selected.
+    version=$(python_version "$python") || continue
+    if [[ $version == 3.11 || $version == 3.12 ]]; then
+      # In an activated environment, the interpreter behind it: the environment itself may be about to go.
+      python=$("$python" -c 'import sys; print(sys._base_executable)')
+      return
+    fi
+  done
+  [[ -z ${VERL_PYTHON:-} ]] || die "VERL_PYTHON=$VERL_PYTHON is not a Python 3.11 or 3.12 that runs and has venv"
+  die "no Python 3.11 or 3.12 that runs and has venv (Debian, Ubuntu: python3-venv); set VERL_PYTHON to one"
+}
+
+fits() { # the environment is complete and of the wanted kind, whatever the versions in it
+  [[ -f $stamp && ! -f $unfinished && $(stamped mode) == "$mode" && $(stamped root) == "$root" ]] || return 1
+  local version
+  version=$(python_version "$venv/bin/python") && [[ $version == "$(stamped python)" ]] || return 1
+  [[ -z ${VERL_PYTHON:-} || $(python_version "$VERL_PYTHON") == "$version" ]]
+}
+
+up_to_date() {
+  fits && [[ $(stamped requirements) == "$requirements" && ($dev == no || $(stamped dev) == yes) ]]
+}
+
+finish_if_up_to_date() {
+  if up_to_date; then
+    say "$venv is up to date ($mode)"
+    exit 0
+  fi
+}
+
+if [[ -z $mode ]]; then
+  mode=$(stamped mode)
+fi
+if [[ -z $mode ]]; then
+  mode=cpu
+  gpus=$(nvidia-smi -L 2>/dev/null || true)
+  [[ $gpus != GPU* ]] || mode=gpu
+fi
+requirements=$(cat requirements.txt requirements/*.txt setup.py | cksum)
+finish_if_up_to_date
+
+# Two runs at once: the second waits, then finds the work done. The script itself is the lock, so nothing is left over.
+if command -v flock >/dev/null; then
+  exec 9<scripts/setup.sh
+  if ! flock --nonblock 9; then
+    say "waiting for another setup.sh to finish"
+    flock 9
+  fi
+  finish_if_up_to_date
+fi
+
+# --- the steps -------------------------------------------------------------------------------------------------------
+
+quietly() { # runs a command with its output in the log
+  printf '\n$ %s\n' "$*" >>"$log"
+  "$@" >>"$log" 2>&1 </dev/null
+}
+
+step() { # step TEXT COMMAND...
+  say "$1"
+  quietly "${@:2}" || fail "$1: failed"
+}
+
+fail() { # the log's last lines, then one line that says what failed
+  tail -n 15 "$log" >&2
+  die "$*; the whole log is in $log"
+}
+
+make_environment() {
+  if fits; then
+    [[ $(stamped dev) == no ]] || dev=yes
+    mv "$stamp" "$unfinished"
+    say "bringing $venv up to date ($mode)"
+    return
+  fi
+  choose_python
+  if [[ -n $(ls -A "$venv" 2>/dev/null) ]]; then
+    # Only what this script made is this script's to remove.
+    [[ -f $stamp || -f $unfinished ]] || die "$venv was not made by setup.sh; move it away, or choose another with --venv"
+    say "removing $venv, which is unfinished or of another kind"
+  fi
+  say "making $venv with $("$python" -V) ($mode)"
+  # The marker outlives the removal: it is there before the first package and until the last.
+  mkdir -p "$venv"
+  touch "$unfinished"
+  find "$venv" -mindepth 1 -maxdepth 1 ! -name "${unfinished##*/}" -exec rm -rf {} +
+  quietly "$python" -m venv "$venv" || fail "python -m venv: failed"
+}
+
+install_cpu_torch() {
+  local torch name report=$venv/torch-report.json
+  torch=$(sed -n 's/^torch==//p' requirements/cpu.txt)
+  say "torch $torch, CPU build"
+  if quietly "$pip" install "torch==$torch+cpu"; then
+    return
+  fi
+  # Elsewhere the CPU build has no name of its own (macOS), or only the CUDA build is on offer. Ask what would come
+  # before fetching gigabytes of it.
+  quietly "$pip" install --dry-run --quiet --ignore-installed --report "$report" "torch==$torch" ||
+    fail "pip finds no torch $torch for $("$venv/bin/python" -V); choose another Python with VERL_PYTHON, or set" \
+      "PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index"
+  for name in nvidia cuda; do
+    if grep -q "\"name\": \"$name-" "$report"; then
+      die "pip finds only the CUDA build of torch $torch; set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index"
+    fi
+  done
+  quietly "$pip" install "torch==$torch" || fail "torch $torch: failed"
+}
+
+check_environment() {
+  # A CUDA build on a CPU machine, or a plugin that vLLM does not see, would show only much later, in a run.
+  local check='
+import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+
+import hydra, ray, torch, vllm
+
+if sys.argv[1] == "cpu":
+    assert torch.version.cuda is None, f"torch {torch.__version__} is a CUDA build"
+    unwanted = [name for name in ("torchvision", "torchaudio", "torchcodec", "triton") if find_spec(name)]
+    assert not unwanted, f"not for CPU machines: {unwanted}"
+plugins = entry_points(group="vllm.general_plugins").names
+assert "verl_hidden_states" in plugins, f"vLLM plugins: {plugins}"
+print(f"torch {torch.__version__}, vllm {vllm.__version__}, ray {ray.__version__}, hydra {hydra.__version__}")
+'
+  say "checking that it imports"
+  # Isolated (-I), so that what is found is what was installed.
+  quietly "$venv/bin/python" -I -c "$check" "$mode" || fail "import check: failed"
+  say "$(tail -n 1 "$log")"
+}
+
+trap 'die "interrupted; run it again to start afresh"' INT TERM
+make_environment
+pip=$venv/bin/pip
+if [[ $mode == cpu ]]; then
+  install_cpu_torch
+  step "requirements/cpu.txt" "$pip" install -r requirements/cpu.txt
+  step "requirements/cpu-no-deps.txt" "$pip" install --no-deps -r requirements/cpu-no-deps.txt
+else
+  step "requirements/gpu.txt" "$pip" install -r requirements/gpu.txt
+fi
+[[ $dev == no ]] || step "requirements/dev.txt" "$pip" install -r requirements/dev.txt
+step "verl, editable" "$pip" install --no-deps --no-build-isolation -e .
+check_environment
+
+cat >"$unfinished" <<EOF
+mode=$mode
+dev=$dev
+root=$root
+python=$(python_version "$venv/bin/python")
+requirements=$requirements
+EOF
+mv "$unfinished" "$stamp"
+say "$venv is ready ($mode)"

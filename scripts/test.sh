@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Runs the tests in .venv, which it makes first if needed. Arguments go to pytest: scripts/test.sh -k metrics -x
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash scripts/setup.sh --dev
+# Another environment's packages must not leak in.
+unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
+export PYTHONNOUSERSITE=1
+exec .venv/bin/python -m pytest "$@"

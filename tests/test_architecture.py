@@ -1,0 +1,332 @@
+"""The house rules of CONTRIBUTING.md, checked on the source text: nothing is imported except where a test says so."""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+FLOORS = {
+    # utils is shared: every floor may import it, and it imports config alone.
+    "config": 0,
+    "spectral": 0,
+    "algorithms": 0,
+    "rewards": 0,
+    "protocol": 0,
+    "utils": 0,
+    "data": 1,
+    "workers": 2,
+    "single_controller": 3,
+    "trainer": 4,
+}
+"""Floor of each package (or module) of verl. Imports point down; entry points (trainer/main_*.py) stand on top."""
+
+BASE_IMPORTS = {
+    "config": set(),
+    "spectral": set(),
+    "algorithms": set(),
+    "rewards": {"config", "utils"},
+    "protocol": {"config", "utils"},
+    "utils": {"config"},
+}
+"""What each package of the base floor may import of verl besides itself."""
+
+HEAVY = {"torch", "vllm", "ray", "transformers", "tensordict"}
+"""Packages that take seconds to import."""
+
+LATE_IMPORTS_ALLOWED: dict[str, str] = {}
+"""Modules, besides entry points, with a heavy import inside a function: module name -> why it must be so."""
+
+MAX_MODULE_LINES = 500
+MAX_FUNCTION_LINES = 90
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name, absolute, and where it is imported."""
+
+    target: str
+    """Dotted name; of ``from a import b`` it is ``a.b``, whether b is a module or not."""
+    line: int
+    late: bool
+    """Inside a function, thus executed when the function is called."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file."""
+
+    name: str
+    path: Path
+    source: str
+
+    @property
+    def package(self) -> str:
+        """The package that relative imports start from."""
+        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+
+    @property
+    def unit(self) -> str:
+        """The part of verl that the module belongs to, a key of ``FLOORS``; empty for ``verl`` itself."""
+        return unit_of(self.name)
+
+    @property
+    def is_entry_point(self) -> bool:
+        return self.name.startswith("verl.trainer.main_")
+
+    @property
+    def where(self) -> str:
+        return self.path.relative_to(ROOT).as_posix()
+
+    def imports(self) -> list[Import]:
+        return list(find_imports(ast.parse(self.source), self.package))
+
+
+def unit_of(name: str) -> str:
+    """``data`` for ``verl.data.records``; empty outside verl's packages."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "verl" and len(parts) > 1 else ""
+
+
+def top_level(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def find_imports(node: ast.AST, package: str, late: bool = False) -> Iterator[Import]:
+    """Every import below ``node``; ``package`` resolves relative ones."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(alias.name, child.lineno, late)
+        elif isinstance(child, ast.ImportFrom):
+            base = child.module or ""
+            if child.level:
+                parent = package.split(".")[: len(package.split(".")) - child.level + 1]
+                base = ".".join([*parent, base] if base else parent)
+            for alias in child.names:
+                yield Import(base if alias.name == "*" else f"{base}.{alias.name}", child.lineno, late)
+        else:
+            yield from find_imports(child, package, late or isinstance(child, FunctionNode | ast.Lambda))
+
+
+@cache
+def modules(*trees: str) -> tuple[Module, ...]:
+    """The source files under the given folders of the repository."""
+    found = []
+    for tree in trees:
+        paths = sorted((ROOT / tree).rglob("*.py"))
+        assert paths, f"{tree}/: no Python files, so nothing was checked"
+        for path in paths:
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found.append(Module(name, path, path.read_text()))
+    return tuple(found)
+
+
+def of_unit(unit: str) -> list[Module]:
+    found = [module for module in modules("verl") if module.unit == unit]
+    assert found, f"verl/{unit}: no such package, so nothing was checked"
+    return found
+
+
+def functions(module: Module) -> list[FunctionNode]:
+    return [node for node in ast.walk(ast.parse(module.source)) if isinstance(node, FunctionNode)]
+
+
+def num_lines(function: FunctionNode) -> int:
+    assert function.end_lineno is not None
+    return function.end_lineno - function.lineno + 1
+
+
+def check(violations: list[str], rule: str) -> None:
+    assert not violations, "\n  ".join([rule, *violations])
+
+
+def forbidden(module: Module, allowed: set[str]) -> list[str]:
+    """Imports of ``module`` whose top-level package is neither standard library nor in ``allowed``."""
+    known = allowed | sys.stdlib_module_names
+    return [f"{module.where}:{i.line} imports {i.target}" for i in module.imports() if top_level(i.target) not in known]
+
+
+def test_imports_are_found_wherever_they_stand():
+    source = """
+import a.b as c
+from verl.x import y
+from . import z
+from ..up import w
+class C:
+    import d
+    def f(self):
+        async def g():
+            import e
+try:
+    import h
+except ImportError:
+    pass
+"""
+    found = [(i.target, i.late) for i in find_imports(ast.parse(source), "verl.p.q")]
+    assert found == [
+        ("a.b", False),
+        ("verl.x.y", False),
+        ("verl.p.q.z", False),
+        ("verl.p.up.w", False),
+        ("d", False),
+        ("e", True),
+        ("h", False),
+    ]
+
+
+def test_every_package_has_a_floor():
+    unknown = {module.unit for module in modules("verl")} - FLOORS.keys() - {""}
+    assert not unknown, f"packages of verl without a floor, add them to FLOORS: {sorted(unknown)}"
+
+
+def test_imports_point_down():
+    violations = []
+    for module in modules("verl"):
+        for imported in module.imports():
+            unit = unit_of(imported.target)
+            if unit not in FLOORS or unit in (module.unit, "utils") or module.unit in BASE_IMPORTS:
+                continue
+            if module.unit == "" or FLOORS[unit] >= FLOORS[module.unit]:
+                violations.append(f"{module.where}:{imported.line} imports {imported.target}")
+    check(violations, "imports go down the floors only (CONTRIBUTING.md, tour):")
+
+
+def test_base_floor_imports_only_what_it_may():
+    violations = [
+        f"{module.where}:{i.line} imports {i.target}"
+        for module in modules("verl")
+        if module.unit in BASE_IMPORTS
+        for i in module.imports()
+        if top_level(i.target) == "verl" and unit_of(i.target) not in BASE_IMPORTS[module.unit] | {module.unit}
+    ]
+    check(violations, f"packages of the base floor stand beside each other; of verl they may import {BASE_IMPORTS}:")
+
+
+def test_nothing_imports_an_entry_point():
+    violations = [
+        f"{module.where}:{i.line} imports {i.target}"
+        for module in modules("verl", "vllm_patches")
+        for i in module.imports()
+        if i.target.startswith("verl.trainer.main_") and not i.target.startswith(module.name)
+    ]
+    check(violations, "entry points stand on top; move what is shared into a module below them:")
+
+
+def test_config_imports_nothing_heavy():
+    violations = [
+        f"{module.where}:{i.line} imports {i.target}"
+        for module in of_unit("config")
+        for i in module.imports()
+        if top_level(i.target) in HEAVY
+    ]
+    check(violations, "verl.config must be importable without loading anything heavy:")
+
+
+@pytest.mark.parametrize("unit", ["spectral", "algorithms"])
+def test_pure_packages_need_torch_alone(unit: str):
+    violations = [line for module in of_unit(unit) for line in forbidden(module, {"torch", "verl"})]
+    check(violations, f"verl.{unit} is tensors in, tensors out; of third-party packages it imports torch alone:")
+
+
+def test_the_vllm_plugin_stands_alone():
+    allowed = {"vllm", "torch", "packaging", "vllm_patches"}  # packaging, to compare vLLM's version
+    violations = [line for module in modules("vllm_patches") for line in forbidden(module, allowed)]
+    check(violations, "vllm_patches imports vllm and torch, never verl:")
+
+
+def test_only_workers_import_the_vllm_plugin():
+    violations = [
+        f"{module.where}:{i.line} imports {i.target}"
+        for module in modules("verl")
+        for i in module.imports()
+        if top_level(i.target) == "vllm_patches" and module.unit != "workers"
+    ]
+    check(violations, "vllm_patches is imported in verl/workers alone:")
+
+
+def late_imports(module: Module) -> list[str]:
+    return [
+        f"{module.where}:{i.line} imports {i.target} inside a function"
+        for i in module.imports()
+        if i.late and top_level(i.target) in HEAVY | {"verl"}
+    ]
+
+
+def test_heavy_imports_stand_at_the_top():
+    violations = [
+        line
+        for module in modules("verl")
+        if not module.is_entry_point and module.name not in LATE_IMPORTS_ALLOWED
+        for line in late_imports(module)
+    ]
+    check(violations, f"only entry points import {sorted(HEAVY)} and verl itself late:")
+
+
+def test_late_import_exceptions_are_still_needed():
+    by_name = {module.name: module for module in modules("verl")}
+    stale = [name for name in LATE_IMPORTS_ALLOWED if name not in by_name or not late_imports(by_name[name])]
+    assert not stale, f"remove from LATE_IMPORTS_ALLOWED: {stale}"
+
+
+def test_no_circular_imports():
+    everything = modules("verl", "vllm_patches")
+    names = {module.name for module in everything}
+    graph: dict[str, set[str]] = {}
+    for module in everything:
+        # "from a import b" points at the module a.b where there is one, and at a where b is a name in it.
+        targets = {i.target if i.target in names else i.target.rpartition(".")[0] for i in module.imports()}
+        graph[module.name] = (targets & names) - {module.name}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail("circular import: " + " <- ".join(error.args[1]))
+
+
+def test_modules_are_small():
+    violations = []
+    for module in modules("verl", "vllm_patches", "scripts"):
+        lines = module.source.count("\n")
+        if lines > MAX_MODULE_LINES:
+            violations.append(f"{module.where}: {lines} lines")
+    check(violations, f"modules have at most {MAX_MODULE_LINES} lines; ask what second room each one holds:")
+
+
+def test_functions_are_small():
+    violations = [
+        f"{module.where}:{function.lineno} {function.name}: {num_lines(function)} lines"
+        for module in modules("verl", "vllm_patches", "scripts")
+        for function in functions(module)
+        if num_lines(function) > MAX_FUNCTION_LINES
+    ]
+    check(violations, f"functions have at most {MAX_FUNCTION_LINES} lines:")
+
+
+def test_the_training_loop_fits_on_a_page():
+    path = ROOT / "verl" / "trainer" / "ppo" / "ray_trainer.py"
+    assert path.is_file(), f"{path.relative_to(ROOT)} is missing: the training loop lives there"
+    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    methods = {
+        f"{cls.name}.{node.name}": node for cls in classes for node in cls.body if isinstance(node, FunctionNode)
+    }
+    assert "RayPPOTrainer.fit" in methods, f"no RayPPOTrainer.fit in {path.relative_to(ROOT)}"
+    lines = num_lines(methods["RayPPOTrainer.fit"])
+    assert lines < 90, f"RayPPOTrainer.fit has {lines} lines; it reads like the list of a step's phases, under 90"
+
+
+def test_importing_the_config_loads_nothing_heavy():
+    names = [module.name for module in of_unit("config")]
+    code = f"import sys, {', '.join(names)}; print(*({HEAVY!r} & sys.modules.keys()))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [], f"importing verl.config loads {result.stdout.strip()}"

@@ -1,0 +1,52 @@
+"""The clipped surrogate of PPO (arXiv 1707.06347), with separate lower and upper clip ranges."""
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""Log ratios are held within this range, so that exp stays finite; the gradient is 0 beyond it."""
+
+
+def ppo_clip_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Per-token loss -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logprobs - old_logprobs).
+
+    Args:
+        logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy being trained.
+        old_logprobs: ``[B, R]`` the same under the policy that the step started from.
+        advantages: ``[B, R]``.
+        response_mask: ``[B, R]``, true or 1 on response tokens; what padding holds never matters.
+        clip_low: the ratio is clipped below at 1 - clip_low, in [0, 1].
+        clip_high: the ratio is clipped above at 1 + clip_high, at least 0.
+
+    Returns:
+        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens, so that they can be added
+        over micro-batches and ranks and divided by the sum of ``num_tokens`` once: ``clip_fraction`` (tokens on
+        which clipping is active), ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens``.
+
+    Raises:
+        ValueError: a clip range is out of bounds.
+    """
+    if not 0 <= clip_low <= 1:
+        raise ValueError(f"clip_low={clip_low}: must be in [0, 1]")
+    if clip_high < 0:
+        raise ValueError(f"clip_high={clip_high}: must be at least 0")
+    mask = response_mask.bool()
+    # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
+    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
+    advantages = torch.where(mask, advantages, 0.0)
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    plain = -ratio * advantages
+    clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    metrics = {
+        "clip_fraction": (clipped > plain).sum().to(plain.dtype),
+        "ppo_kl": -log_ratio.detach().sum(),
+        "num_tokens": mask.sum().to(plain.dtype),
+    }
+    return torch.maximum(plain, clipped), metrics

@@ -1,0 +1,74 @@
+"""Rank shaping: how rank metrics become the auxiliary signal Phi and Phi reaches the advantage (arXiv 2509.23808)."""
+
+import torch
+from torch import Tensor
+
+DEVIATION_LIMIT = 5.0
+DEVIATION_EPS = 1e-8
+
+
+def relative_deviation(metric: Tensor, baseline: float) -> Tensor:
+    """d = clip((m - mu) / (|mu| + 1e-8), -5, 5) for ``metric [B]``; 0 (no signal) where m is NaN or infinite."""
+    deviation = (metric - baseline) / (abs(baseline) + DEVIATION_EPS)
+    return torch.where(metric.isfinite(), deviation.clamp(-DEVIATION_LIMIT, DEVIATION_LIMIT), 0.0)
+
+
+def exploration_beta(guide_deviation: Tensor, hypothesis_type: str, gain: float) -> Tensor:
+    """Share beta ``[B]`` of the exploring weights, from the guide's deviation ``[B]``.
+
+    ``PlanB``: sigmoid(gain * d); ``FixTwo`` and ``FixOne``: 0.5.
+
+    Raises:
+        ValueError: unknown ``hypothesis_type``.
+    """
+    if hypothesis_type == "PlanB":
+        return torch.sigmoid(gain * guide_deviation)
+    if hypothesis_type in ("FixTwo", "FixOne"):
+        return torch.full_like(guide_deviation, 0.5)
+    raise ValueError(f"reward_manager.hypothesis_type={hypothesis_type!r}: must be one of PlanB, FixTwo, FixOne")
+
+
+def controller_weights(beta: Tensor, w_explore: Tensor, w_exploit: Tensor, hypothesis_type: str) -> Tensor:
+    """Weights ``[B, N]`` of the indicators: beta * w_explore + (1 - beta) * w_exploit; ``FixOne``: their sum.
+
+    ``beta [B]``, ``w_explore [N]`` and ``w_exploit [N]``.
+    """
+    if hypothesis_type == "FixOne":
+        return (w_explore + w_exploit).expand(beta.shape[0], -1)
+    return beta[:, None] * w_explore + (1 - beta)[:, None] * w_exploit
+
+
+def auxiliary_signal(deviations: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """Phi = scale * sum over indicators of w tanh(d), for ``deviations [B, N]`` and ``weights [B, N]`` -> ``[B]``."""
+    return scale * (weights * deviations.tanh()).sum(1)
+
+
+def last_token_mask(response_mask: Tensor) -> Tensor:
+    """True on the last response token of each row of ``response_mask [B, R]``; all false for an empty response."""
+    mask = response_mask.bool()
+    later_tokens = mask.flip(1).cumsum(1).flip(1)
+    return mask & (later_tokens == 1)
+
+
+def shaped_advantages(advantages: Tensor, response_mask: Tensor, phi: Tensor, kappa: float, placement: str) -> Tensor:
+    """A = A0 + min(relu(Phi), |A0| / kappa) on every response token, or on the last one.
+
+    The bonus is never negative and, as kappa >= 1, never changes the sign of an advantage.
+
+    Args:
+        advantages: A0, ``[B, R]``.
+        response_mask: ``[B, R]``, true or 1 on response tokens.
+        phi: auxiliary signal ``[B]``.
+        kappa: at least 1.
+        placement: ``all_tokens`` or ``last_token``.
+
+    Raises:
+        ValueError: ``kappa`` below 1 or unknown ``placement``.
+    """
+    if not kappa >= 1:
+        raise ValueError(f"reward_manager.kappa={kappa}: must be at least 1")
+    if placement not in ("all_tokens", "last_token"):
+        raise ValueError(f"reward_manager.shaping_placement={placement!r}: must be all_tokens or last_token")
+    mask = response_mask.bool() if placement == "all_tokens" else last_token_mask(response_mask)
+    bonus = torch.minimum(phi.to(advantages).relu()[:, None], advantages.abs() / kappa)
+    return torch.where(mask, advantages + bonus, advantages)

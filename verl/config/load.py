@@ -1,0 +1,109 @@
+"""From Hydra's untyped tree to the frozen dataclasses: the one place where a config is parsed and checked."""
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
+"""The folder of the shipped YAML files."""
+
+ConfigT = TypeVar("ConfigT")
+_TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run; the message names the field, the value and the mend."""
+
+
+def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
+    """Convert a composed Hydra tree into an instance of the dataclass ``schema``.
+
+    Raises:
+        ConfigError: for an unknown or missing key, a value of the wrong type, or an inconsistent combination.
+    """
+    try:
+        return _build(schema, OmegaConf.to_container(tree, resolve=True, throw_on_missing=True), "")
+    except ConfigError:
+        raise
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ()) -> ConfigT:
+    """Compose ``configs/<name>.yaml`` with Hydra ``overrides`` and parse it into ``schema``.
+
+    Raises:
+        ConfigError: as ``parse_config``.
+    """
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return parse_config(schema, compose(name, overrides=list(overrides)))
+
+
+def require_files(field: str, paths: Sequence[str]) -> None:
+    """Raise ``ConfigError`` naming the first of ``paths`` that is not a readable file."""
+    for path in paths:
+        if not Path(path).is_file():
+            raise ConfigError(f"{field}={path!r}: no such file; run `bash train.sh` once for the embedded data, or set it")
+
+
+def require_new_folder(field: str, path: str) -> None:
+    """Raise ``ConfigError`` if ``path`` already holds something, so that no run overwrites another."""
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{field}={path!r}: already holds a run; name another folder or remove it")
+
+
+def require_local_model(field: str, path: str) -> None:
+    """Raise ``ConfigError`` if ``path`` looks like a folder (absolute, or starting with a dot or an existing name)
+    but holds no model; hub ids pass."""
+    folder = Path(path)
+    local = folder.is_absolute() or path.startswith(".") or folder.exists() or len(folder.parts) != 2
+    if local and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{field}={path!r}: no config.json there; run `bash train.sh` once for the embedded model, or name a folder "
+            "saved by save_pretrained or a hub id such as Qwen/Qwen2.5-1.5B"
+        )
+
+
+def _build(schema: Any, values: Any, path: str) -> Any:
+    """Build the dataclass ``schema`` from a mapping; ``path`` is the dotted name of that mapping."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}={values!r}: must be a group of options: {_names(schema)}")
+    prefix = f"{path}." if path else ""
+    hints = get_type_hints(schema)
+    for key, value in values.items():
+        if key not in hints:
+            near = get_close_matches(str(key), list(hints), n=1)
+            mend = f"did you mean {prefix}{near[0]}?" if near else f"known here: {_names(schema)}"
+            raise ConfigError(f"{prefix}{key}={value!r}: unknown key; {mend}")
+    for key in hints:
+        if key not in values:
+            raise ConfigError(f"{prefix}{key}: has no value; set it in the YAML or on the command line")
+    return schema(**{key: _convert(hint, values[key], f"{prefix}{key}") for key, hint in hints.items()})
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    """Check ``value`` against the type ``hint``; integers pass as floats, a lone element passes as a list of one."""
+    if is_dataclass(hint):
+        return _build(hint, value, path)
+    if get_origin(hint) is list:
+        (item,) = get_args(hint)
+        items = value if isinstance(value, list) else [value]
+        return [_convert(item, entry, f"{path}[{i}]") for i, entry in enumerate(items)]
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if type(value) is not hint:
+        raise ConfigError(f"{path}={value!r}: must be {_TYPE_NAMES[hint]}, not {type(value).__name__}")
+    return value
+
+
+def _names(schema: Any) -> str:
+    return ", ".join(field.name for field in fields(schema))

@@ -1,0 +1,235 @@
+"""Configuration of ``verl.trainer.main_ppo``: the schema of ``configs/ppo_trainer.yaml``.
+
+The dataclasses are the schema; ``configs/`` holds the values.
+"""
+
+from dataclasses import dataclass
+
+from verl.config.checks import require, require_choice, require_positive
+from verl.config.common import DEVICES, ModelConfig, OptimConfig, check_divisible, check_loggers
+from verl.config.signal import AlgorithmConfig, CalculatorConfig, RewardManagerConfig, RewardScoreConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Prompts: where they come from and how they are batched."""
+
+    train_files: list[str]
+    """Parquet files of training prompts in veRL's record layout."""
+    val_files: list[str]
+    """Parquet files of validation prompts; may be empty, then nothing is validated."""
+    train_batch_size: int
+    """Prompts per training step, over all workers."""
+    val_batch_size: int
+    """Prompts per validation batch, over all workers."""
+    max_prompt_length: int
+    """Longest prompt in tokens, chat template included."""
+    max_response_length: int
+    """Longest response in tokens; generation stops there."""
+    truncation: str
+    """A prompt that is too long: ``error`` stops before training, ``left`` drops its first tokens, ``right`` its last."""
+    shuffle: bool
+    """Draw training prompts in a new random order each epoch, fixed by ``seed``."""
+
+    def __post_init__(self) -> None:
+        require(len(self.train_files) > 0, "data.train_files", self.train_files, "name at least one parquet file")
+        for field in ("train_batch_size", "val_batch_size", "max_prompt_length", "max_response_length"):
+            require_positive(f"data.{field}", getattr(self, field))
+        require_choice("data.truncation", self.truncation, ["error", "left", "right"])
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """The policy update."""
+
+    ppo_mini_batch_size: int
+    """Prompts per optimizer step, over all workers; divides ``data.train_batch_size``."""
+    ppo_epochs: int
+    """Passes over one rollout batch."""
+    micro_batch_size_per_gpu: int
+    """Responses per forward and backward on one worker; changes memory and speed, never the gradient."""
+    policy_loss: str
+    """Policy loss, a key of ``verl.algorithms.losses.POLICY_LOSSES``: ``ppo_clip``."""
+    clip_ratio_low: float
+    """The probability ratio is clipped below at 1 - ``clip_ratio_low``."""
+    clip_ratio_high: float
+    """The probability ratio is clipped above at 1 + ``clip_ratio_high``."""
+    use_kl_loss: bool
+    """Add the KL divergence from the reference policy to the loss."""
+    kl_loss_coef: float
+    """Weight of the KL divergence in the loss."""
+    kl_loss_type: str
+    """KL estimator, a key of ``verl.algorithms.kl.KL_ESTIMATORS``: ``kl``, ``abs``, ``mse`` or ``low_var_kl``."""
+    optim: OptimConfig
+
+    def __post_init__(self) -> None:
+        for field in ("ppo_mini_batch_size", "ppo_epochs", "micro_batch_size_per_gpu"):
+            require_positive(f"actor.{field}", getattr(self, field))
+        require_choice("actor.policy_loss", self.policy_loss, ["ppo_clip"])
+        require(0 < self.clip_ratio_low < 1, "actor.clip_ratio_low", self.clip_ratio_low, "must be in (0, 1)")
+        require_positive("actor.clip_ratio_high", self.clip_ratio_high)
+        require(self.kl_loss_coef >= 0, "actor.kl_loss_coef", self.kl_loss_coef, "must be at least 0")
+        require_choice("actor.kl_loss_type", self.kl_loss_type, ["kl", "abs", "mse", "low_var_kl"])
+
+
+def check_sampling(prefix: str, n: int, temperature: float, top_p: float, top_k: int) -> None:
+    """Raise ``ValueError`` naming ``prefix.<field>`` for sampling options out of range."""
+    require(n >= 1, f"{prefix}.n", n, "must be at least 1")
+    require(temperature >= 0, f"{prefix}.temperature", temperature, "must be at least 0")
+    require(0 < top_p <= 1, f"{prefix}.top_p", top_p, "must be in (0, 1]")
+    require(top_k == -1 or top_k >= 1, f"{prefix}.top_k", top_k, "must be -1 or at least 1")
+    require(temperature > 0 or n == 1, f"{prefix}.n", n, "greedy decoding (temperature=0) gives one response; set n=1")
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How responses are drawn."""
+
+    n: int
+    """Responses per prompt."""
+    temperature: float
+    """Softmax temperature; 0 is greedy."""
+    top_p: float
+    """Nucleus mass in (0, 1]; 1 keeps the whole distribution."""
+    top_k: int
+    """Number of most likely tokens kept; -1 keeps all."""
+
+    def __post_init__(self) -> None:
+        check_sampling("rollout.val_kwargs", self.n, self.temperature, self.top_p, self.top_k)
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """The vLLM engine inside each worker."""
+
+    n: int
+    """Responses per training prompt."""
+    temperature: float
+    """Softmax temperature of training rollouts, above 0. Log-probabilities are those of the sampled distribution."""
+    top_p: float
+    """Nucleus mass of training rollouts in (0, 1]; 1 keeps the whole distribution."""
+    top_k: int
+    """Number of most likely tokens kept in training rollouts; -1 keeps all."""
+    val_kwargs: SamplingConfig
+    """Sampling at validation."""
+    dtype: str
+    """vLLM's weight precision: ``auto`` (float32 on CPU, bfloat16 on GPU), ``float32``, ``bfloat16`` or ``float16``."""
+    enforce_eager: bool
+    """Run without CUDA graphs and compilation. On CPU this also spares the need for a C++ compiler."""
+    gpu_memory_utilization: float
+    """Share of the GPU's memory that vLLM takes, weights included. Not used on CPU."""
+    kv_cache_memory_mb: int
+    """Size of the KV cache in MiB per worker; 0 lets vLLM derive it from ``gpu_memory_utilization`` (GPU only)."""
+    max_num_seqs: int
+    """Most sequences decoded at once per worker."""
+    max_num_batched_tokens: int
+    """Most tokens one engine step computes per worker."""
+
+    @property
+    def train_kwargs(self) -> SamplingConfig:
+        """Sampling of the training rollouts."""
+        return SamplingConfig(n=self.n, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+    def __post_init__(self) -> None:
+        check_sampling("rollout", self.n, self.temperature, self.top_p, self.top_k)
+        require(self.temperature > 0, "rollout.temperature", self.temperature, "training samples; set it above 0")
+        require_choice("rollout.dtype", self.dtype, ["auto", "float32", "bfloat16", "float16"])
+        require(
+            0 < self.gpu_memory_utilization < 1,
+            "rollout.gpu_memory_utilization",
+            self.gpu_memory_utilization,
+            "must be in (0, 1)",
+        )
+        require(self.kv_cache_memory_mb >= 0, "rollout.kv_cache_memory_mb", self.kv_cache_memory_mb, "must not be negative")
+        require_positive("rollout.max_num_seqs", self.max_num_seqs)
+        require_positive("rollout.max_num_batched_tokens", self.max_num_batched_tokens)
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """Length of the run, its workers, and what it leaves behind."""
+
+    project_name: str
+    """Project under which trackers file the run."""
+    experiment_name: str
+    """Name of the run in trackers."""
+    default_local_dir: str
+    """Folder of everything the run leaves behind; must be new or empty."""
+    logger: list[str]
+    """Trackers besides ``metrics.jsonl``, which is always written: ``console``, ``tensorboard``, ``wandb``."""
+    nnodes: int
+    """Machines of the Ray cluster to use."""
+    n_gpus_per_node: int
+    """Workers per machine: one per GPU, or that many CPU processes."""
+    total_epochs: int
+    """Passes over the training prompts."""
+    total_training_steps: int
+    """Stop after this many steps; 0 leaves it to ``total_epochs``."""
+    val_before_train: bool
+    """Validate the initial policy (step 0)."""
+    test_freq: int
+    """Validate every so many steps, and always after the last; 0: only then."""
+    save_freq: int
+    """Save a checkpoint every so many steps, and always after the last; 0: only then."""
+
+    def __post_init__(self) -> None:
+        check_loggers(self.logger)
+        for field in ("nnodes", "n_gpus_per_node", "total_epochs"):
+            require_positive(f"trainer.{field}", getattr(self, field))
+        for field in ("total_training_steps", "test_freq", "save_freq"):
+            require(getattr(self, field) >= 0, f"trainer.{field}", getattr(self, field), "must not be negative")
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return self.nnodes * self.n_gpus_per_node
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Everything one run of ``verl.trainer.main_ppo`` depends on."""
+
+    device: str
+    """``auto`` takes CUDA with nccl where there is a GPU and the CPU with gloo elsewhere; ``cpu`` or ``cuda`` force one."""
+    seed: int
+    """Seed of every random choice: prompt order, sampling, initialisation."""
+    data: DataConfig
+    model: ModelConfig
+    actor: ActorConfig
+    rollout: RolloutConfig
+    algorithm: AlgorithmConfig
+    calculator: CalculatorConfig
+    reward_score: RewardScoreConfig
+    reward_manager: RewardManagerConfig
+    trainer: TrainerConfig
+
+    def __post_init__(self) -> None:
+        require_choice("device", self.device, DEVICES)
+        n, batch, mini = self.rollout.n, self.data.train_batch_size, self.actor.ppo_mini_batch_size
+        workers = self.trainer.world_size
+        if self.algorithm.adv_estimator == "grpo":
+            require(n >= 2, "rollout.n", n, "GRPO needs at least 2 responses per prompt; set rollout.n>=2")
+        check_divisible("data.train_batch_size", batch, "actor.ppo_mini_batch_size", mini)
+        world = "trainer.nnodes*trainer.n_gpus_per_node"
+        check_divisible("data.train_batch_size", batch, world, workers)
+        check_divisible("actor.ppo_mini_batch_size", mini, world, workers)
+        self._check_rank_signal()
+
+    def _check_rank_signal(self) -> None:
+        if not self.reward_manager.active:
+            return
+        require(
+            self.calculator.enable,
+            "calculator.enable",
+            False,
+            "rank shaping needs rank metrics; set calculator.enable=true, or reward_manager.add_reward=false and "
+            "reward_manager.add_adv=false",
+        )
+        available = self.calculator.metric_names
+        for name in self.reward_manager.indicator_names:
+            require(
+                name in available,
+                "reward_manager.indicator_names",
+                name,
+                f"the calculator gives {available}; extend calculator.metric_indices or set calculator.compute_diff=true",
+            )

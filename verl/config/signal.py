@@ -1,0 +1,129 @@
+"""Configuration of the learning signal: rank metrics, scores, advantages, rank shaping.
+
+The dataclasses are the schema; ``configs/`` holds the values. There are no defaults here, so that every value
+has one home.
+"""
+
+from dataclasses import dataclass
+
+from verl.config.checks import require, require_choice, require_positive
+
+BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
+"""The metrics of one response and layer, in the order that ``calculator.metric_indices`` indexes."""
+
+HYPOTHESIS_TYPES = ["PlanB", "FixTwo", "FixOne"]
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """How rewards become advantages."""
+
+    adv_estimator: str
+    """Advantage estimator, a key of ``verl.algorithms.advantages.ADVANTAGE_ESTIMATORS``: ``grpo``."""
+    norm_adv_by_std_in_grpo: bool
+    """Divide the group-centred score by the group's standard deviation (GRPO); false gives Dr.GRPO's form."""
+
+    def __post_init__(self) -> None:
+        require_choice("algorithm.adv_estimator", self.adv_estimator, ["grpo"])
+
+
+@dataclass(frozen=True)
+class CalculatorConfig:
+    """Which rank metrics are computed from the rollout's hidden states."""
+
+    enable: bool
+    """Capture hidden states and compute rank metrics; needed by ``reward_manager.add_reward`` and ``add_adv``."""
+    metric_indices: list[int]
+    """Indices into ``BASE_METRICS`` of the metrics to compute."""
+    compute_diff: bool
+    """Also compute each metric's velocity ("<name> diff") and acceleration ("<name> diff 2")."""
+    diff_stride: int
+    """Tokens between two consecutive prefixes of the velocity and acceleration, at least 1."""
+
+    def __post_init__(self) -> None:
+        require(len(self.metric_indices) > 0, "calculator.metric_indices", self.metric_indices, "name at least one")
+        for index in self.metric_indices:
+            require(
+                0 <= index < len(BASE_METRICS),
+                "calculator.metric_indices",
+                self.metric_indices,
+                f"indices run from 0 to {len(BASE_METRICS) - 1}: {BASE_METRICS}",
+            )
+        require_positive("calculator.diff_stride", self.diff_stride)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Every metric name the calculator returns, velocity and acceleration included."""
+        suffixes = ["", " diff", " diff 2"] if self.compute_diff else [""]
+        return [BASE_METRICS[i] + suffix for i in self.metric_indices for suffix in suffixes]
+
+
+@dataclass(frozen=True)
+class RewardScoreConfig:
+    """How verifiers turn a response into a score."""
+
+    mode: str
+    """``independent``: +1 correct and boxed, +0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed; ``mix``: 1 or 0."""
+    num_workers: int
+    """Verifier processes."""
+    timeout_s: float
+    """Seconds one response may take; then its verifier process is killed and the response counts as wrong."""
+    memory_limit_mb: int
+    """Address-space limit of one verifier process, MiB."""
+
+    def __post_init__(self) -> None:
+        require_choice("reward_score.mode", self.mode, ["independent", "mix"])
+        require_positive("reward_score.num_workers", self.num_workers)
+        require_positive("reward_score.timeout_s", self.timeout_s)
+        require_positive("reward_score.memory_limit_mb", self.memory_limit_mb)
+
+
+@dataclass(frozen=True)
+class RewardManagerConfig:
+    """Rank shaping: how rank metrics become the auxiliary signal Phi and where Phi goes."""
+
+    add_reward: bool
+    """Add Phi to the reward of the response's last token."""
+    add_adv: bool
+    """Add min(relu(Phi), |A| / kappa) to the advantage."""
+    shaping_placement: str
+    """Where ``add_adv`` acts: ``all_tokens`` of the response or its ``last_token``."""
+    indicator_names: list[str]
+    """Metric names that enter Phi; the first (the acceleration) is the guide that sets beta."""
+    w_explore: list[float]
+    """Weight of each indicator when exploring (beta = 1), aligned with ``indicator_names``."""
+    w_exploit: list[float]
+    """Weight of each indicator when exploiting (beta = 0), aligned with ``indicator_names``."""
+    hypothesis_type: str
+    """``PlanB``: beta = sigmoid(gain * d_guide); ``FixTwo``: beta = 0.5; ``FixOne``: w = w_explore + w_exploit."""
+    gain: float
+    """Slope of the sigmoid in ``PlanB``."""
+    kappa: float
+    """The shaped part is at most |A| / kappa, so a sign never flips; at least 1."""
+    ema_alpha: float
+    """Weight of the newest batch mean in the baselines mu and in the score average, in (0, 1]."""
+    aux_reward_global_weight: float
+    """The constant c in Phi."""
+    aux_fix: bool
+    """Keep c constant; false multiplies it by 1 - (ema_score + 1) / 2, so that Phi fades as the score rises."""
+
+    def __post_init__(self) -> None:
+        names = self.indicator_names
+        require(len(names) > 0, "reward_manager.indicator_names", names, "name at least the guide")
+        for field in ("w_explore", "w_exploit"):
+            weights = getattr(self, field)
+            require(
+                len(weights) == len(names),
+                f"reward_manager.{field}",
+                weights,
+                f"needs one weight per indicator, {len(names)}: {names}",
+            )
+        require_choice("reward_manager.hypothesis_type", self.hypothesis_type, HYPOTHESIS_TYPES)
+        require_choice("reward_manager.shaping_placement", self.shaping_placement, ["all_tokens", "last_token"])
+        require(self.kappa >= 1, "reward_manager.kappa", self.kappa, "must be at least 1")
+        require(0 < self.ema_alpha <= 1, "reward_manager.ema_alpha", self.ema_alpha, "must be in (0, 1]")
+
+    @property
+    def active(self) -> bool:
+        """Whether Phi reaches the learning signal at all."""
+        return self.add_reward or self.add_adv

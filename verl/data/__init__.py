@@ -1,0 +1,1 @@
+"""Prompt datasets: generators, converters to the record layout, tokenizers of the embedded data."""

@@ -1,0 +1,97 @@
+"""The record layouts of prompt data (veRL's) and of supervised data, and their parquet files."""
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+"""A chat: role is ``system``, ``user`` or ``assistant``."""
+
+RL_SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("prompt", MESSAGES),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        (
+            "extra_info",
+            pa.struct(
+                [
+                    ("split", pa.string()),
+                    ("index", pa.int64()),
+                    ("question", pa.string()),
+                    ("solution", pa.string()),
+                    ("category", pa.string()),
+                ]
+            ),
+        ),
+    ]
+)
+"""One prompt a row. The same for every data set, so that files of several sets can be read as one."""
+
+SFT_SCHEMA = pa.schema([("messages", MESSAGES)])
+"""One chat a row, the last message the assistant's."""
+
+
+def rl_record(
+    *,
+    data_source: str,
+    question: str,
+    ground_truth: str,
+    split: str,
+    index: int,
+    instruction: str = "",
+    solution: str = "",
+    category: str = "",
+    ability: str = "math",
+) -> dict[str, Any]:
+    """One row of ``RL_SCHEMA``: a single user turn, the question followed by a space and the instruction if any.
+
+    ``data_source`` names the verifier (``verl.rewards.registry``), ``ground_truth`` is the answer it compares with,
+    ``solution`` a worked solution where the data set has one, ``category`` the set's own label (kind, level).
+    """
+    content = f"{question} {instruction}" if instruction else question
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": content}],
+        "ability": ability,
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "extra_info": {
+            "split": split,
+            "index": index,
+            "question": question,
+            "solution": solution,
+            "category": category,
+        },
+    }
+
+
+def sft_record(question: str, solution: str) -> dict[str, Any]:
+    """One row of ``SFT_SCHEMA``: the question as the user's turn, the worked solution as the assistant's."""
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": solution}]}
+
+
+def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+    """Write ``records`` to ``path``, whose folder is made if missing.
+
+    The file appears under its name only when complete, so a reader never meets half of it. Raises
+    ``pyarrow.ArrowInvalid`` or ``ArrowTypeError`` when a record does not fit the schema.
+    """
+    table = pa.Table.from_pylist(list(records), schema=schema)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        pq.write_table(table, temporary)
+        # mkstemp makes files private to their owner; data files are as readable as any other new file.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)

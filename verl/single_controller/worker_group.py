@@ -1,0 +1,154 @@
+"""A group of equal workers, each a Ray actor, called as one."""
+
+import os
+import socket
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from tensordict import TensorDictBase, is_tensorclass
+
+from verl.workers.distributed import WorkerPlace
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class WorkerError(RuntimeError):
+    """A worker raised or died; the message says which, where and why."""
+
+
+class WorkerGroup:
+    """Spawns ``world_size`` workers and runs their methods on all of them at once.
+
+    Args:
+        worker_class: called as ``worker_class(config, place, *arguments)`` in each process.
+        nnodes: machines.
+        workers_per_node: workers on each machine, one per GPU or that many CPU processes.
+        device_type: ``cpu`` or ``cuda``.
+        environment: environment variables of the workers, set before they import anything.
+    """
+
+    def __init__(
+        self,
+        worker_class: type,
+        config: Any,
+        arguments: tuple[Any, ...],
+        nnodes: int,
+        workers_per_node: int,
+        device_type: str,
+        environment: dict[str, str],
+    ) -> None:
+        self.world_size = nnodes * workers_per_node
+        resource = "GPU" if device_type == "cuda" else "CPU"
+        bundle = {"CPU": 1.0} | ({"GPU": 1.0} if device_type == "cuda" else {})
+        self._placement = placement_group([dict(bundle) for _ in range(self.world_size)], strategy="PACK")
+        if not self._placement.wait(timeout_seconds=60):
+            remove_placement_group(self._placement)
+            raise WorkerError(
+                f"{self.world_size} workers need {self.world_size} {resource}s; the Ray cluster has "
+                f"{ray.cluster_resources().get(resource, 0):g}. Lower trainer.n_gpus_per_node or trainer.nnodes"
+            )
+        threads = max(1, (os.cpu_count() or 1) // workers_per_node)
+        thread_environment = dict.fromkeys(THREAD_VARIABLES, str(threads))
+        address, port = _rendezvous(self._placement)
+        actor_class = ray.remote(_Host)
+        self._workers = [
+            actor_class.options(
+                num_cpus=1,
+                num_gpus=1 if device_type == "cuda" else 0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, rank),
+                runtime_env={"env_vars": thread_environment | environment},
+            ).remote()
+            for rank in range(self.world_size)
+        ]
+        places = [
+            WorkerPlace(rank, rank % workers_per_node, self.world_size, address, port, device_type, threads)
+            for rank in range(self.world_size)
+        ]
+        self._gather(
+            [
+                worker.start.remote(worker_class, config, place, arguments)
+                for worker, place in zip(self._workers, places, strict=True)
+            ],
+            "start",
+        )
+
+    def run(self, method: str, *arguments: Any) -> list[Any]:
+        """Call ``method`` with the same arguments on every worker; returns the results in rank order.
+
+        Raises:
+            WorkerError: if a worker raises or dies.
+        """
+        return self._gather([worker.call.remote(method, arguments) for worker in self._workers], method)
+
+    def run_split(self, method: str, batch: Any, *arguments: Any) -> list[Any]:
+        """As ``run``, with ``batch`` (a tensorclass) cut into one contiguous share per worker, in rank order.
+
+        Shares differ by at most one row. A batch smaller than the group is refused: an idle rank would hang the others.
+        """
+        size = len(batch)
+        if size < self.world_size:
+            raise ValueError(f"{method}: a batch of {size} cannot be split over {self.world_size} workers")
+        bounds = [size * rank // self.world_size for rank in range(self.world_size + 1)]
+        calls = [
+            worker.call.remote(method, (batch[start:stop].clone(), *arguments))
+            for worker, start, stop in zip(self._workers, bounds, bounds[1:], strict=False)
+        ]
+        return self._gather(calls, method)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        for worker in self._workers:
+            ray.kill(worker)
+        remove_placement_group(self._placement)
+
+    def _gather(self, calls: list[Any], method: str) -> list[Any]:
+        """Wait for all calls, failing at the first that fails: the others may wait for it in a collective for ever."""
+        ranks = {call: rank for rank, call in enumerate(calls)}
+        pending = list(calls)
+        while pending:
+            done, pending = ray.wait(pending, num_returns=1)
+            try:
+                ray.get(done[0])
+            except RayTaskError as error:
+                raise WorkerError(f"worker {ranks[done[0]]} failed in {method}:\n{error}") from error
+            except RayActorError as error:
+                raise WorkerError(f"worker {ranks[done[0]]} died in {method}: {error}") from error
+        return ray.get(calls)
+
+
+def concat(batches: list[Any]) -> Any:
+    """Join the shares that ``run_split`` returned: tensors, tensorclasses, or tuples of them."""
+    first = batches[0]
+    if isinstance(first, tuple):
+        return tuple(concat(list(column)) for column in zip(*batches, strict=True))
+    assert isinstance(first, torch.Tensor | TensorDictBase) or is_tensorclass(first), type(first)
+    return torch.cat(batches, dim=0)
+
+
+class _Host:
+    """The Ray actor; imports nothing of the worker until ``start``, so that the environment is in place first."""
+
+    def start(self, worker_class: type, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> None:
+        self.worker = worker_class(config, place, *arguments)
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self.worker, method)(*arguments)
+
+
+def _rendezvous(placement: Any) -> tuple[str, int]:
+    """An address of the machine of worker 0 and a port that is free there now."""
+    return ray.get(
+        ray.remote(_free_port)
+        .options(num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(placement, 0))
+        .remote()
+    )
+
+
+def _free_port() -> tuple[str, int]:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return ray.util.get_node_ip_address(), listener.getsockname()[1]

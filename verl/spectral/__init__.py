@@ -1,0 +1,1 @@
+"""Spectra of every prefix of a matrix: pure linear algebra on tensors, depends on torch alone."""

@@ -1,0 +1,1 @@
+"""The training loop, its entry points and what they measure: metrics, reward manager, validation, checkpoints."""

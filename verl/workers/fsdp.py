@@ -1,0 +1,90 @@
+"""Models sharded by FSDP2, their optimizer and their export."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from verl.config.common import ModelConfig, OptimConfig
+
+
+def load_sharded_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
+    """Load a causal language model in float32 and shard its parameters over ``mesh``.
+
+    Each decoder layer is a unit of its own, so that only one layer's full parameters are in memory at a time.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        config.path,
+        dtype=torch.float32,
+        attn_implementation=config.attn_implementation,
+        trust_remote_code=config.trust_remote_code,
+    )
+    model.requires_grad_(trainable)
+    model.to(mesh.device_type)
+    # Gradients are summed in float32 whatever the precision of the products: a sum over ranks must not lose bits.
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, config.param_dtype), reduce_dtype=torch.float32)
+    unit_names = set(model._no_split_modules or [])
+    for module in model.modules():
+        if type(module).__name__ in unit_names:
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    # Dropout would make log-probabilities of one policy differ between two forward passes.
+    return model.eval()
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> tuple[torch.optim.AdamW, LambdaLR]:
+    """AdamW over ``model``'s trainable parameters, with warm-up and decay over ``total_steps`` optimizer steps."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    betas = (config.betas[0], config.betas[1])
+    optimizer = torch.optim.AdamW(parameters, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
+    return optimizer, LambdaLR(optimizer, lr_multiplier(config, total_steps))
+
+
+def lr_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], float]:
+    """The factor on the peak learning rate at a 0-based optimizer step: linear warm-up, then the chosen decay."""
+    warmup, floor = config.lr_warmup_steps, config.min_lr_ratio
+    decay_steps = max(1, total_steps - warmup)
+
+    def multiplier(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        progress = min(1.0, (step - warmup) / decay_steps)
+        if config.lr_scheduler_type == "linear":
+            return 1.0 - (1.0 - floor) * progress
+        if config.lr_scheduler_type == "cosine":
+            return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+        return 1.0
+
+    return multiplier
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> float:
+    """Scale gradients down to a global norm of at most ``max_norm``; returns the norm before."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter by name, gathered one at a time; all ranks must walk through it together."""
+    for name, parameter in model.named_parameters():
+        value = parameter.detach()
+        yield name, value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def export_huggingface(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a folder that ``transformers`` and vLLM load as it is; all ranks must call it, rank 0 writes."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(model, options=options)
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+        tokenizer.save_pretrained(folder)
+    dist.barrier()

@@ -1,0 +1,167 @@
+"""The vLLM engine in a worker's own process: samples responses and measures their hidden states on the spot.
+
+Legend: B responses, P prompt length, R response length, T tokens of the longest response, L layers, D hidden width.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from vllm import LLM, CompletionOutput, SamplingParams
+
+from verl.config.ppo import DataConfig, RolloutConfig, SamplingConfig
+from verl.protocol import PromptBatch, RolloutBatch, stack_layer_metrics
+
+RankMetrics = Callable[[Tensor, Tensor], dict[str, dict[str, Tensor]]]
+"""``(hidden_states [B, T, L, D], mask [B, T]) -> {layer: {name: [B]}}``, as ``RepresentationMetricsCalculator``."""
+
+VLLM_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine must share this process with the trained model
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""Environment of a worker process, set before vLLM is imported."""
+
+
+class VLLMRollout:
+    """Samples responses with log-probabilities, and rank metrics where a calculator is given."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        data: DataConfig,
+        model_path: str,
+        trust_remote_code: bool,
+        device_type: str,
+        seed: int,
+        pad_token_id: int,
+        rank_metrics: RankMetrics | None,
+    ) -> None:
+        self.pad_token_id = pad_token_id
+        self.max_response_length = data.max_response_length
+        self.rank_metrics = rank_metrics
+        dtype = "float32" if config.dtype == "auto" and device_type == "cpu" else config.dtype
+        options: dict[str, Any] = {}
+        if config.kv_cache_memory_mb:
+            options["kv_cache_memory_bytes"] = config.kv_cache_memory_mb << 20
+        if rank_metrics is not None:
+            options["additional_config"] = {"hidden_states": {"layers": [-1]}}
+        self.engine = LLM(
+            model_path,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            distributed_executor_backend="external_launcher",
+            enforce_eager=config.enforce_eager,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=data.max_prompt_length + data.max_response_length,
+            # What is returned must be what was sampled from: after temperature, top-p and top-k.
+            logprobs_mode="processed_logprobs",
+            seed=seed,
+            **options,
+        )
+
+    def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
+        """Sample ``sampling.n`` responses per prompt; the responses of one prompt are neighbours.
+
+        Every response has its own random stream, set by ``seed``, its prompt's ``uid`` and its place in the group: the
+        same whatever else is in the batch and whichever worker samples it.
+        """
+        token_prompts = [
+            {"prompt_token_ids": ids[mask.bool()].tolist()}
+            for ids, mask in zip(prompts.input_ids, prompts.attention_mask, strict=True)
+        ]
+        parameters = [self._sampling_params(sampling, seed, uid) for uid in prompts.uid.tolist()]
+        outputs = self.engine.generate(token_prompts, parameters, use_tqdm=False)
+        return self._collect(prompts, [completion for output in outputs for completion in output.outputs], sampling.n)
+
+    def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Replace the engine's weights, parameter by parameter, and drop what was cached under the old ones."""
+        worker = self.engine.llm_engine.model_executor.driver_worker.worker
+        worker.model_runner.reload_weights(weights_iterator=parameters)
+        self.engine.reset_prefix_cache()
+
+    def _sampling_params(self, sampling: SamplingConfig, seed: int, uid: int) -> SamplingParams:
+        return SamplingParams(
+            n=sampling.n,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=self.max_response_length,
+            logprobs=0,
+            seed=mix_seed(seed, uid),
+            detokenize=False,
+        )
+
+    def _collect(self, prompts: PromptBatch, completions: list[CompletionOutput], n: int) -> RolloutBatch:
+        repeated = prompts.repeat_interleave(n)
+        shape = (len(completions), self.max_response_length)
+        responses = torch.full(shape, self.pad_token_id, dtype=torch.int64)
+        response_mask = torch.zeros(shape, dtype=torch.int64)
+        logprobs = torch.zeros(shape)
+        for row, completion in enumerate(completions):
+            length = len(completion.token_ids)
+            responses[row, :length] = torch.tensor(completion.token_ids)
+            response_mask[row, :length] = 1
+            logprobs[row, :length] = torch.tensor(_sampled_logprobs(completion))
+        metrics, mean_states = self._measure(completions)
+        return RolloutBatch(
+            input_ids=torch.cat([repeated.input_ids, responses], dim=1),
+            attention_mask=torch.cat([repeated.attention_mask, response_mask], dim=1),
+            response_mask=response_mask,
+            rollout_logprobs=logprobs,
+            group_ids=repeated.uid,
+            truncated=torch.tensor([completion.finish_reason == "length" for completion in completions]),
+            rank_metrics=metrics,
+            mean_states=mean_states,
+            batch_size=[len(completions)],
+        )
+
+    def _measure(self, completions: list[CompletionOutput]) -> tuple[TensorDict, Tensor]:
+        """Rank metrics and mean states of finished responses; the states themselves stay in this process."""
+        if self.rank_metrics is None:
+            return TensorDict({}, batch_size=[len(completions)]), torch.zeros(len(completions), 0, 0)
+        states = [_hidden_states(completion) for completion in completions]
+        lengths = torch.tensor([len(s) for s in states], device=states[0].device)
+        padded = pad_sequence(states, batch_first=True)
+        mask = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
+        metrics = stack_layer_metrics(self.rank_metrics(padded, mask), len(states))
+        means = torch.stack([s.float().mean(dim=0) for s in states])
+        return metrics.cpu(), means.cpu()
+
+
+def mix_seed(seed: int, uid: int) -> int:
+    """A 31-bit seed that differs between neighbouring (seed, uid) pairs in all its bits (splitmix64's finaliser).
+
+    vLLM adds the index of a response within its group, so that consecutive results would make groups share streams.
+    """
+    z = (seed * 0x9E3779B97F4A7C15 + uid + 1) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) >> 33
+
+
+def set_vllm_environment() -> None:
+    """Set ``VLLM_ENVIRONMENT`` in this process, keeping what the user has set, such as another logging level."""
+    for name, value in VLLM_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def _sampled_logprobs(completion: CompletionOutput) -> list[float]:
+    return [position[token].logprob for token, position in zip(completion.token_ids, completion.logprobs, strict=True)]
+
+
+def _hidden_states(completion: CompletionOutput) -> Tensor:
+    states = getattr(completion, "hidden_states", None)
+    if states is None:
+        raise RuntimeError(
+            "vLLM returned no hidden states: its plugin is not active. Install the project with `pip install -e .`, and "
+            "if VLLM_PLUGINS is set, add verl_hidden_states to it"
+        )
+    return states
