@@ -32,13 +32,13 @@ say() {
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=$root/.venv
-mode=
+asked_mode=
 dev=no
 while (($#)); do
   case $1 in
     --cpu | --gpu)
-      [[ -z $mode || $mode == "${1#--}" ]] || die "--cpu and --gpu exclude each other; give one of them"
-      mode=${1#--}
+      [[ -z $asked_mode || $asked_mode == "${1#--}" ]] || die "--cpu and --gpu exclude each other; give one of them"
+      asked_mode=${1#--}
       ;;
     --dev) dev=yes ;;
     --venv)
@@ -66,8 +66,15 @@ export PYTHONNOUSERSITE=1 PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
 # --- what there is, and what is wanted -------------------------------------------------------------------------------
 
-stamped() { # the value of one key of the stamp; nothing where there is no stamp
-  [[ ! -f $stamp ]] || sed -n "s/^$1=//p" "$stamp"
+stamped() { # the value of one key of the stamp, or of what it said before an update that is under way or failed
+  { cat "$stamp" "$unfinished" 2>/dev/null || true; } | sed -n "s/^$1=//p"
+}
+
+choose_mode() { # sets $mode
+  mode=${asked_mode:-$(stamped mode)}
+  [[ -z $mode ]] || return 0
+  mode=cpu
+  [[ $(nvidia-smi -L 2>/dev/null || true) != GPU* ]] || mode=gpu
 }
 
 python_version() { # "3.11" where the interpreter $1 runs and can make environments; otherwise fails
@@ -108,14 +115,7 @@ finish_if_up_to_date() {
   fi
 }
 
-if [[ -z $mode ]]; then
-  mode=$(stamped mode)
-fi
-if [[ -z $mode ]]; then
-  mode=cpu
-  gpus=$(nvidia-smi -L 2>/dev/null || true)
-  [[ $gpus != GPU* ]] || mode=gpu
-fi
+choose_mode
 requirements=$(cat requirements.txt requirements/*.txt setup.py | cksum)
 finish_if_up_to_date
 
@@ -125,6 +125,7 @@ if command -v flock >/dev/null; then
   if ! flock --nonblock 9; then
     say "waiting for another setup.sh to finish"
     flock 9
+    choose_mode
   fi
   finish_if_up_to_date
 fi
@@ -150,19 +151,21 @@ make_environment() {
   if fits; then
     [[ $(stamped dev) == no ]] || dev=yes
     mv "$stamp" "$unfinished"
+    : >"$log"
     say "bringing $venv up to date ($mode)"
     return
   fi
   choose_python
   if [[ -n $(ls -A "$venv" 2>/dev/null) ]]; then
     # Only what this script made is this script's to remove.
-    [[ -f $stamp || -f $unfinished ]] || die "$venv was not made by setup.sh; move it away, or choose another with --venv"
+    [[ -f $stamp || -f $unfinished ]] ||
+      die "$venv was not made by setup.sh; move it away, or choose another with --venv"
     say "removing $venv, which is unfinished or of another kind"
   fi
   say "making $venv with $("$python" -V) ($mode)"
   # The marker outlives the removal: it is there before the first package and until the last.
   mkdir -p "$venv"
-  touch "$unfinished"
+  : >"$unfinished"
   find "$venv" -mindepth 1 -maxdepth 1 ! -name "${unfinished##*/}" -exec rm -rf {} +
   quietly "$python" -m venv "$venv" || fail "python -m venv: failed"
 }
@@ -188,7 +191,7 @@ install_cpu_torch() {
 }
 
 check_environment() {
-  # A CUDA build on a CPU machine, or a plugin that vLLM does not see, would show only much later, in a run.
+  # The wrong build of torch, or a plugin that vLLM does not see, would show only much later, in a run.
   local check='
 import sys
 from importlib.metadata import entry_points
@@ -200,6 +203,9 @@ if sys.argv[1] == "cpu":
     assert torch.version.cuda is None, f"torch {torch.__version__} is a CUDA build"
     unwanted = [name for name in ("torchvision", "torchaudio", "torchcodec", "triton") if find_spec(name)]
     assert not unwanted, f"not for CPU machines: {unwanted}"
+else:
+    # Where pip sees both builds it may prefer +cpu: a local version label sorts higher.
+    assert torch.version.cuda or torch.version.hip, f"torch {torch.__version__} is a CPU build"
 plugins = entry_points(group="vllm.general_plugins").names
 assert "verl_hidden_states" in plugins, f"vLLM plugins: {plugins}"
 print(f"torch {torch.__version__}, vllm {vllm.__version__}, ray {ray.__version__}, hydra {hydra.__version__}")

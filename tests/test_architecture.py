@@ -41,7 +41,9 @@ BASE_IMPORTS = {
 HEAVY = {"torch", "vllm", "ray", "transformers", "tensordict"}
 """Packages that take seconds to import."""
 
-LATE_IMPORTS_ALLOWED: dict[str, str] = {}
+LATE_IMPORTS_ALLOWED = {
+    "verl.trainer.tracking": "TensorBoard's writer is loaded only by runs that ask for it",
+}
 """Modules, besides entry points, with a heavy import inside a function: module name -> why it must be so."""
 
 MAX_MODULE_LINES = 500

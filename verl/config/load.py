@@ -47,28 +47,40 @@ def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ())
         return parse_config(schema, compose(name, overrides=list(overrides)))
 
 
-def require_files(field: str, paths: Sequence[str]) -> None:
-    """Raise ``ConfigError`` naming the first of ``paths`` that is not a readable file."""
+def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
+    """As ``parse_config``, and checks that the model and the data are there and the run's folder is free.
+
+    Raises:
+        ConfigError: as ``parse_config``; a file or model that is missing; a folder that already holds a run.
+    """
+    config: Any = parse_config(schema, tree)
+    _require_model(config.model.path)
+    _require_files("data.train_files", config.data.train_files)
+    _require_files("data.val_files", config.data.val_files)
+    _require_new_folder("trainer.default_local_dir", config.trainer.default_local_dir)
+    return config  # type: ignore[no-any-return]
+
+
+def _require_files(field: str, paths: Sequence[str]) -> None:
     for path in paths:
         if not Path(path).is_file():
-            raise ConfigError(f"{field}={path!r}: no such file; run `bash train.sh` once for the embedded data, or set it")
+            raise ConfigError(f"{field}={path!r}: no such file; `bash train.sh` makes the embedded data, or set it")
 
 
-def require_new_folder(field: str, path: str) -> None:
-    """Raise ``ConfigError`` if ``path`` already holds something, so that no run overwrites another."""
+def _require_new_folder(field: str, path: str) -> None:
+    """No run may overwrite another."""
     folder = Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{field}={path!r}: already holds a run; name another folder or remove it")
 
 
-def require_local_model(field: str, path: str) -> None:
-    """Raise ``ConfigError`` if ``path`` looks like a folder (absolute, or starting with a dot or an existing name)
-    but holds no model; hub ids pass."""
+def _require_model(path: str) -> None:
+    """A local folder must hold a model; what cannot be one (``owner/name``) is a hub id and passes."""
     folder = Path(path)
-    local = folder.is_absolute() or path.startswith(".") or folder.exists() or len(folder.parts) != 2
-    if local and not (folder / "config.json").is_file():
+    hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
+    if not hub_id and not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{field}={path!r}: no config.json there; run `bash train.sh` once for the embedded model, or name a folder "
+            f"model.path={path!r}: no config.json there; `bash train.sh` makes the embedded model, or name a folder "
             "saved by save_pretrained or a hub id such as Qwen/Qwen2.5-1.5B"
         )
 

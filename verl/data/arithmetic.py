@@ -5,7 +5,7 @@ steps of a fixed layout, each of them a true equation, and ends in ``\\boxed{ANS
 
     4821 + 377   ->  4821+0377:1+7+0=08,2+7+0=09,8+3+0=11,4+0+1=05;05198 \\boxed{5198}
     4821 - 377   ->  4821-0377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-0-0=4-00;4444 \\boxed{4444}
-    347 * 6      ->  347*6:7*6+0=42,4*6+4=28,3*6+2=20;2082 \\boxed{2082}
+    347 * 6      ->  347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082 \\boxed{2082}
 
 The third number of a step is the carry (or borrow) and equals a digit of the step before it. The fixed layout is what
 makes the task learnable in a few hundred steps: whatever the model must copy stands at one of a few distances.
@@ -20,7 +20,7 @@ from types import MappingProxyType
 from verl.config.checks import require
 
 SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
-"""Split name -> sixteenth-sized share of all questions (in 32nds) that belongs to it."""
+"""Split name -> share of all questions that belongs to it, in 32nds."""
 
 MAX_DIGITS = 9
 """Longest operand the generator accepts."""
@@ -55,7 +55,7 @@ class ArithmeticTask:
     product_digits: tuple[int, int] = (2, 4)
     """Digits of the first factor of a product; the second is one digit, 2 to 9."""
     mixture: Mapping[str, float] = field(
-        default_factory=lambda: MappingProxyType({"sum": 1.0, "difference": 1.0, "product": 1.0})
+        default_factory=lambda: MappingProxyType({"sum": 0.8, "difference": 1.2, "product": 1.5})
     )
     """Kind -> relative weight, at least 0; a kind left out is not drawn."""
 
@@ -66,7 +66,9 @@ class ArithmeticTask:
         known = set(self.mixture) <= set(KINDS)
         require(known, "mixture", dict(self.mixture), f"kinds are {', '.join(KINDS)}")
         weights = list(self.mixture.values())
-        require(min(weights, default=0) >= 0 and sum(weights) > 0, "mixture", dict(self.mixture), "needs a weight above 0")
+        require(
+            min(weights, default=0) >= 0 and sum(weights) > 0, "mixture", dict(self.mixture), "needs a weight above 0"
+        )
 
     def draw(self, rng: random.Random) -> ArithmeticProblem:
         """One problem; consumes ``rng``."""

@@ -1,6 +1,7 @@
 """A group of equal workers, each a Ray actor, called as one."""
 
 import os
+import pkgutil
 import socket
 from typing import Any
 
@@ -24,7 +25,8 @@ class WorkerGroup:
     """Spawns ``world_size`` workers and runs their methods on all of them at once.
 
     Args:
-        worker_class: called as ``worker_class(config, place, *arguments)`` in each process.
+        worker: the worker's class as ``module:name``, called as ``cls(config, place, *arguments)`` in each process. By
+            name, so that only the workers import what it needs.
         nnodes: machines.
         workers_per_node: workers on each machine, one per GPU or that many CPU processes.
         device_type: ``cpu`` or ``cuda``.
@@ -33,7 +35,7 @@ class WorkerGroup:
 
     def __init__(
         self,
-        worker_class: type,
+        worker: str,
         config: Any,
         arguments: tuple[Any, ...],
         nnodes: int,
@@ -65,13 +67,13 @@ class WorkerGroup:
             for rank in range(self.world_size)
         ]
         places = [
-            WorkerPlace(rank, rank % workers_per_node, self.world_size, address, port, device_type, threads)
+            WorkerPlace(rank, self.world_size, address, port, device_type, threads)
             for rank in range(self.world_size)
         ]
         self._gather(
             [
-                worker.start.remote(worker_class, config, place, arguments)
-                for worker, place in zip(self._workers, places, strict=True)
+                host.start.remote(worker, config, place, arguments)
+                for host, place in zip(self._workers, places, strict=True)
             ],
             "start",
         )
@@ -132,8 +134,8 @@ def concat(batches: list[Any]) -> Any:
 class _Host:
     """The Ray actor; imports nothing of the worker until ``start``, so that the environment is in place first."""
 
-    def start(self, worker_class: type, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> None:
-        self.worker = worker_class(config, place, *arguments)
+    def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> None:
+        self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self.worker, method)(*arguments)

@@ -96,7 +96,8 @@ class Actor(Policy):
         per_token, metrics = POLICY_LOSSES[self.config.policy_loss](
             logprobs, old, advantages, mask, self.config.clip_ratio_low, self.config.clip_ratio_high
         )
-        metrics = metrics | {"entropy": (entropy * mask).sum(), "pg_loss": (per_token * mask).sum()}
+        del metrics["num_tokens"]
+        metrics |= {"entropy": (entropy * mask).sum(), "pg_loss": (per_token * mask).sum()}
         if self.config.use_kl_loss:
             kl = KL_ESTIMATORS[self.config.kl_loss_type](logprobs, ref)
             metrics["kl_loss"] = (kl * mask).sum()

@@ -1,8 +1,10 @@
 """Joining the worker group's ``torch.distributed`` world, on GPUs with nccl or on CPUs with gloo."""
 
 import os
+import random
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -13,7 +15,6 @@ class WorkerPlace:
     """Where one worker stands in its group."""
 
     rank: int
-    local_rank: int
     world_size: int
     master_addr: str
     master_port: int
@@ -30,15 +31,22 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
     """
     os.environ.update(
         RANK=str(place.rank),
-        LOCAL_RANK=str(place.local_rank),
+        LOCAL_RANK="0",  # Ray shows each worker its own device alone
         WORLD_SIZE=str(place.world_size),
         MASTER_ADDR=place.master_addr,
         MASTER_PORT=str(place.master_port),
     )
     if place.device_type == "cuda":
-        torch.cuda.set_device(0)  # Ray shows each worker its own GPU alone
+        torch.cuda.set_device(0)
     else:
         torch.set_num_threads(place.cpu_threads)
     backend = "cpu:gloo,cuda:nccl" if place.device_type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=place.rank, world_size=place.world_size)
     return init_device_mesh(place.device_type, (place.world_size,), mesh_dim_names=("dp",))
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

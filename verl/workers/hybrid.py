@@ -1,19 +1,15 @@
 """The hybrid worker: trained policy, reference policy and rollout engine in one process per device."""
 
 import os
-import random
 from pathlib import Path
 
-import numpy as np
-import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from verl.config.ppo import PPOConfig, SamplingConfig
 from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch
 from verl.workers.actor import Actor, Policy
-from verl.workers.distributed import WorkerPlace, join_world
+from verl.workers.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.fsdp import export_huggingface, full_parameters
 from verl.workers.rollout.vllm_rollout import RankMetrics, VLLMRollout
 
@@ -77,14 +73,3 @@ class HybridWorker:
     def save_actor(self, folder: Path) -> None:
         """Write the policy to ``folder/huggingface``."""
         export_huggingface(self.actor.model, self.tokenizer, folder / "huggingface")
-
-    def close(self) -> None:
-        """Leave the process group."""
-        dist.destroy_process_group()
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)

@@ -3,7 +3,6 @@
 Legend: B responses, P prompt length, R response length, T tokens of the longest response, L layers, D hidden width.
 """
 
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,15 +17,6 @@ from verl.protocol import PromptBatch, RolloutBatch, stack_layer_metrics
 
 RankMetrics = Callable[[Tensor, Tensor], dict[str, dict[str, Tensor]]]
 """``(hidden_states [B, T, L, D], mask [B, T]) -> {layer: {name: [B]}}``, as ``RepresentationMetricsCalculator``."""
-
-VLLM_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine must share this process with the trained model
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-"""Environment of a worker process, set before vLLM is imported."""
-
 
 class VLLMRollout:
     """Samples responses with log-probabilities, and rank metrics where a calculator is given."""
@@ -145,12 +135,6 @@ def mix_seed(seed: int, uid: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return (z ^ (z >> 31)) >> 33
-
-
-def set_vllm_environment() -> None:
-    """Set ``VLLM_ENVIRONMENT`` in this process, keeping what the user has set, such as another logging level."""
-    for name, value in VLLM_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
 
 
 def _sampled_logprobs(completion: CompletionOutput) -> list[float]:

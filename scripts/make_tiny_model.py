@@ -1,0 +1,78 @@
+"""Make the embedded model: a Qwen2 of under 1M parameters, warm-started on worked arithmetic.
+
+python scripts/make_tiny_model.py --out data/tiny_model --data data/arithmetic
+
+The architecture and tokenizer are made here; the warm start is the project's own supervised trainer, which stops as
+soon as sampling would solve the target share of held-out problems. The same seed gives the same model.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from verl.data.tiny_tokenizer import make_tiny_tokenizer
+
+
+def make_random_model(folder: Path, seed: int) -> None:
+    """Save a randomly initialised model with its tokenizer in ``folder``."""
+    tokenizer = make_tiny_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    print(f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the model; it appears under ``--out`` only when complete."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("data/tiny_model"))
+    parser.add_argument("--data", type=Path, default=Path("data/arithmetic"), help="folder of sft_{train,val}.parquet")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", type=float, default=0.36, help="held-out sequence probability to stop at")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides of configs/sft.yaml")
+    args = parser.parse_args(arguments)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=f".{args.out.name}.") as temporary:
+        random_model, run = Path(temporary, "random"), Path(temporary, "run")
+        make_random_model(random_model, args.seed)
+        command = [
+            *(sys.executable, "-m", "verl.trainer.main_sft", f"model.path={random_model}", f"seed={args.seed}"),
+            f"data.train_files=[{args.data / 'sft_train.parquet'}]",
+            f"data.val_files=[{args.data / 'sft_val.parquet'}]",
+            f"trainer.stop_at_sequence_probability={args.target}",
+            *("trainer.experiment_name=warm_start", f"trainer.default_local_dir={run}"),
+            *args.overrides,
+        ]
+        status = subprocess.run(command).returncode
+        if status:
+            sys.exit(status)
+        step = int((run / "latest_checkpointed_iteration.txt").read_text())
+        shutil.rmtree(args.out, ignore_errors=True)
+        (run / f"global_step_{step}" / "actor" / "huggingface").rename(args.out)
+        shutil.copy(run / "metrics.jsonl", args.out / "warm_start_metrics.jsonl")
+    print(f"{args.out}: the warm-started model")
+
+
+if __name__ == "__main__":
+    main()

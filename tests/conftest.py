@@ -1,0 +1,79 @@
+"""What several tests share: a random tiny model, prompts, and a Ray cluster."""
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from verl.config import PPOConfig, load_config
+from verl.data.arithmetic import ArithmeticTask
+from verl.data.records import RL_SCHEMA, rl_record, write_parquet
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A randomly initialised model of the embedded architecture, with its tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    script = runpy.run_path(str(ROOT / "scripts" / "make_tiny_model.py"))
+    script["make_random_model"](folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def arithmetic_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixteen arithmetic prompts in veRL's record layout."""
+    path = tmp_path_factory.mktemp("prompts") / "train.parquet"
+    problems = ArithmeticTask().split("train", 16, seed=0)
+    records = [
+        rl_record(
+            data_source="arithmetic", question=p.question, ground_truth=p.answer, split="train", index=i, category=p.kind
+        )
+        for i, p in enumerate(problems)
+    ]
+    write_parquet(path, records, RL_SCHEMA)
+    return path
+
+
+@pytest.fixture
+def small_config(tiny_model: Path, arithmetic_prompts: Path, tmp_path: Path) -> PPOConfig:
+    """The main job's config cut down to seconds: 4 prompts a step, 4 responses of at most 12 tokens, 1 worker."""
+    return load_config(PPOConfig, "ppo_trainer", small_overrides(tiny_model, arithmetic_prompts, tmp_path / "run"))
+
+
+def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:
+    """Command-line overrides of that config."""
+    return [
+        f"model.path={model}",
+        f"data.train_files={prompts}",
+        f"data.val_files={prompts}",
+        "data.train_batch_size=4",
+        "data.max_response_length=12",
+        "actor.ppo_mini_batch_size=2",
+        "actor.micro_batch_size_per_gpu=3",
+        "rollout.n=4",
+        "rollout.kv_cache_memory_mb=32",
+        "calculator.diff_stride=2",
+        "trainer.n_gpus_per_node=1",
+        "trainer.total_training_steps=2",
+        f"trainer.default_local_dir={folder}",
+        "device=cpu",
+    ]
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """A local Ray cluster for the tests of this process."""
+    from verl.trainer.launch import ray_cluster
+
+    with ray_cluster(world_size=2, device_type="cpu"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tiny_model: Path) -> AutoTokenizer:
+    """The tiny model's tokenizer, as a user's program loads it."""
+    return AutoTokenizer.from_pretrained(tiny_model)

@@ -1,0 +1,53 @@
+"""A hybrid worker with windows: methods that tests need and training does not."""
+
+import torch
+from torch import Tensor
+
+from verl.config.ppo import SamplingConfig
+from verl.protocol import PolicyBatch, PromptBatch
+from verl.workers.forward import position_ids
+from verl.workers.fsdp import full_parameters
+from verl.workers.hybrid import HybridWorker
+
+
+class ProbeWorker(HybridWorker):
+    """Called by name through a ``WorkerGroup``."""
+
+    def gradients(self, batch: PolicyBatch, num_tokens: int) -> dict[str, Tensor]:
+        """Full gradients of one update, without applying it."""
+        self.actor.optimizer.step = lambda: None  # type: ignore[method-assign]
+        self.actor.update(batch, num_tokens)
+        shards = self.actor.model.named_parameters()
+        return {name: parameter.grad.full_tensor() for name, parameter in shards}
+
+    def set_micro_batch_size(self, size: int) -> None:
+        self.actor.micro_batch_size = size
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in full_parameters(self.actor.model)}
+
+    def greedy_with_states(self, prompts: PromptBatch, num_tokens: int) -> list[tuple[list[int], Tensor]]:
+        """vLLM's greedy tokens with the hidden states it sampled them from."""
+        from vllm import SamplingParams
+
+        token_prompts = [
+            {"prompt_token_ids": ids[mask.bool()].tolist()}
+            for ids, mask in zip(prompts.input_ids, prompts.attention_mask, strict=True)
+        ]
+        parameters = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+        outputs = self.rollout.engine.generate(token_prompts, parameters, use_tqdm=False)
+        return [(list(o.outputs[0].token_ids), o.outputs[0].hidden_states) for o in outputs]
+
+    @torch.no_grad()
+    def trainer_greedy(self, prompts: PromptBatch, num_tokens: int) -> Tensor:
+        """Greedy tokens [B, num_tokens] of the FSDP model, by one full forward per token."""
+        ids, mask = prompts.input_ids, prompts.attention_mask
+        for _ in range(num_tokens):
+            logits = self.actor.model(ids, attention_mask=mask, position_ids=position_ids(mask), use_cache=False).logits
+            ids = torch.cat([ids, logits[:, -1:].argmax(dim=-1)], dim=1)
+            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+        return ids[:, -num_tokens:]
+
+    def rollout_fingerprint(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> Tensor:
+        """Tokens sampled for these prompts."""
+        return self.generate(prompts, sampling, seed).responses

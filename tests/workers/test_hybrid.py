@@ -1,0 +1,144 @@
+"""The hybrid worker with its real engines: Ray, FSDP2 over gloo, vLLM."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from verl.config import PPOConfig
+from verl.data.prompts import PromptDataset, PromptSample, val_batches
+from verl.protocol import PolicyBatch, RolloutBatch
+from verl.single_controller import WorkerError, WorkerGroup, concat
+from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
+from verl.workers.rollout import engine_environment
+
+MakeGroup = Callable[[int], WorkerGroup]
+
+
+@pytest.fixture
+def make_group(small_config: PPOConfig, ray_session: None) -> Iterator[MakeGroup]:
+    groups = []
+
+    def make(world_size: int) -> WorkerGroup:
+        calculator = RepresentationMetricsCalculator([1], diff_stride=2)
+        environment = engine_environment("cpu", enforce_eager=True) | {"PYTHONPATH": str(Path(__file__).parent)}
+        arguments = (10, calculator)
+        groups.append(WorkerGroup("probes:ProbeWorker", small_config, arguments, 1, world_size, "cpu", environment))
+        return groups[-1]
+
+    yield make
+    for group in groups:
+        group.close()
+
+
+@pytest.fixture
+def prompts(small_config: PPOConfig, tiny_tokenizer) -> PromptSample:
+    data = small_config.data
+    dataset = PromptDataset(data.train_files, tiny_tokenizer, data.max_prompt_length, "error")
+    (batch,) = val_batches(dataset, data, tiny_tokenizer.pad_token_id, multiple=2)
+    return batch
+
+
+def policy_batch(rollout: RolloutBatch, old_logprobs: torch.Tensor) -> PolicyBatch:
+    torch.manual_seed(0)
+    advantages = torch.randn(len(rollout), 1).expand(old_logprobs.shape) * rollout.response_mask
+    reference = old_logprobs + 0.1 * torch.randn(old_logprobs.shape) * rollout.response_mask
+    fields = (rollout.input_ids, rollout.attention_mask, rollout.response_mask, old_logprobs, reference, advantages)
+    return PolicyBatch(*fields, batch_size=[len(rollout)])
+
+
+def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    flat_a, flat_b = (torch.cat([grads[name].flatten().double() for name in sorted(grads)]) for grads in (a, b))
+    return ((flat_a - flat_b).norm() / flat_a.norm()).item()
+
+
+def test_engine_and_trainer_agree_before_and_after_an_update(make_group, prompts, small_config):
+    workers = make_group(1)
+    rollout = concat(workers.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 1))
+    mask = rollout.response_mask.bool()
+    logprobs, entropy = concat(workers.run_split("compute_logprobs", rollout))
+    assert (rollout.rollout_logprobs - logprobs).abs()[mask].max() < 1e-3
+    assert (entropy[mask] > 0).all() and (entropy[~mask] == 0).all()
+
+    before = workers.run("parameters")[0]
+    for _ in range(5):
+        workers.run_split("update_actor", policy_batch(rollout, logprobs), int(mask.sum()))
+    after = workers.run("parameters")[0]
+    assert relative_difference(before, after) > 1e-4
+
+    workers.run("sync_weights")
+    tokens = torch.tensor([ids for ids, _ in workers.run("greedy_with_states", prompts.tokens, 8)[0]])
+    assert torch.equal(tokens, workers.run("trainer_greedy", prompts.tokens, 8)[0])
+    fresh = concat(workers.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 2))
+    new_logprobs, _ = concat(workers.run_split("compute_logprobs", fresh))
+    assert (fresh.rollout_logprobs - new_logprobs).abs()[fresh.response_mask.bool()].max() < 1e-3
+
+
+def test_captured_states_equal_transformers(make_group, prompts, tiny_model):
+    results = make_group(1).run("greedy_with_states", prompts.tokens, 12)[0]
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    for ids, mask, (tokens, states) in zip(
+        prompts.tokens.input_ids, prompts.tokens.attention_mask, results, strict=True
+    ):
+        sequence = torch.tensor([ids[mask.bool()].tolist() + tokens])
+        with torch.no_grad():
+            expected = model.model(sequence).last_hidden_state[0]
+        # Row j is the state that token j was sampled from: one position before it.
+        assert states.shape == (12, 1, model.config.hidden_size)
+        torch.testing.assert_close(states[:, 0], expected[-13:-1], atol=1e-4, rtol=0)
+
+
+def test_gradient_does_not_depend_on_micro_batches_or_ranks(make_group, prompts, small_config):
+    one, two = make_group(1), make_group(2)
+    rollout = concat(one.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 1))
+    logprobs, _ = concat(one.run_split("compute_logprobs", rollout))
+    # Far enough from the old policy for clipping to matter.
+    torch.manual_seed(1)
+    batch = policy_batch(rollout, logprobs + 0.3 * torch.randn(logprobs.shape) * rollout.response_mask)
+    num_tokens = int(rollout.response_mask.sum())
+    gradients = []
+    for group, micro_batch_size in ((one, 64), (one, 3), (two, 64), (two, 5)):
+        group.run("set_micro_batch_size", micro_batch_size)
+        gradients.append(group.run_split("gradients", batch, num_tokens)[0])
+    assert max(g.abs().max() for g in gradients[0].values()) > 0
+    for other in gradients[1:]:
+        assert relative_difference(gradients[0], other) < 1e-5
+
+
+def test_responses_do_not_depend_on_the_worker_that_samples_them(make_group, prompts, small_config):
+    sampling = small_config.rollout.train_kwargs
+    one, two = make_group(1), make_group(2)
+    alone = concat(one.run_split("generate", prompts.tokens, sampling, 7))
+    shared = concat(two.run_split("generate", prompts.tokens, sampling, 7))
+    other_seed = concat(one.run_split("generate", prompts.tokens, sampling, 8))
+    assert torch.equal(alone.responses, shared.responses)
+    assert not torch.equal(alone.responses, other_seed.responses)
+    # Responses of one prompt are draws of their own.
+    first_group = alone.responses[: sampling.n]
+    assert len({tuple(row.tolist()) for row in first_group}) == sampling.n
+
+
+def test_rank_metrics_are_those_of_the_states(make_group, prompts, small_config, tiny_model):
+    rollout = concat(make_group(2).run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 3))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    calculator = RepresentationMetricsCalculator([1], diff_stride=2)
+    num_prompt = prompts.tokens.input_ids.shape[1]
+    for row in (0, 17, 63):
+        length = int(rollout.response_mask[row].sum())
+        keep = rollout.attention_mask[row].bool()
+        with torch.no_grad():
+            states = model.model(rollout.input_ids[row][keep][None]).last_hidden_state[0]
+        assert keep[num_prompt:].sum() == length
+        used = states[-length - 1 : -1][None, :, None]
+        expected = calculator(used, torch.ones(1, length))["1"]
+        for name, value in expected.items():
+            measured = rollout.rank_metrics[name][row, 0]
+            assert abs(measured - value.item()) < 1e-3 * max(1, abs(value.item())), (row, name)
+        torch.testing.assert_close(rollout.mean_states[row, 0], used[0, :, 0].mean(dim=0), atol=1e-4, rtol=0)
+
+
+def test_a_failing_worker_is_named(make_group):
+    with pytest.raises(WorkerError, match=r"worker \d failed in no_such_method"):
+        make_group(2).run("no_such_method")

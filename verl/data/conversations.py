@@ -1,0 +1,111 @@
+"""Conversations of parquet files for supervised learning, tokenised with a mask on the assistant's turns.
+
+Legend: B conversations, S tokens of the longest.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, RandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+from transformers import PreTrainedTokenizerBase
+
+from verl.config.load import ConfigError
+from verl.config.sft import SFTDataConfig
+from verl.protocol import ConversationBatch
+
+Conversation = tuple[list[int], list[int]]
+"""Token ids and, per token, whether it is to be learned."""
+
+
+class ConversationDataset(Dataset[Conversation]):
+    """All conversations of ``files``, tokenised when the data set is made.
+
+    Raises:
+        ConfigError: a file lacks the column, a conversation has no assistant turn, its turns do not start the whole's
+            tokens, or it is too long and ``truncation`` is ``error`` (names the file and the row).
+    """
+
+    def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
+        self.conversations: list[Conversation] = []
+        for path in files:
+            table = pq.read_table(path)
+            if config.messages_key not in table.column_names:
+                raise ConfigError(
+                    f"data.messages_key={config.messages_key!r}: no such column in {path}; it has {table.column_names}"
+                )
+            for row_number, messages in enumerate(table.column(config.messages_key).to_pylist()):
+                where = f"{path}, row {row_number}"
+                ids, mask = tokenize_conversation(messages, tokenizer, where)
+                if len(ids) > config.max_length and config.truncation == "error":
+                    raise ConfigError(
+                        f"data.max_length={config.max_length}: the conversation in {where} has {len(ids)} tokens; "
+                        "raise it, or set data.truncation=right"
+                    )
+                self.conversations.append((ids[: config.max_length], mask[: config.max_length]))
+        if not self.conversations:
+            raise ConfigError(f"{list(files)}: hold no conversation at all")
+
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+    def __getitem__(self, index: int) -> Conversation:
+        return self.conversations[index]
+
+
+def tokenize_conversation(
+    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str
+) -> Conversation:
+    """Token ids of the whole conversation and the mask of what the assistant says, its end of turn included.
+
+    A turn's tokens are found as what the template appends when the turn is added, so any chat template works whose
+    rendering of a conversation's beginning is the beginning of its rendering.
+    """
+    whole = _render(messages, tokenizer, generation_prompt=False)
+    mask = [0] * len(whole)
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = _render(messages[:i], tokenizer, generation_prompt=True)
+        after = _render(messages[: i + 1], tokenizer, generation_prompt=False)
+        if whole[: len(after)] != after or after[: len(before)] != before:
+            raise ConfigError(f"{where}: the chat template renders turn {i} differently once later turns follow")
+        mask[len(before) : len(after)] = [1] * (len(after) - len(before))
+    if not any(mask):
+        raise ConfigError(f"{where}: has no assistant turn to learn from")
+    return whole, mask
+
+
+def collate_conversations(conversations: list[Conversation], pad_token_id: int) -> ConversationBatch:
+    """Pad on the right to the longest, [B, S]."""
+    input_ids = pad_sequence(
+        [torch.tensor(ids) for ids, _ in conversations], batch_first=True, padding_value=pad_token_id
+    )
+    loss_mask = pad_sequence([torch.tensor(mask) for _, mask in conversations], batch_first=True)
+    lengths = torch.tensor([len(ids) for ids, _ in conversations])
+    attention_mask = (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()
+    return ConversationBatch(input_ids, attention_mask, loss_mask, batch_size=[len(conversations)])
+
+
+def conversation_loader(dataset: ConversationDataset, batch_size: int, pad_token_id: int, seed: int) -> StatefulDataLoader:
+    """Shuffled batches of exactly ``batch_size``; an epoch's incomplete last batch is left out.
+
+    Raises:
+        ConfigError: there are fewer conversations than one batch needs.
+    """
+    if len(dataset) < batch_size:
+        raise ConfigError(f"data.train_batch_size={batch_size}: there are only {len(dataset)} conversations; lower it")
+    return StatefulDataLoader(
+        dataset,
+        batch_size=batch_size,
+        sampler=RandomSampler(dataset, generator=torch.Generator().manual_seed(seed)),
+        collate_fn=lambda rows: collate_conversations(rows, pad_token_id),
+        drop_last=True,
+    )
+
+
+def _render(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, generation_prompt: bool) -> list[int]:
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=generation_prompt, return_dict=False)

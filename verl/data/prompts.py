@@ -1,0 +1,145 @@
+"""Prompts of parquet files in veRL's record layout, tokenised and padded.
+
+Legend: B prompts, P ``max_prompt_length``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from torch.utils.data import Dataset, RandomSampler, SequentialSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+from transformers import PreTrainedTokenizerBase
+
+from verl.config.load import ConfigError
+from verl.config.ppo import DataConfig
+from verl.protocol import PromptBatch
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """One prompt with what its verifier needs."""
+
+    uid: int
+    """Row number over all files."""
+    input_ids: list[int]
+    data_source: str
+    """Names the verifier."""
+    ground_truth: str
+    extra_info: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PromptSample:
+    """A batch of prompts: the records, and their tokens [B, P]."""
+
+    records: list[PromptRecord]
+    tokens: PromptBatch
+
+
+class PromptDataset(Dataset[PromptRecord]):
+    """All prompts of ``files``, tokenised with the chat template when the data set is made.
+
+    Raises:
+        ConfigError: a file lacks a column, there is no prompt at all, or a prompt is too long and ``truncation`` is
+            ``error`` (names the file, the row and its length).
+    """
+
+    def __init__(
+        self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_prompt_length: int, truncation: str
+    ) -> None:
+        self.records: list[PromptRecord] = []
+        for path in files:
+            for row_number, row in enumerate(_read_rows(path)):
+                ids = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
+                if len(ids) > max_prompt_length:
+                    ids = _truncate(ids, max_prompt_length, truncation, f"{path}, row {row_number}")
+                self.records.append(
+                    PromptRecord(
+                        uid=len(self.records),
+                        input_ids=ids,
+                        data_source=row["data_source"],
+                        ground_truth=row["reward_model"]["ground_truth"],
+                        extra_info=row.get("extra_info") or {},
+                    )
+                )
+        if not self.records:
+            raise ConfigError(f"{list(files)}: hold no prompt at all")
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> PromptRecord:
+        return self.records[index]
+
+
+class PromptCollator:
+    """Pads records on the left to [B, P]."""
+
+    def __init__(self, max_prompt_length: int, pad_token_id: int) -> None:
+        self.max_prompt_length = max_prompt_length
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, records: list[PromptRecord]) -> PromptSample:
+        shape = (len(records), self.max_prompt_length)
+        input_ids = torch.full(shape, self.pad_token_id, dtype=torch.int64)
+        attention_mask = torch.zeros(shape, dtype=torch.int64)
+        for row, record in enumerate(records):
+            input_ids[row, -len(record.input_ids) :] = torch.tensor(record.input_ids)
+            attention_mask[row, -len(record.input_ids) :] = 1
+        uid = torch.tensor([record.uid for record in records])
+        return PromptSample(records, PromptBatch(input_ids, attention_mask, uid, batch_size=[len(records)]))
+
+
+def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, seed: int) -> StatefulDataLoader:
+    """Batches of exactly ``train_batch_size`` prompts; an epoch's incomplete last batch is left out.
+
+    Raises:
+        ConfigError: there are fewer prompts than one batch needs.
+    """
+    if len(dataset) < config.train_batch_size:
+        raise ConfigError(
+            f"data.train_batch_size={config.train_batch_size}: there are only {len(dataset)} training prompts; lower it"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    sampler = RandomSampler(dataset, generator=generator) if config.shuffle else SequentialSampler(dataset)
+    return StatefulDataLoader(
+        dataset,
+        batch_size=config.train_batch_size,
+        sampler=sampler,
+        collate_fn=PromptCollator(config.max_prompt_length, pad_token_id),
+        drop_last=True,
+    )
+
+
+def val_batches(dataset: PromptDataset, config: DataConfig, pad_token_id: int, multiple: int) -> list[PromptSample]:
+    """All prompts in order, in batches of at most ``val_batch_size`` and at least ``multiple``.
+
+    Raises:
+        ConfigError: there are fewer prompts than ``multiple``, one per worker.
+    """
+    if len(dataset) < multiple:
+        raise ConfigError(f"data.val_files: {len(dataset)} prompts cannot be split over {multiple} workers; add some")
+    collate = PromptCollator(config.max_prompt_length, pad_token_id)
+    num_batches = max(1, min(-(-len(dataset) // config.val_batch_size), len(dataset) // multiple))
+    bounds = [len(dataset) * i // num_batches for i in range(num_batches + 1)]
+    return [collate(dataset.records[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def _read_rows(path: str) -> list[dict[str, Any]]:
+    table = pq.read_table(path)
+    missing = {"data_source", "prompt", "reward_model"} - set(table.column_names)
+    if missing:
+        raise ConfigError(f"{path}: lacks the columns {sorted(missing)}; it has {table.column_names}")
+    return table.to_pylist()
+
+
+def _truncate(ids: list[int], length: int, truncation: str, where: str) -> list[int]:
+    if truncation == "error":
+        raise ConfigError(
+            f"data.max_prompt_length={length}: the prompt in {where} has {len(ids)} tokens; raise it, or set "
+            "data.truncation=left or right"
+        )
+    return ids[-length:] if truncation == "left" else ids[:length]

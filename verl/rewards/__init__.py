@@ -1,0 +1,9 @@
+"""Verifiers: what a response's answer is, and whether it equals the ground truth.
+
+Importing this package loads neither sympy nor math-verify; a verifier's module is loaded when first used.
+"""
+
+from verl.rewards.registry import compute_score, register_verifier
+from verl.rewards.score import Score, Verdict
+
+__all__ = ["Score", "Verdict", "compute_score", "register_verifier"]

@@ -1,0 +1,128 @@
+"""Finding the answer in a response, and comparing answers as far as that needs no algebra.
+
+Responses are hostile input: a policy under training writes megabytes of braces. Every function here takes time linear
+in the text's length, raises nothing on any string, and never converts a long digit string to a number.
+"""
+
+import re
+from decimal import Decimal
+
+MAX_ALGEBRA_CHARS = 400
+"""Longer answers are equal only as text; no ground truth comes near it."""
+
+MAX_NUMBER_CHARS = 64
+"""Longer digit strings are compared as text."""
+
+TAIL_CHARS = 4096
+"""How far from its end a response is searched for an unboxed answer."""
+
+DECIMAL_TOLERANCE = Decimal("1e-6")
+
+_BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox)[ \t\n]*\{|\\[{}]|[{}]")
+_AFTER_HASHES = re.compile(r"[\s$]*(-?[0-9][0-9,]*(?:\.[0-9]+)?)")
+_ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\n|\.(?=\s|$)")
+_NUMBER = re.compile(r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+_PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[+-]?\.[0-9]+")
+_IGNORED = re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\\?\$|\{,\}|~|(?<![0-9])\s+|\s+(?![0-9])")
+_FRACTION = re.compile(r"\\[dt]frac(?![a-zA-Z])")
+
+
+def extract_answer(text: str) -> tuple[str | None, bool]:
+    """The answer of a response, and whether it stood in a box.
+
+    In order: the last box; the number after the last ``####``; the rest of the sentence after the last "answer is"
+    (or "answer:"); the last number. None when there is none of these.
+    """
+    boxed = extract_boxed(text)
+    if boxed is not None:
+        return boxed, True
+    answer = extract_gsm8k(text)
+    if answer is None:
+        answer = _extract_stated(text)
+    return answer, False
+
+
+def extract_boxed(text: str) -> str | None:
+    """The content of the last ``\\boxed{...}`` (or ``\\fbox``) whose braces balance, stripped; None if blank or absent.
+
+    Of nested boxes the innermost counts: it starts last.
+    """
+    open_braces: list[int] = []
+    best_start, best_end = -1, -1
+    for token in _BOX_OR_BRACE.finditer(text):
+        symbol = token.group()
+        if symbol == "{":
+            open_braces.append(-1)
+        elif symbol == "}":
+            start = open_braces.pop() if open_braces else -1
+            if start > best_start:
+                best_start, best_end = start, token.start()
+        elif len(symbol) > 2:
+            open_braces.append(token.end())
+    if best_start < 0:
+        return None
+    return text[best_start:best_end].strip() or None
+
+
+def extract_gsm8k(text: str) -> str | None:
+    """The number after the last ``####``, without thousands separators; None where there is none."""
+    position = text.rfind("####")
+    if position < 0:
+        return None
+    found = _AFTER_HASHES.match(text, position + 4)
+    return found.group(1).replace(",", "") if found else None
+
+
+def numbers_in(text: str) -> list[str]:
+    """The decimal numbers in the final ``TAIL_CHARS`` characters, without thousands separators."""
+    return [number.replace(",", "") for number in _NUMBER.findall(text[-TAIL_CHARS:])]
+
+
+def _extract_stated(text: str) -> str | None:
+    tail = text[-TAIL_CHARS:]
+    stated = None
+    for stated in _ANSWER_IS.finditer(tail):
+        pass
+    if stated is not None:
+        answer = _SENTENCE_END.split(tail[stated.end() :], maxsplit=1)[0].strip(" \t:=*")
+        if answer:
+            return answer
+    numbers = numbers_in(tail)
+    return numbers[-1] if numbers else None
+
+
+def normalise(answer: str) -> str:
+    """``answer`` without what does not change its meaning.
+
+    Dropped: whitespace except between digits, dollar signs, LaTeX spacing and ``{,}``, ``\\left`` and ``\\right``, a
+    final full stop and a final percent sign; ``\\dfrac`` and ``\\tfrac`` become ``\\frac``.
+    """
+    text = _FRACTION.sub(r"\\frac", _IGNORED.sub("", answer)).rstrip(".")
+    return text.removesuffix("%").removesuffix("\\")
+
+
+def plain_number(text: str) -> Decimal | None:
+    """The value of a plain decimal integer or fraction (thousands separators allowed); None for anything else."""
+    if len(text) > MAX_NUMBER_CHARS or not _PLAIN_NUMBER.fullmatch(text):
+        return None
+    return Decimal(text.replace(",", ""))
+
+
+def quick_equal(answer: str, ground_truth: str) -> bool | None:
+    """Whether the two are equal, where that is decided by their text or as plain numbers; None where it is not.
+
+    Integers are equal exactly; with a fractional part on either side, up to a millionth of the smaller of the ground
+    truth and 1.
+    """
+    a, b = normalise(answer), normalise(ground_truth)
+    if a == b:
+        return a != ""
+    x, y = plain_number(a), plain_number(b)
+    if x is not None and y is not None:
+        if x == x.to_integral_value() and y == y.to_integral_value():
+            return x == y
+        return abs(x - y) <= DECIMAL_TOLERANCE * min(Decimal(1), abs(y))
+    if not a or not b or len(a) > MAX_ALGEBRA_CHARS or len(b) > MAX_ALGEBRA_CHARS:
+        return False
+    return None

@@ -1,0 +1,18 @@
+"""Verifier of the embedded arithmetic task: the answer is an integer in digits, and nothing else will do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl.rewards.answers import extract_answer, quick_equal
+from verl.rewards.score import Verdict
+
+
+def verify_arithmetic(
+    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+) -> Verdict:
+    """The verdict on a response, always reached at once. ``extra_info`` and ``quick`` are not used."""
+    answer, boxed = extract_answer(solution)
+    if answer is None:
+        return Verdict(False, boxed, "missing")
+    equal = quick_equal(answer, ground_truth) is True
+    return Verdict(equal, boxed, "exact" if equal else "different", answer)

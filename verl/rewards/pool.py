@@ -1,0 +1,260 @@
+"""Verifiers in processes that can be killed, so that no response can hang or exhaust the trainer.
+
+A batch is first asked for quick verdicts, many responses a message: most answers are equal or different as text or as
+numbers. Only what needs algebra is then verified one response a message, each under its own time limit.
+"""
+
+import ctypes
+import importlib
+import logging
+import multiprocessing
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from pebble import ProcessExpired, ProcessPool
+
+from verl.config.checks import require
+from verl.config.signal import RewardScoreConfig
+from verl.rewards.answers import extract_boxed
+from verl.rewards.registry import load_verifier, verifier_path
+from verl.rewards.score import Score, Verdict, score_of
+
+logger = logging.getLogger(__name__)
+
+CHUNK_SIZE = 32
+"""Responses in one message of the quick pass."""
+
+STALL_S = 120.0
+"""Seconds beyond the time limit without any progress after which the pool is started anew; more than a worker's start
+takes on a loaded machine."""
+
+MAX_STARTS = 3
+"""Starts of the pool within one batch before giving up."""
+
+PR_SET_PDEATHSIG = 1
+"""``prctl`` option of Linux: the signal sent to this process when its parent dies."""
+
+PRELOADED = "verl.rewards.math"
+"""Imported before the first response, so that its time limit pays for no import."""
+
+
+class Job(NamedTuple):
+    """One response as it travels to a verifier process."""
+
+    verifier: str
+    """``module:function``."""
+    solution: str
+    ground_truth: str
+    extra_info: Mapping[str, Any] | None
+
+
+class PendingScores:
+    """The scores of a submitted batch, in the order of its responses."""
+
+    def __init__(self, future: Future[list[Score]]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Whether ``result`` would return at once."""
+        return self._future.done()
+
+    def result(self) -> list[Score]:
+        """Wait for the scores. Raises what a verifier raised, or ``RuntimeError`` if the pool was closed meanwhile."""
+        return self._future.result()
+
+
+class VerifierPool:
+    """A context manager of ``config.num_workers`` verifier processes.
+
+    A response whose verifier exceeds ``timeout_s`` or its memory, or dies, counts as wrong with the reason
+    ``timeout``, ``memory`` or ``crash`` and costs no other response. ``memory_limit_mb`` bounds what a process
+    allocates beyond its size after its imports, which is not the verifier's doing. Any other exception of a verifier
+    is an error in it, and is raised.
+
+    The processes are forked by a clean server process, never by this one (which holds threads and accelerators), and
+    die with it even when it is killed. One pool may be used from several threads; its batches are scored in turn.
+    """
+
+    def __init__(self, config: RewardScoreConfig) -> None:
+        self.config = config
+        self._closed = False
+        self._processes: ProcessPool | None = None
+        self._dispatcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier-pool")
+
+    def __enter__(self) -> Self:
+        # Starts the processes, so that their imports overlap with whatever comes before the first batch.
+        self._dispatcher.submit(self._run, _verify_quickly, [[]])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def score_batch(
+        self,
+        data_sources: Sequence[str],
+        solutions: Sequence[str],
+        ground_truths: Sequence[str],
+        extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> list[Score]:
+        """The scores of a batch, by ``config.mode``; see ``submit_batch``."""
+        return self.submit_batch(data_sources, solutions, ground_truths, extra_infos).result()
+
+    def submit_batch(
+        self,
+        data_sources: Sequence[str],
+        solutions: Sequence[str],
+        ground_truths: Sequence[str],
+        extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> PendingScores:
+        """Start scoring a batch: for each response its data source, its text, its ground truth and extra information.
+
+        Returns at once. Raises ``ValueError`` for an unknown data source or sequences of unequal length,
+        ``RuntimeError`` if the pool is closed.
+        """
+        infos = [None] * len(solutions) if extra_infos is None else extra_infos
+        lengths = [len(data_sources), len(solutions), len(ground_truths), len(infos)]
+        require(len(set(lengths)) == 1, "batch", lengths, "needs one entry of each kind per response")
+        if self._closed:
+            raise RuntimeError("the verifier pool is closed; score batches inside its with block")
+        paths = {source: verifier_path(source) for source in set(data_sources)}
+        jobs = [
+            Job(paths[source], solution, truth, info)
+            for source, solution, truth, info in zip(data_sources, solutions, ground_truths, infos, strict=True)
+        ]
+        return PendingScores(self._dispatcher.submit(self._score, jobs))
+
+    def close(self) -> None:
+        """End the verifier processes, also in the middle of a batch. Harmless when repeated."""
+        self._closed = True
+        self._dispatcher.shutdown(wait=True, cancel_futures=True)
+        self._stop_processes()
+
+    def _score(self, jobs: list[Job]) -> list[Score]:
+        verdicts: list[Verdict | None] = [None] * len(jobs)
+        starts = range(0, len(jobs), CHUNK_SIZE)
+        for start, chunk in zip(
+            starts, self._run(_verify_quickly, [jobs[i : i + CHUNK_SIZE] for i in starts]), strict=True
+        ):
+            # A chunk that failed leaves its responses undecided: they are verified one by one below.
+            if not isinstance(chunk, BaseException):
+                verdicts[start : start + len(chunk)] = chunk
+        undecided = [index for index, verdict in enumerate(verdicts) if verdict is None]
+        outcomes = self._run(_verify, [jobs[index] for index in undecided])
+        for index, outcome in zip(undecided, outcomes, strict=True):
+            verdicts[index] = _failure(outcome, jobs[index]) if isinstance(outcome, BaseException) else outcome
+        return [score_of(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
+
+    def _run(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
+        """For each argument the function's result or the exception that ended it, from the verifier processes."""
+        outcomes: list[Any] = [None] * len(arguments)
+        unfinished = list(range(len(arguments)))
+        for _ in range(MAX_STARTS):
+            if not unfinished:
+                return outcomes
+            processes = self._running_processes()
+            futures = {
+                processes.schedule(function, args=(arguments[i],), timeout=self.config.timeout_s): i for i in unfinished
+            }
+            self._wait(list(futures))
+            unfinished = []
+            for future, index in futures.items():
+                if not future.done() or isinstance(future.exception(), BrokenProcessPool):
+                    unfinished.append(index)
+                else:
+                    outcomes[index] = future.exception() or future.result()
+            if unfinished:
+                logger.warning("verifier processes lost %d responses; starting them anew", len(unfinished))
+                self._stop_processes()
+        if unfinished:
+            raise RuntimeError(
+                f"reward_score.num_workers={self.config.num_workers}: verifier processes stopped {MAX_STARTS} times "
+                f"without a result; see their errors above, or raise reward_score.memory_limit_mb"
+            )
+        return outcomes
+
+    def _wait(self, futures: list[Future[Any]]) -> None:
+        """Return when all are done, or when nothing was done for too long: a process that dies holding the pool's
+        lock leaves the others waiting for it for ever."""
+        progress, num_done = time.monotonic(), 0
+        while True:
+            done, pending = wait(futures, timeout=0.5)
+            if not pending:
+                return
+            if self._closed:
+                raise RuntimeError("the verifier pool was closed before the batch was scored")
+            if len(done) > num_done:
+                progress, num_done = time.monotonic(), len(done)
+            if time.monotonic() - progress > self.config.timeout_s + STALL_S:
+                return
+
+    def _running_processes(self) -> ProcessPool:
+        if self._processes is not None and not self._processes.active:
+            self._stop_processes()
+        if self._processes is None:
+            # Threads and accelerator handles do not survive a fork of this process; spawned processes would import
+            # sympy anew after every kill. The server imports once and has nothing else.
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([PRELOADED])
+            self._processes = ProcessPool(
+                max_workers=self.config.num_workers,
+                initializer=_prepare_process,
+                initargs=(self.config.memory_limit_mb,),
+                context=context,
+            )
+        return self._processes
+
+    def _stop_processes(self) -> None:
+        if self._processes is not None:
+            self._processes.stop()
+            self._processes.join()
+            self._processes = None
+
+
+def _failure(error: BaseException, job: Job) -> Verdict:
+    """The verdict on a response that its verifier did not survive; raises ``error`` if it says something else."""
+    if isinstance(error, TimeoutError):
+        reason = "timeout"
+    elif isinstance(error, MemoryError):
+        reason = "memory"
+    elif isinstance(error, ProcessExpired | RecursionError):
+        reason = "crash"
+    else:
+        raise error
+    return Verdict(False, extract_boxed(job.solution) is not None, reason)
+
+
+def _prepare_process(memory_limit_mb: int) -> None:
+    """Runs first in every verifier process."""
+    # A process deep in a C call (an integer power) never reaches a Python signal handler; the default action ends it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    importlib.import_module(PRELOADED)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        # The parent is the fork server, which ends when the trainer does, however the trainer ends.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        limit = size + memory_limit_mb * 2**20
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def _verify_quickly(jobs: list[Job]) -> list[Verdict | None]:
+    """Runs in a verifier process: the verdicts that take no time, None for the others."""
+    return [load_verifier(job.verifier)(job.solution, job.ground_truth, job.extra_info, quick=True) for job in jobs]
+
+
+def _verify(job: Job) -> Verdict | None:
+    """Runs in a verifier process: the verdict, whatever it takes."""
+    return load_verifier(job.verifier)(job.solution, job.ground_truth, job.extra_info)

@@ -1,0 +1,71 @@
+"""Starting and ending a run: device, Ray, exit codes."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import ray
+import torch
+
+from verl.config.load import ConfigError
+from verl.single_controller import WorkerError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell gives it."""
+TERMINATED = 143
+"""Exit code after SIGTERM."""
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` becomes ``cuda`` where torch sees a GPU and ``cpu`` elsewhere.
+
+    Raises:
+        ConfigError: ``cuda`` is asked for and torch sees no GPU.
+    """
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ConfigError("device='cuda': torch sees no GPU; set device=auto or cpu")
+    return ("cuda" if available else "cpu") if device == "auto" else device
+
+
+@contextmanager
+def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
+    """A Ray cluster for the ``with`` block: the one that RAY_ADDRESS names, or one of this machine's own.
+
+    The local cluster ends with the block and leaves no processes.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    options = {}
+    if "RAY_ADDRESS" not in os.environ:
+        # Workers are one process each; on a machine with fewer cores they share them, rather than wait for ever.
+        cpus = max(os.cpu_count() or 1, world_size)
+        # Only tokens and metrics cross processes, so the object store can be small.
+        options = {"num_cpus": cpus, "object_store_memory": 256 << 20, "include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level="ERROR", **options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def exit_with(run: Callable[[], None]) -> None:
+    """Call ``run`` and leave the process with a code and one clear message: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM.
+
+    Errors that are no user's or worker's keep their traceback.
+    """
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        run()
+    except (ConfigError, WorkerError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted; complete checkpoints are kept", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _raise_terminated(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(TERMINATED)

@@ -1,0 +1,26 @@
+"""Entry point of training: ``python -m verl.trainer.main_ppo [hydra overrides]``; options in ``configs/``."""
+
+import hydra
+from omegaconf import DictConfig
+
+from verl.config.load import CONFIG_DIR, ConfigError, parse_run_config
+from verl.config.ppo import PPOConfig
+
+
+@hydra.main(config_path=str(CONFIG_DIR), config_name="ppo_trainer", version_base="1.3")
+def main(tree: DictConfig) -> None:
+    """Check the config, then train."""
+    try:
+        config = parse_run_config(PPOConfig, tree)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+
+    # Late, so that --help, --cfg and a wrong config answer at once.
+    from verl.trainer.launch import exit_with
+    from verl.trainer.ppo.run import run_ppo
+
+    exit_with(lambda: run_ppo(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Entry point of supervised fine-tuning: ``python -m verl.trainer.main_sft [hydra overrides]``."""
+
+import hydra
+from omegaconf import DictConfig
+
+from verl.config.load import CONFIG_DIR, ConfigError, parse_run_config
+from verl.config.sft import SFTConfig
+
+
+@hydra.main(config_path=str(CONFIG_DIR), config_name="sft", version_base="1.3")
+def main(tree: DictConfig) -> None:
+    """Check the config, then train."""
+    try:
+        config = parse_run_config(SFTConfig, tree)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+
+    # Late, so that --help, --cfg and a wrong config answer at once.
+    from verl.trainer.launch import exit_with
+    from verl.trainer.sft_trainer import run_sft
+
+    exit_with(lambda: run_sft(config))
+
+
+if __name__ == "__main__":
+    main()

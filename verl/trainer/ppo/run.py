@@ -1,0 +1,111 @@
+"""One run of the main job, from a checked config to ``summary.json``."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from verl.config.load import ConfigError
+from verl.config.ppo import PPOConfig
+from verl.data.prompts import PromptDataset, train_loader, val_batches
+from verl.rewards.pool import VerifierPool
+from verl.single_controller import WorkerGroup
+from verl.trainer.launch import ray_cluster, resolve_device
+from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer, total_training_steps
+from verl.trainer.progress import RunDisplay, share_rows
+from verl.trainer.tokenizers import load_tokenizer
+from verl.trainer.tracking import Tracker
+from verl.workers.rollout import engine_environment
+
+COLUMNS = {
+    "reward": ("score/mean", "+.2f"),
+    "pass@1": ("train/pass@1", ".0%"),
+    "val": ("val/pass@1", ".0%"),
+    "ER": ("cal/overall/layer_1/Effective Rank/mean", ".2f"),
+    "ERV": ("cal/overall/layer_1/Effective Rank diff/mean", "+.3f"),
+    "ERA": ("cal/overall/layer_1/Effective Rank diff 2/mean", "+.3f"),
+    "tok/s": ("perf/throughput", ".0f"),
+}
+"""What the progress bar shows: header -> (metric, format)."""
+
+
+def run_ppo(config: PPOConfig) -> None:
+    """Train. Everything that can be wrong with config and data is found before Ray starts.
+
+    Raises:
+        ConfigError: the config and the data or the machine do not fit.
+        WorkerError: a worker raised or died.
+    """
+    device_type = resolve_device(config.device)
+    if device_type == "cpu" and config.rollout.kv_cache_memory_mb == 0:
+        raise ConfigError("rollout.kv_cache_memory_mb=0: on CPU the KV cache needs a size; set it, for example to 1024")
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    data, pad_token_id, world_size = config.data, tokenizer.pad_token_id, config.trainer.world_size
+    train_set = PromptDataset(data.train_files, tokenizer, data.max_prompt_length, data.truncation)
+    loader = train_loader(train_set, data, pad_token_id, config.seed)
+    held_out = []
+    if data.val_files:
+        val_set = PromptDataset(data.val_files, tokenizer, data.max_prompt_length, data.truncation)
+        held_out = val_batches(val_set, data, pad_token_id, world_size)
+    calculator = None
+    if config.calculator.enable:
+        calculator = RepresentationMetricsCalculator(config.calculator.metric_indices, config.calculator.diff_stride)
+    steps = total_training_steps(config, len(loader))
+    updates = steps * config.actor.ppo_epochs * (data.train_batch_size // config.actor.ppo_mini_batch_size)
+
+    with ExitStack() as stack:
+        folder = Path(config.trainer.default_local_dir)
+        trainer = config.trainer
+        tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config)
+        stack.callback(tracker.close)
+        display = RunDisplay(trainer.experiment_name, steps, COLUMNS)
+        display.say(f"{trainer.experiment_name}: {steps} steps on {world_size} {device_type} workers, into {folder}")
+        stack.enter_context(ray_cluster(world_size, device_type))
+        verifiers = stack.enter_context(VerifierPool(config.reward_score))
+        workers = WorkerGroup(
+            "verl.workers.hybrid:HybridWorker",
+            config,
+            (updates, calculator),
+            trainer.nnodes,
+            trainer.n_gpus_per_node,
+            device_type,
+            engine_environment(device_type, config.rollout.enforce_eager),
+        )
+        stack.callback(workers.close)
+        stack.enter_context(display)
+        ppo = RayPPOTrainer(
+            config, tokenizer, loader, held_out, workers, verifiers, calculator, tracker, display
+        )
+        ppo.fit()
+        tracker.summarize(_summary(config, ppo))
+    _report(display, ppo, folder)
+
+
+def _summary(config: PPOConfig, ppo: RayPPOTrainer) -> dict[str, object]:
+    validations = list(ppo.validations.items())
+    return {
+        "steps": ppo.step,
+        "seed": config.seed,
+        "before": dict(validations[0][1]) if validations else {},
+        "after": dict(validations[-1][1]) if validations else {},
+        "seconds_by_phase": ppo.timer.totals,
+    }
+
+
+def _report(display: RunDisplay, ppo: RayPPOTrainer, folder: Path) -> None:
+    if len(ppo.validations) > 1:
+        (first, before), *_, (last, after) = ppo.validations.items()
+        names = {
+            "pass@1": ("val/pass@1", ".1%"),
+            "response length": ("val/response_length/mean", ".1f"),
+            "Effective Rank": ("val/cal/overall/layer_1/Effective Rank/mean", ".3f"),
+            "velocity (ERV)": ("val/cal/overall/layer_1/Effective Rank diff/mean", "+.4f"),
+            "acceleration (ERA)": ("val/cal/overall/layer_1/Effective Rank diff 2/mean", "+.4f"),
+        }
+        rows = [
+            [label, format(before[name], form), format(after[name], form)]
+            for label, (name, form) in names.items()
+            if name in before and name in after
+        ]
+        display.table("Validation", ["", f"step {first}", f"step {last}"], rows)
+    display.table("Time by phase", ["phase", "seconds", "share"], share_rows(ppo.timer.totals))
+    display.say(f"model: {folder}/global_step_{ppo.step}/actor/huggingface\nmetrics: {folder}/metrics.jsonl")

