@@ -9,6 +9,9 @@ python scripts/prepare_data.py simplerl-zoo --out data/simplerl --subset simplel
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, SFT_SCHEMA, rl_record, sft_record, write_parquet
@@ -50,7 +53,7 @@ def prepare_math_set(args: argparse.Namespace) -> None:
         _write(args.out / f"{split}.parquet", records, RL_SCHEMA)
 
 
-def _write(path: Path, records: list[dict], schema: object) -> None:
+def _write(path: Path, records: list[dict[str, Any]], schema: pa.Schema) -> None:
     write_parquet(path, records, schema)
     print(f"{path}: {len(records)} rows")
 

@@ -55,7 +55,7 @@ class ArithmeticTask:
     product_digits: tuple[int, int] = (2, 4)
     """Digits of the first factor of a product; the second is one digit, 2 to 9."""
     mixture: Mapping[str, float] = field(
-        default_factory=lambda: MappingProxyType({"sum": 0.8, "difference": 1.2, "product": 1.5})
+        default_factory=lambda: MappingProxyType({"sum": 0.8, "difference": 1.4, "product": 1.4})
     )
     """Kind -> relative weight, at least 0; a kind left out is not drawn."""
 

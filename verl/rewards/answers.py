@@ -19,7 +19,7 @@ TAIL_CHARS = 4096
 DECIMAL_TOLERANCE = Decimal("1e-6")
 
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox)[ \t\n]*\{|\\[{}]|[{}]")
-_AFTER_HASHES = re.compile(r"[\s$]*(-?[0-9][0-9,]*(?:\.[0-9]+)?)")
+_AFTER_HASHES = re.compile(r"[\s$]*(-?[0-9][0-9,]*(?:\.[0-9]+)?)[ \t.]*(?:\n|\Z)")
 _ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.(?=\s|$)")
 _NUMBER = re.compile(r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
@@ -66,7 +66,10 @@ def extract_boxed(text: str) -> str | None:
 
 
 def extract_gsm8k(text: str) -> str | None:
-    """The number after the last ``####``, without thousands separators; None where there is none."""
+    """The number alone on its line after the last ``####``, without thousands separators; None where there is none.
+
+    Alone, because Markdown headings such as ``#### 2. Solve for x`` begin the same way.
+    """
     position = text.rfind("####")
     if position < 0:
         return None
@@ -81,11 +84,9 @@ def numbers_in(text: str) -> list[str]:
 
 def _extract_stated(text: str) -> str | None:
     tail = text[-TAIL_CHARS:]
-    stated = None
-    for stated in _ANSWER_IS.finditer(tail):
-        pass
-    if stated is not None:
-        answer = _SENTENCE_END.split(tail[stated.end() :], maxsplit=1)[0].strip(" \t:=*")
+    ends = [stated.end() for stated in _ANSWER_IS.finditer(tail)]
+    if ends:
+        answer = _SENTENCE_END.split(tail[ends[-1] :], maxsplit=1)[0].strip(" \t:=*")
         if answer:
             return answer
     numbers = numbers_in(tail)

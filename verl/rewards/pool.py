@@ -8,6 +8,7 @@ import ctypes
 import importlib
 import logging
 import multiprocessing
+import os
 import resource
 import signal
 import sys
@@ -24,7 +25,7 @@ from pebble import ProcessExpired, ProcessPool
 from verl.config.checks import require
 from verl.config.signal import RewardScoreConfig
 from verl.rewards.answers import extract_boxed
-from verl.rewards.registry import load_verifier, verifier_path
+from verl.rewards.registry import final_verdict, load_verifier, verifier_path
 from verl.rewards.score import Score, Verdict, score_of
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ MAX_STARTS = 3
 """Starts of the pool within one batch before giving up."""
 
 PR_SET_PDEATHSIG = 1
-"""``prctl`` option of Linux: the signal sent to this process when its parent dies."""
+"""``prctl`` option of Linux: the signal sent to this process when the thread that started it ends."""
 
 PRELOADED = "verl.rewards.math"
 """Imported before the first response, so that its time limit pays for no import."""
@@ -79,8 +80,8 @@ class VerifierPool:
     allocates beyond its size after its imports, which is not the verifier's doing. Any other exception of a verifier
     is an error in it, and is raised.
 
-    The processes are forked by a clean server process, never by this one (which holds threads and accelerators), and
-    die with it even when it is killed. One pool may be used from several threads; its batches are scored in turn.
+    The processes are spawned, not forked: this one holds threads and accelerators. They end with it even when it is
+    killed. One pool may be used from several threads; its batches are scored in turn.
     """
 
     def __init__(self, config: RewardScoreConfig) -> None:
@@ -124,8 +125,7 @@ class VerifierPool:
         infos = [None] * len(solutions) if extra_infos is None else extra_infos
         lengths = [len(data_sources), len(solutions), len(ground_truths), len(infos)]
         require(len(set(lengths)) == 1, "batch", lengths, "needs one entry of each kind per response")
-        if self._closed:
-            raise RuntimeError("the verifier pool is closed; score batches inside its with block")
+        self._check_open()
         paths = {source: verifier_path(source) for source in set(data_sources)}
         jobs = [
             Job(paths[source], solution, truth, info)
@@ -135,9 +135,11 @@ class VerifierPool:
 
     def close(self) -> None:
         """End the verifier processes, also in the middle of a batch. Harmless when repeated."""
-        self._closed = True
-        self._dispatcher.shutdown(wait=True, cancel_futures=True)
-        self._stop_processes()
+        if not self._closed:
+            self._closed = True
+            # The dispatching thread started the processes, and they die when it ends: it has to stop them itself.
+            self._dispatcher.submit(self._stop_processes)
+            self._dispatcher.shutdown(wait=True)
 
     def _score(self, jobs: list[Job]) -> list[Score]:
         verdicts: list[Verdict | None] = [None] * len(jobs)
@@ -152,6 +154,7 @@ class VerifierPool:
         outcomes = self._run(_verify, [jobs[index] for index in undecided])
         for index, outcome in zip(undecided, outcomes, strict=True):
             verdicts[index] = _failure(outcome, jobs[index]) if isinstance(outcome, BaseException) else outcome
+        assert None not in verdicts
         return [score_of(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
 
     def _run(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
@@ -161,6 +164,7 @@ class VerifierPool:
         for _ in range(MAX_STARTS):
             if not unfinished:
                 return outcomes
+            self._check_open()
             processes = self._running_processes()
             futures = {
                 processes.schedule(function, args=(arguments[i],), timeout=self.config.timeout_s): i for i in unfinished
@@ -190,26 +194,26 @@ class VerifierPool:
             done, pending = wait(futures, timeout=0.5)
             if not pending:
                 return
-            if self._closed:
-                raise RuntimeError("the verifier pool was closed before the batch was scored")
+            self._check_open()
             if len(done) > num_done:
                 progress, num_done = time.monotonic(), len(done)
             if time.monotonic() - progress > self.config.timeout_s + STALL_S:
                 return
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the verifier pool is closed; collect scores inside its with block")
+
     def _running_processes(self) -> ProcessPool:
         if self._processes is not None and not self._processes.active:
             self._stop_processes()
         if self._processes is None:
-            # Threads and accelerator handles do not survive a fork of this process; spawned processes would import
-            # sympy anew after every kill. The server imports once and has nothing else.
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload([PRELOADED])
+            # Not a fork server: it lives as long as its children, so a hanging one would keep both alive for ever.
             self._processes = ProcessPool(
                 max_workers=self.config.num_workers,
                 initializer=_prepare_process,
                 initargs=(self.config.memory_limit_mb,),
-                context=context,
+                context=multiprocessing.get_context("spawn"),
             )
         return self._processes
 
@@ -241,8 +245,11 @@ def _prepare_process(memory_limit_mb: int) -> None:
     importlib.import_module(PRELOADED)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        # The parent is the fork server, which ends when the trainer does, however the trainer ends.
+        # Nobody would end a hanging process whose parent was killed.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        parent = multiprocessing.parent_process()
+        if parent is None or not parent.is_alive():
+            os._exit(1)
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         limit = size + memory_limit_mb * 2**20
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -255,6 +262,6 @@ def _verify_quickly(jobs: list[Job]) -> list[Verdict | None]:
     return [load_verifier(job.verifier)(job.solution, job.ground_truth, job.extra_info, quick=True) for job in jobs]
 
 
-def _verify(job: Job) -> Verdict | None:
+def _verify(job: Job) -> Verdict:
     """Runs in a verifier process: the verdict, whatever it takes."""
-    return load_verifier(job.verifier)(job.solution, job.ground_truth, job.extra_info)
+    return final_verdict(*job)

@@ -50,7 +50,7 @@ def register_verifier(data_source: str, path: str) -> None:
 
 
 def verifier_path(data_source: str) -> str:
-    """The verifier of ``data_source`` as ``module:function``; ``ValueError`` naming the known sources if it has none."""
+    """The verifier of ``data_source`` as ``module:function``. Raises ``ValueError`` naming the known sources."""
     require_choice("data_source", data_source, list(VERIFIERS))
     return VERIFIERS[data_source]
 
@@ -74,6 +74,12 @@ def compute_score(
     ``mode`` is ``independent`` (+1 correct and boxed, +0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed) or
     ``mix`` (1 or 0). Raises ``ValueError`` for an unknown data source or mode.
     """
-    verdict = load_verifier(verifier_path(data_source))(solution_str, ground_truth, extra_info)
-    assert verdict is not None, f"the verifier of {data_source} gave no verdict although quick=False"
-    return score_of(verdict, mode)
+    return score_of(final_verdict(verifier_path(data_source), solution_str, ground_truth, extra_info), mode)
+
+
+def final_verdict(path: str, solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None) -> Verdict:
+    """The verdict of the verifier ``path``, whatever time it takes. Raises ``TypeError`` if it gives none."""
+    verdict = load_verifier(path)(solution, ground_truth, extra_info)
+    if verdict is None:
+        raise TypeError(f"{path} returned None with quick=False; return a Verdict")
+    return verdict

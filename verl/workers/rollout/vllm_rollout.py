@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from vllm import LLM, CompletionOutput, SamplingParams
 
@@ -75,6 +75,7 @@ class VLLMRollout:
         """Replace the engine's weights, parameter by parameter, and drop what was cached under the old ones."""
         worker = self.engine.llm_engine.model_executor.driver_worker.worker
         worker.model_runner.reload_weights(weights_iterator=parameters)
+        _refresh_tied_head(worker.model_runner.get_model())
         self.engine.reset_prefix_cache()
 
     def _sampling_params(self, sampling: SamplingConfig, seed: int, uid: int) -> SamplingParams:
@@ -135,6 +136,19 @@ def mix_seed(seed: int, uid: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return (z ^ (z >> 31)) >> 33
+
+
+def _refresh_tied_head(model: nn.Module) -> None:
+    """Prepare an output head that shares the embedding's weights anew.
+
+    On CPU vLLM multiplies by a packed copy of a layer's weights and repacks the layers that a reload names; a tied head
+    is named by none, and would go on with the copy of the old weights.
+    """
+    head = getattr(model, "lm_head", None)
+    weight = getattr(head, "weight", None)
+    owners = [module for module in model.modules() if getattr(module, "weight", None) is weight]
+    if weight is not None and len(owners) > 1:
+        head.quant_method.process_weights_after_loading(head)
 
 
 def _sampled_logprobs(completion: CompletionOutput) -> list[float]:

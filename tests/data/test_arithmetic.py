@@ -1,0 +1,176 @@
+import random
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl.data.arithmetic import (
+    SPLIT_SHARES,
+    ArithmeticProblem,
+    ArithmeticTask,
+    difference_problem,
+    product_problem,
+    split_of,
+    sum_problem,
+)
+from verl.rewards.answers import extract_boxed
+
+
+def value(expression: str) -> int:
+    """The value of one-digit and two-digit numbers joined by +, - and *, at most one of them a product, in front."""
+    product, *rest = re.split(r"(?=[+-])", expression)
+    factors = [int(factor) for factor in product.split("*")]
+    head = factors[0] * factors[1] if len(factors) == 2 else factors[0]
+    return head + sum(int(term) for term in rest)
+
+
+def check_steps(problem: ArithmeticProblem) -> None:
+    """Every step is a true equation, its carry comes from the step before, and the digits spell the answer."""
+    restated, _, rest = problem.solution.partition(":")
+    steps, _, result = rest.partition(";")
+    digits, _, box = result.partition(" ")
+    carry = 0
+    for step in steps.split(","):
+        sides = step.split("=")
+        assert len({value(side) for side in sides}) == 1, step
+        assert int(re.split(r"[+*-]", sides[0])[2]) == carry, step
+        carry = int(sides[-1][-2] if problem.kind == "difference" else sides[-1][0])
+    assert int(digits) == int(problem.answer)
+    assert box == f"\\boxed{{{problem.answer}}}"
+    assert extract_boxed(problem.solution) == problem.answer
+    question = re.fullmatch(r"What is (\d+) ([+*-]) (\d+)\?", problem.question)
+    assert question is not None
+    left, right = re.split(r"[+*-]", restated)
+    assert (int(left), int(right)) == (int(question[1]), int(question[3]))
+
+
+@pytest.mark.parametrize(
+    ("problem", "question", "solution", "answer"),
+    [
+        (
+            sum_problem(4821, 377),
+            "What is 4821 + 377?",
+            r"4821+0377:1+7+0=08,2+7+0=09,8+3+0=11,4+0+1=05;05198 \boxed{5198}",
+            "5198",
+        ),
+        (
+            difference_problem(4821, 4377),
+            "What is 4821 - 4377?",
+            r"4821-4377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-4-0=0-00;0444 \boxed{444}",
+            "444",
+        ),
+        (
+            product_problem(347, 6),
+            "What is 347 * 6?",
+            r"347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082 \boxed{2082}",
+            "2082",
+        ),
+        (difference_problem(50, 50), "What is 50 - 50?", r"50-50:0-0-0=0-00,5-5-0=0-00;00 \boxed{0}", "0"),
+    ],
+)
+def test_the_format(problem: ArithmeticProblem, question: str, solution: str, answer: str):
+    assert (problem.question, problem.solution, problem.answer) == (question, solution, answer)
+
+
+NUMBER = st.integers(0, 10**9 - 1)
+
+
+@given(NUMBER, NUMBER)
+def test_sums_and_differences_are_true(a: int, b: int):
+    total, difference = sum_problem(a, b), difference_problem(max(a, b), min(a, b))
+    assert (total.answer, difference.answer) == (str(a + b), str(abs(a - b)))
+    check_steps(total)
+    check_steps(difference)
+
+
+@given(NUMBER, st.integers(0, 9))
+def test_products_are_true(a: int, b: int):
+    problem = product_problem(a, b)
+    assert problem.answer == str(a * b)
+    check_steps(problem)
+
+
+def test_default_task():
+    problems = ArithmeticTask().split("train", 3000, seed=0)
+    for problem in problems:
+        check_steps(problem)
+        assert 38 <= len(problem.solution) <= 90
+        assert problem.solution.isascii() and problem.solution.isprintable()
+    assert {problem.kind for problem in problems} == {"sum", "difference", "product"}
+    assert min(Counter(problem.kind for problem in problems).values()) > 500
+
+
+def test_digits_are_those_asked_for():
+    task = ArithmeticTask(sum_digits=(1, 2), difference_digits=(5, 5), product_digits=(3, 3))
+    rng = random.Random(0)
+    for _ in range(300):
+        problem = task.draw(rng)
+        lengths = [len(operand) for operand in re.findall(r"\d+", problem.question)]
+        expected = {"sum": {1, 2}, "difference": {5}, "product": {3}}[problem.kind]
+        assert set(lengths[:1] if problem.kind == "product" else lengths) <= expected
+
+
+def test_mixture_is_the_share_of_each_kind():
+    task = ArithmeticTask(mixture={"sum": 3.0, "product": 1.0})
+    kinds = Counter(problem.kind for problem in task.split("train", 2000, seed=0))
+    assert kinds.keys() == {"sum", "product"}
+    assert 0.7 < kinds["sum"] / 2000 < 0.8
+
+
+def test_the_seed_decides():
+    task = ArithmeticTask()
+    random.seed(1)
+    first = task.split("train", 50, seed=3)
+    random.seed(2)
+    assert task.split("train", 50, seed=3) == first
+    assert task.split("train", 50, seed=4) != first
+    assert task.split("train", 80, seed=3)[:50] == first
+
+
+def test_known_problems_of_seed_0():
+    """Guards against a change of the generator that silently changes everybody's data."""
+    assert [problem.question for problem in ArithmeticTask().split("test", 3, seed=0)] == [
+        "What is 5390 - 2473?",
+        "What is 9511 - 1506?",
+        "What is 70 * 7?",
+    ]
+
+
+def test_splits_share_no_question_whatever_their_seeds():
+    # Two-digit operands, so that the splits fill a good part of the space and would meet by chance.
+    task = ArithmeticTask(sum_digits=(1, 2), difference_digits=(1, 2), product_digits=(1, 2))
+    owners: dict[str, str] = {}
+    for seed in range(3):
+        for name in SPLIT_SHARES:
+            problems = task.split(name, 400, seed)
+            questions = [problem.question for problem in problems]
+            assert len(set(questions)) == 400
+            for question in questions:
+                assert owners.setdefault(question, name) == name == split_of(question)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sum_digits": (0, 3)}, r"sum_digits=\(0, 3\): must satisfy"),
+        ({"product_digits": (4, 3)}, r"product_digits=\(4, 3\)"),
+        ({"difference_digits": (3, 10)}, r"difference_digits=\(3, 10\)"),
+        ({"mixture": {"quotient": 1.0}}, "mixture=.*kinds are sum, difference, product"),
+        ({"mixture": {"sum": 0.0}}, "mixture=.*needs a weight above 0"),
+        ({"mixture": {}}, "mixture="),
+        ({"mixture": {"sum": 2.0, "product": -1.0}}, "mixture="),
+    ],
+)
+def test_wrong_task(arguments: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        ArithmeticTask(**arguments)
+
+
+def test_wrong_split():
+    with pytest.raises(ValueError, match="split='validation': must be one of train, sft_train, test, sft_val"):
+        ArithmeticTask().split("validation", 1, seed=0)
+    tiny = ArithmeticTask(product_digits=(1, 1), mixture={"product": 1.0})
+    with pytest.raises(ValueError, match="size of train=100: only .* distinct questions found"):
+        tiny.split("train", 100, seed=0)

@@ -1,0 +1,166 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from scripts.prepare_data import BOXED_INSTRUCTION, main
+from verl.data.records import RL_SCHEMA
+from verl.rewards import compute_score
+
+GSM8K = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gsm8k"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return pq.read_table(path).to_pylist()
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def arithmetic(out: Path, *options: str) -> None:
+    sizes = ["--train", "60", "--test", "20", "--sft-train", "50", "--sft-val", "10"]
+    main(["arithmetic", "--out", str(out), *sizes, *options])
+
+
+def test_arithmetic(tmp_path: Path):
+    arithmetic(tmp_path)
+    rows = {name: read(tmp_path / f"{name}.parquet") for name in ("train", "test", "sft_train", "sft_val")}
+    assert {name: len(split) for name, split in rows.items()} == {
+        "train": 60,
+        "test": 20,
+        "sft_train": 50,
+        "sft_val": 10,
+    }
+    questions = [row["prompt"][0]["content"] for row in rows["train"] + rows["test"]]
+    questions += [row["messages"][0]["content"] for row in rows["sft_train"] + rows["sft_val"]]
+    assert len(set(questions)) == 140
+    assert [row["extra_info"]["index"] for row in rows["test"]] == list(range(20))
+    for row in rows["test"]:
+        assert row["extra_info"]["split"] == "test"
+        assert row["extra_info"]["category"] in ("sum", "difference", "product")
+        truth = row["reward_model"]["ground_truth"]
+        score = compute_score(row["data_source"], row["extra_info"]["solution"], truth, row["extra_info"])
+        assert score["score"] == 1.0
+    for row in rows["sft_val"]:
+        assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
+
+
+def test_arithmetic_depends_on_the_seed_alone(tmp_path: Path):
+    arithmetic(tmp_path / "a", "--seed", "5")
+    arithmetic(tmp_path / "b", "--seed", "5")
+    arithmetic(tmp_path / "c", "--seed", "6")
+    for name in ("train", "test", "sft_train", "sft_val"):
+        first, second, other = (read(tmp_path / folder / f"{name}.parquet") for folder in "abc")
+        assert first == second != other
+
+
+def test_gsm8k_from_local_files(tmp_path: Path):
+    row = {"question": "How many?", "answer": "3 * 400 = <<3*400=1200>>1200\n#### 1,200"}
+    for split in ("train", "test"):
+        write_jsonl(tmp_path / f"{split}.jsonl", [row])
+    main(["gsm8k", "--out", str(tmp_path / "out"), "--local-dir", str(tmp_path)])
+    assert read(tmp_path / "out" / "test.parquet") == [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": f"How many? {BOXED_INSTRUCTION}"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "1200"},
+            "extra_info": {
+                "split": "test",
+                "index": 0,
+                "question": "How many?",
+                "solution": row["answer"],
+                "category": "",
+            },
+        }
+    ]
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason=f"the GSM8K sample is not at {GSM8K}")
+def test_every_published_gsm8k_problem_has_a_number(tmp_path: Path):
+    main(["gsm8k", "--out", str(tmp_path), "--local-dir", str(GSM8K), "--instruction", ""])
+    for split, count in {"train": 7473, "test": 1319}.items():
+        rows = read(tmp_path / f"{split}.parquet")
+        assert len(rows) == count
+        assert all(row["reward_model"]["ground_truth"].lstrip("-").replace(".", "").isdigit() for row in rows)
+        assert rows[0]["prompt"][0]["content"] == rows[0]["extra_info"]["question"]
+
+
+def test_math_from_local_files(tmp_path: Path):
+    rows = [
+        {"problem": "P?", "solution": r"so \boxed{1} is wrong and \boxed{\frac{1}{2}} right", "level": "Level 5"},
+        {"problem": "Q?", "solution": "by the lemma", "answer": "7"},
+        {"problem": "R?", "solution": "left to the reader"},
+    ]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
+    main(["math", "--out", str(tmp_path), "--local-dir", str(tmp_path), "--instruction", ""])
+    written = read(tmp_path / "train.parquet")
+    assert [row["reward_model"]["ground_truth"] for row in written] == [r"\frac{1}{2}", "7"]
+    assert [row["extra_info"]["category"] for row in written] == ["Level 5", ""]
+    assert written[0]["data_source"] == "DigitalLearningGmbH/MATH-lighteval"
+
+
+def test_simplerl_zoo_prompts_are_built_anew(tmp_path: Path):
+    template = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+    rows = [
+        {
+            "question": question,
+            "gt_answer": answer,
+            "level": 3,
+            "prompt": [{"role": "user", "content": template.format(question)}],
+            "reward_model": {"style": "rule", "ground_truth": answer},
+        }
+        for question, answer in [("P?", "1"), ("no answer?", ""), ("Q?", r"\sqrt{2}")]
+    ]
+    for split in ("train", "test"):
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{split}.parquet")
+    main(["simplerl-zoo", "--out", str(tmp_path / "out"), "--local-dir", str(tmp_path), "--instruction", "Box it."])
+    written = read(tmp_path / "out" / "train.parquet")
+    assert [row["prompt"] for row in written] == [
+        [{"role": "user", "content": "P? Box it."}],
+        [{"role": "user", "content": "Q? Box it."}],
+    ]
+    assert [row["extra_info"]["index"] for row in written] == [0, 2]
+    assert [row["extra_info"]["category"] for row in written] == ["3", "3"]
+    assert pq.read_schema(tmp_path / "out" / "train.parquet").equals(RL_SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "files"),
+    [
+        (["gsm8k"], "main", None),
+        (["math"], None, None),
+        (["simplerl-zoo", "--subset", "simplelr_abel_level3to5"], None, "simplelr_abel_level3to5/{}.parquet"),
+    ],
+)
+def test_the_hub_is_asked_for_published_names(
+    command: list[str], config: str | None, files: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked = []
+
+    def load_dataset(path: str, name: str | None = None, **options: Any) -> list[dict[str, Any]]:
+        asked.append((path, name, options))
+        return [{"question": "Q?", "problem": "Q?", "answer": "#### 1", "solution": r"\boxed{1}", "gt_answer": "1"}]
+
+    monkeypatch.setattr("verl.data.math_sets.load_dataset", load_dataset)
+    main([*command, "--out", str(tmp_path)])
+    for (path, name, options), split in zip(asked, ("train", "test"), strict=True):
+        expected = {"split": split} | ({"data_files": {split: files.format(split)}} if files else {})
+        assert (name, options) == (config, expected)
+        assert read(tmp_path / f"{split}.parquet")[0]["data_source"] == path
+
+
+def test_missing_local_file_is_named(tmp_path: Path):
+    with pytest.raises(ValueError, match="needs one of train.jsonl, train.json, train.parquet"):
+        main(["gsm8k", "--out", str(tmp_path), "--local-dir", str(tmp_path)])
+
+
+def test_help_needs_no_data(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["simplerl-zoo", "--help"])
+    assert "--subset" in capsys.readouterr().out

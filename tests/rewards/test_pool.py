@@ -1,0 +1,256 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from verl.config.signal import RewardScoreConfig
+from verl.rewards.pool import VerifierPool
+from verl.rewards.registry import VERIFIERS
+from verl.rewards.score import Score
+
+ROOT = Path(__file__).resolve().parents[2]
+TIME_LIMIT_S = 1.0
+
+MISBEHAVING = r'''
+import os
+import time
+from pathlib import Path
+
+from verl.rewards.score import Verdict
+
+
+def misbehave(solution, ground_truth, extra_info=None, quick=False):
+    """Does what the response asks for; extra_info names a file that gets the process id, and where to do it."""
+    if quick and not (extra_info or {}).get("when_quick"):
+        return None
+    if extra_info and "pid_file" in extra_info:
+        Path(extra_info["pid_file"]).write_text(str(os.getpid()))
+    if solution == "hang":
+        time.sleep(600)
+    if solution == "hang in C":
+        10 ** (10 ** 10)
+    if solution == "eat memory":
+        bytearray(2**40)
+    if solution == "die":
+        os.kill(os.getpid(), 9)
+    if solution == "recurse":
+        misbehave_for_ever()
+    if solution == "bug":
+        raise KeyError("bug")
+    return Verdict(solution == ground_truth, False, "exact" if solution == ground_truth else "different", solution)
+
+
+def misbehave_for_ever():
+    misbehave_for_ever()
+'''
+
+
+def config(mode: str = "independent", num_workers: int = 1) -> RewardScoreConfig:
+    return RewardScoreConfig(mode, num_workers, TIME_LIMIT_S, memory_limit_mb=512)
+
+
+@pytest.fixture(scope="module")
+def misbehaving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a module whose verifier, under the data source "misbehaving", does what the response says."""
+    folder = tmp_path_factory.mktemp("verifiers")
+    (folder / "misbehaving_verifier.py").write_text(MISBEHAVING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setitem(VERIFIERS, "misbehaving", "misbehaving_verifier:misbehave")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def pool(misbehaving: Path) -> Iterator[VerifierPool]:
+    with VerifierPool(config()) as pool:
+        pool.score_batch(["math"], ["5"], ["5"])
+        yield pool
+
+
+def score_one(pool: VerifierPool, solution: str, truth: str = r"\frac{1}{2}", source: str = "math") -> Score:
+    return pool.score_batch([source], [solution], [truth])[0]
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_scores_come_in_order(pool: VerifierPool):
+    sources = ["math", "arithmetic", "openai/gsm8k", "math"]
+    solutions = [r"\boxed{x+1}", "12", r"\boxed{13}", "none"]
+    scores = pool.score_batch(sources, solutions, ["1+x", "12", "12", "12"], [None, {}, {"index": 2}, None])
+    assert scores == [
+        {"score": 1.0, "correctness": True, "boxed": True, "reason": "equivalent", "answer": "x+1"},
+        {"score": 0.5, "correctness": True, "boxed": False, "reason": "exact", "answer": "12"},
+        {"score": -0.5, "correctness": False, "boxed": True, "reason": "different", "answer": "13"},
+        {"score": -1.0, "correctness": False, "boxed": False, "reason": "missing", "answer": ""},
+    ]
+
+
+def test_empty_batch(pool: VerifierPool):
+    assert pool.score_batch([], [], []) == []
+
+
+def test_mode_mix_with_two_workers():
+    with VerifierPool(config("mix", num_workers=2)) as pool:
+        scores = pool.score_batch(["arithmetic"] * 100, [str(i) for i in range(100)], ["7"] * 100)
+    assert [score["score"] for score in scores] == [float(i == 7) for i in range(100)]
+
+
+def test_a_typical_batch_is_fast(pool: VerifierPool):
+    solutions = ["1+2+0=03 " * 10 + rf"\boxed{{{i}}}" for i in range(384)]
+    start = time.perf_counter()
+    scores = pool.score_batch(["arithmetic"] * 384, solutions, ["7"] * 384)
+    # 0.02 s on one core of a server; the bound leaves room for a busy laptop.
+    assert time.perf_counter() - start < 0.5
+    assert sum(score["correctness"] for score in scores) == 1
+
+
+def test_a_misbehaving_response_costs_itself_alone(pool: VerifierPool):
+    solutions = ["7", "hang", "7", "hang in C", "eat memory", "die", "recurse", "8"]
+    start = time.perf_counter()
+    scores = pool.score_batch(["misbehaving"] * 8, solutions, ["7"] * 8)
+    assert [score["reason"] for score in scores] == [
+        "exact",
+        "timeout",
+        "exact",
+        "timeout",
+        "memory",
+        "crash",
+        "crash",
+        "different",
+    ]
+    assert [score["score"] for score in scores] == [0.5, -1.0, 0.5, -1.0, -1.0, -1.0, -1.0, -1.0]
+    assert time.perf_counter() - start < 2 * TIME_LIMIT_S + 8
+    assert score_one(pool, "7", "7", "misbehaving")["correctness"]
+
+
+@pytest.mark.parametrize("solution", ["hang", "die", "eat memory"])
+def test_a_verifier_that_misbehaves_in_the_quick_pass(pool: VerifierPool, solution: str):
+    infos = [{"when_quick": True}] * 3
+    scores = pool.score_batch(["misbehaving"] * 3, ["7", solution, "7"], ["7"] * 3, infos)
+    assert [score["correctness"] for score in scores] == [True, False, True]
+
+
+def test_a_hanging_process_is_killed(pool: VerifierPool, tmp_path: Path):
+    pid_file = tmp_path / "pid"
+    scores = pool.score_batch(["misbehaving"], [r"hang"], ["7"], [{"pid_file": str(pid_file)}])
+    assert scores[0]["reason"] == "timeout"
+    assert eventually(lambda: not is_alive(int(pid_file.read_text())))
+
+
+def test_a_bug_in_a_verifier_is_raised(pool: VerifierPool):
+    with pytest.raises(KeyError, match="bug"):
+        score_one(pool, "bug", "7", "misbehaving")
+    assert score_one(pool, "7", "7", "misbehaving")["correctness"]
+
+
+def test_submit_batch_does_not_wait(pool: VerifierPool):
+    start = time.perf_counter()
+    pending = pool.submit_batch(["misbehaving"], ["hang"], ["7"])
+    assert time.perf_counter() - start < TIME_LIMIT_S / 2
+    assert not pending.done()
+    assert pending.result()[0]["reason"] == "timeout"
+    assert pending.done()
+
+
+def test_wrong_arguments(pool: VerifierPool):
+    with pytest.raises(ValueError, match="data_source='nowhere': must be one of"):
+        pool.submit_batch(["nowhere"], ["5"], ["5"])
+    with pytest.raises(ValueError, match=r"batch=\[1, 2, 1, 2\]"):
+        pool.submit_batch(["math"], ["5", "6"], ["5"])
+
+
+HOSTILE = {
+    "nested braces": (r"\boxed{" + "{" * 5000 + "5" + "}" * 5000 + "}", "different"),
+    "nested boxes": (r"\boxed{" * 50_000 + "5" + "}" * 50_000, "different"),
+    "unclosed boxes": (r"\boxed{" * 50_000, "missing"),
+    "stray braces": ("}" * 1_000_000 + r"\boxed{7}", "different"),
+    "a megabyte of digits": (r"\boxed{" + "9" * 1_000_000 + "}", "different"),
+    "a megabyte of terms": (r"\boxed{" + "x+" * 500_000 + "1}", "different"),
+    "power tower": (r"\boxed{10^{10^{10}}}", "timeout"),
+    "tiny power": (r"\boxed{10^{-999999999}}", None),
+    "factorials": (r"\boxed{((((9!)!)!)!)!}", "timeout"),
+    "binomial": (r"\boxed{\binom{10^9}{5\cdot10^8}}", None),
+    "sum": (r"\boxed{\sum_{i=1}^{10^{12}} \frac{1}{i^3+\sin i}}", None),
+    "integral": (r"\boxed{\int_0^1 \sin(\sin(\sin(x^x))) e^{x^x} dx}", None),
+    "expansion": (r"\boxed{(a+b+c+d+e+f+g)^{60}}", None),
+    "nested roots": (r"\boxed{" + r"\sqrt{2+" * 40 + "2" + "}" * 40 + "}", None),
+    "parentheses": (r"\boxed{" + "(" * 180 + "5" + ")" * 180 + "}", None),
+    "null byte": ("\\boxed{5\x00}", "different"),
+    "null bytes": ("\x00" * 10_000, "missing"),
+    "right to left": ("\\boxed{\u202e7\u202c \u0661\u0662}", "different"),
+    "lone surrogate": ("\\boxed{\ud800}", "different"),
+    "macro": (r"\boxed{\def\a{\a\a}\a}", "different"),
+    "code": (r"The answer is __import__('os').kill(1, 9)", "different"),
+}
+"""Name -> response, and the reason for its verdict where every machine reaches the same within the limit."""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_response(pool: VerifierPool, name: str):
+    solution, reason = HOSTILE[name]
+    start = time.perf_counter()
+    score = score_one(pool, solution)
+    assert time.perf_counter() - start < TIME_LIMIT_S + 5
+    assert not score["correctness"]
+    assert score["reason"] in ({"different", "timeout", "memory", "crash"} if reason is None else {reason})
+    assert score_one(pool, r"\boxed{\frac{3}{6}}")["reason"] == "equivalent"
+
+
+def test_close_ends_the_processes(misbehaving: Path, tmp_path: Path):
+    pid_file = tmp_path / "pid"
+    pool = VerifierPool(RewardScoreConfig("mix", 1, 600.0, 512))
+    pending = pool.submit_batch(["misbehaving"], ["hang"], ["7"], [{"pid_file": str(pid_file)}])
+    assert eventually(pid_file.exists)
+    pool.close()
+    assert eventually(lambda: not is_alive(int(pid_file.read_text())))
+    with pytest.raises(RuntimeError, match="the verifier pool is closed"):
+        pending.result()
+    with pytest.raises(RuntimeError, match="the verifier pool is closed"):
+        pool.submit_batch(["math"], ["5"], ["5"])
+    pool.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="relies on prctl")
+def test_processes_do_not_outlive_a_killed_parent(misbehaving: Path, tmp_path: Path):
+    pid_file = tmp_path / "pid"
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        from verl.config.signal import RewardScoreConfig
+        from verl.rewards import register_verifier
+        from verl.rewards.pool import VerifierPool
+
+        if __name__ == "__main__":
+            register_verifier("misbehaving", "misbehaving_verifier:misbehave")
+            pool = VerifierPool(RewardScoreConfig("mix", 1, 600.0, 512))
+            pool.score_batch(["misbehaving"], ["hang in C"], ["7"], [{{"pid_file": {str(pid_file)!r}}}])
+        """)
+    )
+    path = os.pathsep.join([str(ROOT), str(misbehaving)])
+    parent = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": path})
+    try:
+        assert eventually(lambda: pid_file.exists() and pid_file.read_text() != "", 30)
+        worker = int(pid_file.read_text())
+        assert is_alive(worker)
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    assert eventually(lambda: not is_alive(worker))

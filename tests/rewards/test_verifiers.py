@@ -1,0 +1,116 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from verl.rewards.arithmetic import verify_arithmetic
+from verl.rewards.gsm8k import verify_gsm8k
+from verl.rewards.math import equivalent, verify_math
+from verl.rewards.score import Verdict
+
+GSM8K_TEST = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gsm8k" / "test.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "same"),
+    [
+        (r"\frac{1}{2}", "0.5", True),
+        (r"\frac{1}{2}", r"\frac12", True),
+        (r"\frac{1}{2}", "1/2", True),
+        ("(x+1)^2", "x^2+2x+1", True),
+        (r"\{1,2\}", r"\{2,1\}", True),
+        ("(1,2)", "(2,1)", False),
+        (r"2\sqrt{3}", r"\sqrt{12}", True),
+        ("5", "x=5", True),
+        ("5", r"5\text{ cm}", True),
+        (r"90^\circ", "90", True),
+        (r"\text{Evelyn}", "Evelyn", True),
+        (r"\text{(A)}", "A", True),
+        (r"\text{(A)}", "B", False),
+        ("[0,1)", "[0,1]", False),
+        (r"3\pi", "9.42", False),
+        ("5", r"\frac{", False),
+        ("5", "", False),
+    ],
+)
+def test_equivalent(truth: str, answer: str, same: bool):
+    assert equivalent(answer, truth) is same
+
+
+@pytest.mark.parametrize(
+    ("solution", "truth", "verdict"),
+    [
+        (r"\boxed{42}", "42", Verdict(True, True, "exact", "42")),
+        (r"\boxed{43}", "42", Verdict(False, True, "different", "43")),
+        (r"\boxed{\frac{2}{4}}", r"\frac{1}{2}", Verdict(True, True, "equivalent", r"\frac{2}{4}")),
+        (r"\boxed{x+1}", "x+2", Verdict(False, True, "different", "x+1")),
+        ("The answer is $x+1$.", "1+x", Verdict(True, False, "equivalent", "$x+1$")),
+        ("It is 42", "42", Verdict(True, False, "exact", "42")),
+        ("no idea", "42", Verdict(False, False, "missing", "")),
+    ],
+)
+def test_verify_math(solution: str, truth: str, verdict: Verdict):
+    assert verify_math(solution, truth) == verdict
+
+
+def test_quick_leaves_algebra_to_others():
+    assert verify_math(r"\boxed{x+1}", "1+x", quick=True) is None
+    assert verify_math(r"\boxed{3}", "4", quick=True) == Verdict(False, True, "different", "3")
+    assert verify_gsm8k(r"\boxed{\frac{36}{2}}", "18", quick=True) is None
+    assert verify_gsm8k(r"\boxed{18 dollars}", "18", quick=True) == Verdict(True, True, "exact", "18 dollars")
+
+
+@pytest.mark.parametrize(
+    ("solution", "truth", "correct"),
+    [
+        ("6 * 3 = 18\n#### 18", "18", True),
+        (r"\boxed{\$18}", "18", True),
+        (r"\boxed{18 \text{ clips}}", "18", True),
+        (r"\boxed{18 dollars per day}", "18", True),
+        (r"\boxed{x = 18}", "18", True),
+        (r"\boxed{18.00}", "18", True),
+        (r"\boxed{1,800}", "1800", True),
+        (r"\boxed{\frac{36}{2}}", "18", True),
+        (r"\boxed{\sqrt{18}}", "18", False),
+        (r"\boxed{18^2}", "18", False),
+        (r"\boxed{1/18}", "18", False),
+        (r"\boxed{17}", "18", False),
+        (r"\boxed{18, 19}", "18", False),
+        ("She makes 18 dollars.", "18", True),
+        ("", "18", False),
+    ],
+)
+def test_verify_gsm8k(solution: str, truth: str, correct: bool):
+    verdict = verify_gsm8k(solution, truth)
+    assert verdict is not None and verdict.correct is correct
+
+
+@pytest.mark.parametrize(
+    ("solution", "verdict"),
+    [
+        (r"1+1=02 \boxed{12}", Verdict(True, True, "exact", "12")),
+        (r"\boxed{012}", Verdict(True, True, "exact", "012")),
+        (r"\boxed{\frac{24}{2}}", Verdict(False, True, "different", r"\frac{24}{2}")),
+        ("10+2=12", Verdict(True, False, "exact", "12")),
+        ("", Verdict(False, False, "missing", "")),
+    ],
+)
+def test_verify_arithmetic(solution: str, verdict: Verdict):
+    assert verify_arithmetic(solution, "12") == verdict
+    assert verify_arithmetic(solution, "12", quick=True) == verdict
+
+
+@pytest.mark.skipif(not GSM8K_TEST.exists(), reason=f"the GSM8K sample is not at {GSM8K_TEST}")
+def test_published_gsm8k_solutions():
+    rows = [json.loads(line) for line in GSM8K_TEST.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) > 1000
+    truths = [row["answer"].rpartition("####")[2].strip() for row in rows]
+    solutions = [row["answer"] for row in rows]
+    shifted = truths[1:] + truths[:1]
+
+    def share_correct(truths: list[str]) -> float:
+        verdicts = [verify_gsm8k(solution, truth) for solution, truth in zip(solutions, truths, strict=True)]
+        return sum(verdict is not None and verdict.correct for verdict in verdicts) / len(verdicts)
+
+    assert share_correct(truths) >= 0.99
+    assert share_correct(shifted) <= 0.03
