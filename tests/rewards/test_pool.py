@@ -15,7 +15,7 @@ from verl.rewards.registry import VERIFIERS
 from verl.rewards.score import Score
 
 ROOT = Path(__file__).resolve().parents[2]
-TIME_LIMIT_S = 1.0
+TIME_LIMIT_S = 1.5
 
 MISBEHAVING = r'''
 import os

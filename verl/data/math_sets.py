@@ -92,8 +92,12 @@ def _local_rows(folder: Path, split: str) -> Iterable[Row]:
 
 def _hub_rows(math_set: MathSet, split: str, subset: str) -> Iterable[Row]:
     if subset:
-        return load_dataset(math_set.hub_id, data_files={split: f"{subset}/{split}.parquet"}, split=split)
-    return load_dataset(math_set.hub_id, math_set.config or None, split=split)
+        rows: Iterable[Row] = load_dataset(
+            math_set.hub_id, data_files={split: f"{subset}/{split}.parquet"}, split=split
+        )
+    else:
+        rows = load_dataset(math_set.hub_id, math_set.config or None, split=split)
+    return rows
 
 
 def _read_gsm8k(row: Row) -> Example:
@@ -119,11 +123,13 @@ def _read_jsonl(path: Path) -> list[Row]:
 
 
 def _read_json(path: Path) -> list[Row]:
-    return json.loads(path.read_text(encoding="utf-8"))
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))
+    return rows
 
 
 def _read_parquet(path: Path) -> list[Row]:
-    return pq.read_table(path).to_pylist()
+    rows: list[Row] = pq.read_table(path).to_pylist()
+    return rows
 
 
 LOCAL_READERS: dict[str, Callable[[Path], list[Row]]] = {

@@ -37,8 +37,10 @@ def verify_math(
 
 def equivalent(answer: str, ground_truth: str) -> bool:
     """Whether two LaTeX expressions mean the same; False where one of them cannot be read. May take for ever."""
-    return verify(_parse(ground_truth), _parse(answer), timeout_seconds=None)
+    same: bool = verify(_parse(ground_truth), _parse(answer), timeout_seconds=None)
+    return same
 
 
 def _parse(latex: str) -> list[Any]:
-    return parse(f"${latex.replace('$', '')}$", extraction_config=_LATEX, parsing_timeout=None)
+    expressions: list[Any] = parse(f"${latex.replace('$', '')}$", extraction_config=_LATEX, parsing_timeout=None)
+    return expressions

@@ -5,7 +5,6 @@ numbers. Only what needs algebra is then verified one response a message, each u
 """
 
 import ctypes
-import importlib
 import logging
 import multiprocessing
 import os
@@ -25,7 +24,7 @@ from pebble import ProcessExpired, ProcessPool
 from verl.config.checks import require
 from verl.config.signal import RewardScoreConfig
 from verl.rewards.answers import extract_boxed
-from verl.rewards.registry import final_verdict, load_verifier, verifier_path
+from verl.rewards.registry import compute_score, final_verdict, load_verifier, verifier_path
 from verl.rewards.score import Score, Verdict, score_of
 
 logger = logging.getLogger(__name__)
@@ -43,8 +42,8 @@ MAX_STARTS = 3
 PR_SET_PDEATHSIG = 1
 """``prctl`` option of Linux: the signal sent to this process when the thread that started it ends."""
 
-PRELOADED = "verl.rewards.math"
-"""Imported before the first response, so that its time limit pays for no import."""
+WARM_UP = ("math", r"\boxed{x^2+2x+1}", "(x+1)^2")
+"""Scored before the first response, so that its time limit pays for no import and no filling of sympy's caches."""
 
 
 class Job(NamedTuple):
@@ -242,7 +241,7 @@ def _prepare_process(memory_limit_mb: int) -> None:
     # A process deep in a C call (an integer power) never reaches a Python signal handler; the default action ends it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    importlib.import_module(PRELOADED)
+    compute_score(*WARM_UP)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         # Nobody would end a hanging process whose parent was killed.

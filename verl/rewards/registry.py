@@ -59,7 +59,8 @@ def verifier_path(data_source: str) -> str:
 def load_verifier(path: str) -> Verifier:
     """The function that ``module:function`` names."""
     module, _, function = path.partition(":")
-    return getattr(importlib.import_module(module), function)
+    verifier: Verifier = getattr(importlib.import_module(module), function)
+    return verifier
 
 
 def compute_score(
