@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("data/tiny_model"))
     parser.add_argument("--data", type=Path, default=Path("data/arithmetic"), help="folder of sft_{train,val}.parquet")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", type=float, default=0.36, help="held-out sequence probability to stop at")
+    parser.add_argument("--target", type=float, default=0.38, help="held-out sequence probability to stop at")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of configs/sft.yaml")
     args = parser.parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -38,10 +38,11 @@ def arithmetic_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def small_config(tiny_model: Path, arithmetic_prompts: Path, tmp_path: Path) -> PPOConfig:
+@pytest.fixture(scope="session")
+def small_config(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> PPOConfig:
     """The main job's config cut down to seconds: 4 prompts a step, 4 responses of at most 12 tokens, 1 worker."""
-    return load_config(PPOConfig, "ppo_trainer", small_overrides(tiny_model, arithmetic_prompts, tmp_path / "run"))
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return load_config(PPOConfig, "ppo_trainer", small_overrides(tiny_model, arithmetic_prompts, folder))
 
 
 def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:
@@ -69,7 +70,7 @@ def ray_session() -> Iterator[None]:
     """A local Ray cluster for the tests of this process."""
     from verl.trainer.launch import ray_cluster
 
-    with ray_cluster(world_size=2, device_type="cpu"):
+    with ray_cluster(world_size=5, device_type="cpu"):
         yield
 
 

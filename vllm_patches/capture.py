@@ -33,13 +33,13 @@ class CaptureOptions:
         unknown = set(raw) - {"layers"}
         if unknown:
             raise ValueError(f"additional_config['hidden_states'] has unknown options {sorted(unknown)}; known: ['layers']")
-        layers = tuple(raw.get("layers", (-1,)))
-        if layers != (-1,):
+        layers = raw.get("layers", [-1])
+        if layers not in ([-1], (-1,)):
             raise ValueError(
-                f"additional_config['hidden_states']['layers']={list(layers)}: only the state after the final norm, "
+                f"additional_config['hidden_states']['layers']={layers}: only the state after the final norm, "
                 "[-1], can be captured"
             )
-        return cls(layers)
+        return cls(tuple(layers))
 
 
 class HiddenStateCapture:

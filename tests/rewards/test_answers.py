@@ -71,6 +71,7 @@ def test_extract_gsm8k(text: str, number: str | None):
         ("The ANSWER is: **12**", "12", False),
         ("First the answer is 5. No, the answer is 6", "6", False),
         ("The answer is\n", None, False),
+        ("answer is \x1f", None, False),
         ("2 + 2 = 4, thus 5 - 1", "1", False),
         ("it costs 1,250.75 dollars", "1250.75", False),
         ("the points (1,2,7)", "7", False),

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from verl.config.ppo import SamplingConfig
 from verl.protocol import PolicyBatch, PromptBatch
 from verl.workers.forward import position_ids
 from verl.workers.fsdp import full_parameters
@@ -15,8 +14,9 @@ class ProbeWorker(HybridWorker):
 
     def gradients(self, batch: PolicyBatch, num_tokens: int) -> dict[str, Tensor]:
         """Full gradients of one update, without applying it."""
-        self.actor.optimizer.step = lambda: None  # type: ignore[method-assign]
+        apply, self.actor.optimizer.step = self.actor.optimizer.step, lambda: None  # type: ignore[method-assign]
         self.actor.update(batch, num_tokens)
+        self.actor.optimizer.step = apply  # type: ignore[method-assign]
         shards = self.actor.model.named_parameters()
         return {name: parameter.grad.full_tensor() for name, parameter in shards}
 
@@ -47,7 +47,3 @@ class ProbeWorker(HybridWorker):
             ids = torch.cat([ids, logits[:, -1:].argmax(dim=-1)], dim=1)
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
         return ids[:, -num_tokens:]
-
-    def rollout_fingerprint(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> Tensor:
-        """Tokens sampled for these prompts."""
-        return self.generate(prompts, sampling, seed).responses

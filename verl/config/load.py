@@ -8,12 +8,13 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 """The folder of the shipped YAML files."""
 
 ConfigT = TypeVar("ConfigT")
+_NO_VALUE = "has no value; set it in the YAML or on the command line"
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -28,9 +29,12 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
         ConfigError: for an unknown or missing key, a value of the wrong type, or an inconsistent combination.
     """
     try:
-        return _build(schema, OmegaConf.to_container(tree, resolve=True, throw_on_missing=True), "")
+        config: ConfigT = _build(schema, OmegaConf.to_container(tree, resolve=True, throw_on_missing=True), "")
+        return config
     except ConfigError:
         raise
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key}: {_NO_VALUE}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
     except ValueError as error:
@@ -98,7 +102,7 @@ def _build(schema: Any, values: Any, path: str) -> Any:
             raise ConfigError(f"{prefix}{key}={value!r}: unknown key; {mend}")
     for key in hints:
         if key not in values:
-            raise ConfigError(f"{prefix}{key}: has no value; set it in the YAML or on the command line")
+            raise ConfigError(f"{prefix}{key}: {_NO_VALUE}")
     return schema(**{key: _convert(hint, values[key], f"{prefix}{key}") for key, hint in hints.items()})
 
 

@@ -115,11 +115,11 @@ class RolloutConfig:
     dtype: str
     """vLLM's weight precision: ``auto`` (float32 on CPU, bfloat16 on GPU), ``float32``, ``bfloat16`` or ``float16``."""
     enforce_eager: bool
-    """Run without CUDA graphs and compilation. On CPU this also spares the need for a C++ compiler."""
+    """Run without CUDA graphs and compilation. A CPU engine always does: compiling there takes a C++ compiler."""
     gpu_memory_utilization: float
     """Share of the GPU's memory that vLLM takes, weights included. Not used on CPU."""
     kv_cache_memory_mb: int
-    """Size of the KV cache in MiB per worker; 0 lets vLLM derive it from ``gpu_memory_utilization`` (GPU only)."""
+    """Size of the KV cache in MiB per worker. 0: what ``gpu_memory_utilization`` leaves on GPU, 512 MiB on CPU."""
     max_num_seqs: int
     """Most sequences decoded at once per worker."""
     max_num_batched_tokens: int

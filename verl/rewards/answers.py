@@ -86,7 +86,7 @@ def _extract_stated(text: str) -> str | None:
     tail = text[-TAIL_CHARS:]
     ends = [stated.end() for stated in _ANSWER_IS.finditer(tail)]
     if ends:
-        answer = _SENTENCE_END.split(tail[ends[-1] :], maxsplit=1)[0].strip(" \t:=*")
+        answer = _SENTENCE_END.split(tail[ends[-1] :], maxsplit=1)[0].strip().strip(" \t:=*").strip()
         if answer:
             return answer
     numbers = numbers_in(tail)

@@ -3,7 +3,6 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from verl.config.load import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.rewards.pool import VerifierPool
@@ -36,8 +35,6 @@ def run_ppo(config: PPOConfig) -> None:
         WorkerError: a worker raised or died.
     """
     device_type = resolve_device(config.device)
-    if device_type == "cpu" and config.rollout.kv_cache_memory_mb == 0:
-        raise ConfigError("rollout.kv_cache_memory_mb=0: on CPU the KV cache needs a size; set it, for example to 1024")
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     data, pad_token_id, world_size = config.data, tokenizer.pad_token_id, config.trainer.world_size
     train_set = PromptDataset(data.train_files, tokenizer, data.max_prompt_length, data.truncation)
@@ -68,7 +65,7 @@ def run_ppo(config: PPOConfig) -> None:
             trainer.nnodes,
             trainer.n_gpus_per_node,
             device_type,
-            engine_environment(device_type, config.rollout.enforce_eager),
+            engine_environment(device_type),
         )
         stack.callback(workers.close)
         stack.enter_context(display)

@@ -3,7 +3,7 @@
 import os
 
 
-def engine_environment(device_type: str, enforce_eager: bool) -> dict[str, str]:
+def engine_environment(device_type: str) -> dict[str, str]:
     """Environment of a worker process that holds a vLLM engine; what the user has set already is kept."""
     wanted = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine must share its process with the trained model
@@ -11,7 +11,7 @@ def engine_environment(device_type: str, enforce_eager: bool) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    if device_type == "cpu" and enforce_eager:
+    if device_type == "cpu":
         # vLLM compiles some helpers even in eager mode; on CPU that takes a C++ compiler and 15 s at the first batch.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
     return {name: os.environ.get(name, value) for name, value in wanted.items()}

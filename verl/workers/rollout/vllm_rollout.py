@@ -17,6 +17,9 @@ from verl.protocol import PromptBatch, RolloutBatch, stack_layer_metrics
 
 RankMetrics = Callable[[Tensor, Tensor], dict[str, dict[str, Tensor]]]
 """``(hidden_states [B, T, L, D], mask [B, T]) -> {layer: {name: [B]}}``, as ``RepresentationMetricsCalculator``."""
+CPU_KV_CACHE_MB = 512
+"""KV cache of a CPU engine where the config leaves its size open, MiB."""
+
 
 class VLLMRollout:
     """Samples responses with log-probabilities, and rank metrics where a calculator is given."""
@@ -35,18 +38,19 @@ class VLLMRollout:
         self.pad_token_id = pad_token_id
         self.max_response_length = data.max_response_length
         self.rank_metrics = rank_metrics
-        dtype = "float32" if config.dtype == "auto" and device_type == "cpu" else config.dtype
+        on_cpu = device_type == "cpu"
+        kv_cache_memory_mb = config.kv_cache_memory_mb or (CPU_KV_CACHE_MB if on_cpu else 0)
         options: dict[str, Any] = {}
-        if config.kv_cache_memory_mb:
-            options["kv_cache_memory_bytes"] = config.kv_cache_memory_mb << 20
+        if kv_cache_memory_mb:
+            options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20
         if rank_metrics is not None:
             options["additional_config"] = {"hidden_states": {"layers": [-1]}}
         self.engine = LLM(
             model_path,
-            dtype=dtype,
+            dtype="float32" if config.dtype == "auto" and on_cpu else config.dtype,
             trust_remote_code=trust_remote_code,
             distributed_executor_backend="external_launcher",
-            enforce_eager=config.enforce_eager,
+            enforce_eager=config.enforce_eager or on_cpu,
             gpu_memory_utilization=config.gpu_memory_utilization,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,

@@ -1,0 +1,233 @@
+"""Configs that load, and the message of each that does not."""
+
+import ast
+import os
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, load_config
+from verl.config.load import parse_run_config
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENTS = sorted(path.stem for path in (CONFIG_DIR / "experiment").glob("*.yaml"))
+HEAVY = {"torch", "vllm", "ray", "transformers", "tensordict"}
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_loads(experiment: str):
+    config = load_config(PPOConfig, "ppo_trainer", [f"experiment={experiment}"])
+    assert config.trainer.experiment_name == experiment
+
+
+def test_every_yaml_is_the_default_or_in_a_group_that_loads():
+    # A file added to configs/ that nothing above composes would otherwise rot unseen.
+    for path in CONFIG_DIR.glob("*/*.yaml"):
+        if path.parent.name != "experiment":
+            load_config(PPOConfig, "ppo_trainer", [f"{path.parent.name}={path.stem}"])
+    assert {path.stem for path in CONFIG_DIR.glob("*.yaml")} == {"ppo_trainer", "sft"}
+    assert load_config(SFTConfig, "sft").data.messages_key == "messages"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+data.shufle=1", "data.shufle=1: unknown key; did you mean data.shuffle?"),
+        (
+            "+rollout.val_kwargs.temprature=1",
+            "rollout.val_kwargs.temprature=1: unknown key; did you mean rollout.val_kwargs.temperature?",
+        ),
+        ("+zzz=1", "zzz=1: unknown key; known here: device, seed, data, model, actor"),
+        ("seed=eight", "seed='eight': must be an integer, not str"),
+        ("seed=1.5", "seed=1.5: must be an integer, not float"),
+        ("data.shuffle=1", "data.shuffle=1: must be true or false, not int"),
+        ("data.truncation=1", "data.truncation=1: must be text, not int"),
+        ("rollout.n=null", "rollout.n=None: must be an integer, not NoneType"),
+        ("actor.optim.betas=[0.9,x]", "actor.optim.betas[1]='x': must be a number, not str"),
+        ("rollout.n=???", "rollout.n: has no value; set it in the YAML or on the command line"),
+        ("~rollout.n", "rollout.n: has no value; set it in the YAML or on the command line"),
+        ("rollout.n=${nowhere}", "rollout.n: Interpolation key 'nowhere' not found"),
+        (
+            "data.train_batch_size=50",
+            "data.train_batch_size=50: must be divisible by actor.ppo_mini_batch_size=24; the nearest value that is: 48",
+        ),
+        (
+            "trainer.n_gpus_per_node=5",
+            "data.train_batch_size=48: must be divisible by trainer.nnodes*trainer.n_gpus_per_node=5; "
+            "the nearest value that is: 50",
+        ),
+        (
+            "trainer.n_gpus_per_node=16",
+            "actor.ppo_mini_batch_size=24: must be divisible by trainer.nnodes*trainer.n_gpus_per_node=16; "
+            "the nearest value that is: 32",
+        ),
+        ("rollout.n=1", "rollout.n=1: GRPO needs at least 2 responses per prompt; set rollout.n>=2"),
+        ("algorithm.adv_estimator=grop", "algorithm.adv_estimator='grop': must be one of grpo; did you mean 'grpo'?"),
+        (
+            "calculator.enable=false",
+            "calculator.enable=False: rank shaping needs rank metrics; set calculator.enable=true, or "
+            "reward_manager.add_reward=false and reward_manager.add_adv=false",
+        ),
+        (
+            "calculator.compute_diff=false",
+            "reward_manager.indicator_names='Effective Rank diff 2': the calculator gives ['Effective Rank']; "
+            "extend calculator.metric_indices or set calculator.compute_diff=true",
+        ),
+        (
+            "reward_manager.w_explore=[1.0]",
+            "reward_manager.w_explore=[1.0]: needs one weight per indicator, 3: ['Effective Rank diff 2', ",
+        ),
+        ("calculator.metric_indices=[5]", "calculator.metric_indices=[5]: indices run from 0 to 4: ['Response Entropy"),
+        ("rollout.top_p=0", "rollout.top_p=0.0: must be in (0, 1]"),
+        ("rollout.val_kwargs.temperature=0", "rollout.val_kwargs.n=2: greedy decoding (temperature=0) gives one"),
+        ("trainer.logger=wandbb", "trainer.logger='wandbb': must be one of console, tensorboard, wandb; did you mean"),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_value_and_mend(override: str, message: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(PPOConfig, "ppo_trainer", [override])
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_switching_rank_shaping_off_needs_no_calculator():
+    config = load_config(PPOConfig, "ppo_trainer", ["experiment=grpo", "calculator.enable=false"])
+    assert not config.calculator.enable
+
+
+def test_stopping_early_needs_held_out_conversations():
+    with pytest.raises(ConfigError, match=r"trainer\.stop_at_sequence_probability=0\.5: .* set data\.val_files"):
+        load_config(SFTConfig, "sft", ["trainer.stop_at_sequence_probability=0.5", "data.val_files=[]"])
+
+
+def test_integers_pass_as_floats_and_a_lone_element_as_a_list():
+    config = load_config(PPOConfig, "ppo_trainer", ["rollout.temperature=2", "trainer.logger=wandb"])
+    assert config.rollout.temperature == 2.0 and type(config.rollout.temperature) is float
+    assert config.trainer.logger == ["wandb"]
+
+
+def test_a_config_cannot_be_changed():
+    config = load_config(PPOConfig, "ppo_trainer")
+    with pytest.raises(FrozenInstanceError):
+        config.seed = 1  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        config.actor.optim.lr = 1.0  # type: ignore[misc]
+
+
+@pytest.fixture
+def run_tree(tmp_path: Path):
+    """A config whose model, data and run folder are in order, as the tree that Hydra hands over."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "train.parquet").touch()
+    config = OmegaConf.load(CONFIG_DIR / "sft.yaml")
+    del config["defaults"], config["hydra"]
+    config.model = OmegaConf.load(CONFIG_DIR / "model" / "tiny.yaml")
+    config.model.path = str(tmp_path / "model")
+    config.data.train_files = [str(tmp_path / "train.parquet")]
+    config.data.val_files = []
+    config.trainer.default_local_dir = str(tmp_path / "run")
+    return config
+
+
+def test_a_run_config_in_order_passes(run_tree, tmp_path: Path):
+    (tmp_path / "run").mkdir()  # an empty folder is free
+    assert parse_run_config(SFTConfig, run_tree).model.path == str(tmp_path / "model")
+
+
+@pytest.mark.parametrize("field", ["train_files", "val_files"])
+def test_a_missing_data_file_is_named(run_tree, field: str):
+    run_tree.data[field] = ["nowhere/x.parquet"]
+    with pytest.raises(ConfigError, match=rf"^data\.{field}='nowhere/x\.parquet': no such file; .* or set it$"):
+        parse_run_config(SFTConfig, run_tree)
+
+
+def test_a_missing_model_folder_is_named(run_tree, tmp_path: Path):
+    (tmp_path / "model" / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"^model\.path='.*/model': no config\.json there; .* or a hub id such as"):
+        parse_run_config(SFTConfig, run_tree)
+
+
+def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run_tree.model.path = "Qwen/Qwen2.5-1.5B"
+    assert parse_run_config(SFTConfig, run_tree).model.path == "Qwen/Qwen2.5-1.5B"
+    # The same spelling is a folder as soon as its parent exists here.
+    (tmp_path / "Qwen").mkdir()
+    with pytest.raises(ConfigError, match=r"^model\.path='Qwen/Qwen2\.5-1\.5B': no config\.json there"):
+        parse_run_config(SFTConfig, run_tree)
+
+
+def test_a_run_does_not_overwrite_another(run_tree, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"^trainer\.default_local_dir='.*/run': already holds a run; name another"):
+        parse_run_config(SFTConfig, run_tree)
+
+
+def dataclasses_of(path: Path) -> list[ast.ClassDef]:
+    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    return [node for node in classes if any("dataclass" in ast.unparse(d) for d in node.decorator_list)]
+
+
+def undocumented_fields(cls: ast.ClassDef, nested: set[str]) -> list[str]:
+    """Fields that are followed by no docstring and whose type is not a config of its own."""
+    missing = []
+    for statement, following in zip(cls.body, [*cls.body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.annotation) not in nested:
+            value = following.value if isinstance(following, ast.Expr) else None
+            if not (isinstance(value, ast.Constant) and isinstance(value.value, str)):
+                missing.append(f"{cls.name}.{ast.unparse(statement.target)}")
+    return missing
+
+
+def test_every_option_says_what_it_does():
+    classes = [cls for path in (ROOT / "verl" / "config").glob("*.py") for cls in dataclasses_of(path)]
+    names = {cls.name for cls in classes}
+    assert {"PPOConfig", "SFTConfig", "OptimConfig", "RewardManagerConfig"} <= names
+    assert [field for cls in classes for field in undocumented_fields(cls, names)] == []
+
+
+def run_main(folder: Path, *arguments: str) -> tuple[int, str, list[str], set[str]]:
+    """Run ``main_ppo`` in ``folder``: exit code, stdout, lines of stderr, and the top-level packages it imported."""
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "verl.trainer.main_ppo", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    imported, errors = set(), []
+    for line in result.stderr.splitlines():
+        if line.startswith("import time:"):
+            imported.add(line.rpartition("|")[2].strip().partition(".")[0])
+        else:
+            errors.append(line)
+    assert "hydra" in imported  # else the import log was misread, and no heavy import would ever be seen
+    return result.returncode, result.stdout, errors, imported
+
+
+def test_showing_the_config_loads_nothing_heavy(tmp_path: Path):
+    code, output, errors, imported = run_main(tmp_path, "--cfg", "job")
+    assert (code, errors) == (0, [])
+    assert "\n  train_batch_size: 48\n" in output
+    assert imported & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("rollout.n=1", "error: rollout.n=1: GRPO needs at least 2 responses per prompt; set rollout.n>=2"),
+        ("+data.shufle=1", "error: data.shufle=1: unknown key; did you mean data.shuffle?"),
+    ],
+)
+def test_a_wrong_config_ends_the_run_at_once_in_one_line(tmp_path: Path, argument: str, message: str):
+    code, _, errors, imported = run_main(tmp_path, argument)
+    assert (code, errors) == (1, [message])
+    assert imported & HEAVY == set()
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind, no log of Hydra's either

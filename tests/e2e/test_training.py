@@ -1,0 +1,164 @@
+"""The entry points from start to finish, and what they leave behind when they are stopped in the middle."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, small_overrides
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from verl.trainer.tracking import TIMING_PREFIXES
+
+pytestmark = pytest.mark.e2e
+
+MARKER = "VERL_TEST_RUN"
+"""Environment variable that every process of a run inherits, by which survivors are found."""
+
+NAMESPACE = ["unshare", "--mount", "--map-root-user"]
+"""Prefix of a command that may mount a file system of its own."""
+
+
+class Run:
+    """A training process in a process group of its own, as a terminal would start it."""
+
+    def __init__(self, overrides: list[str], log: Path, prefix: tuple[str, ...] = ()) -> None:
+        self.identity = uuid.uuid4().hex
+        self.log = log
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
+            cwd=ROOT,
+            env=os.environ | {MARKER: self.identity},
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def wait_for_line(self, text: str, timeout_s: float = 240) -> None:
+        """Until the output holds ``text``."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.log.read_text():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.log.read_text()}"
+            time.sleep(0.1)
+
+    def finish(self, timeout_s: float = 240) -> int:
+        return self.process.wait(timeout_s)
+
+    def processes(self) -> dict[int, str]:
+        """Living processes of this run: id -> command line."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARKER}={self.identity}".encode() in (folder / "environ").read_bytes():
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+        return found
+
+    def assert_nothing_left(self, folder: Path) -> None:
+        """No process lives on, and no checkpoint is there that is not complete."""
+        deadline = time.monotonic() + 20
+        while (survivors := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not survivors
+        assert not list(folder.glob(".*unfinished"))
+        for checkpoint in folder.glob("global_step_*"):
+            load_file(checkpoint / "actor" / "huggingface" / "model.safetensors")
+            assert json.loads((checkpoint / "trainer_state.json").read_text())["step"] > 0
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if not name.startswith(TIMING_PREFIXES)}
+        for line in lines
+    ]
+
+
+def test_same_seed_same_metrics_and_the_export_trains_on(tiny_model, arithmetic_prompts, tmp_path):
+    folders = [tmp_path / "first", tmp_path / "second", tmp_path / "onward"]
+    for folder in folders[:2]:
+        overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), "trainer.n_gpus_per_node=2"]
+        run = Run(overrides, tmp_path / f"{folder.name}.log")
+        assert run.finish() == 0, run.log.read_text()
+        run.assert_nothing_left(folder)
+    first, second = records(folders[0]), records(folders[1])
+    assert first == second
+    assert [record["step"] for record in first] == [0, 1, 2]
+    assert {"val/pass@1", "val/arithmetic/pass@1"} <= set(first[0]) & set(first[2])
+    for record in first[1:]:
+        assert record["rollout/logprob_abs_diff_max"] < 1e-3
+        assert record["reward_manager/shaped_token_share"] >= 0
+        assert record["cal/overall/layer_1/Effective Rank/mean"] >= 1
+
+    checkpoint = folders[0] / "global_step_2"
+    assert (folders[0] / "latest_checkpointed_iteration.txt").read_text() == "2\n"
+    summary = json.loads((folders[0] / "summary.json").read_text())
+    assert summary["steps"] == 2 and summary["after"]["val/pass@1"] == first[2]["val/pass@1"]
+    exported = AutoModelForCausalLM.from_pretrained(checkpoint / "actor" / "huggingface").state_dict()
+    initial = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
+    assert any(not torch.equal(exported[name], initial[name]) for name in initial)
+
+    # The exported folder is a model like any other: FSDP, vLLM and the tokenizer load it. Another world size, too.
+    overrides = small_overrides(checkpoint / "actor" / "huggingface", arithmetic_prompts, folders[2])
+    onward = Run([*overrides, "experiment=grpo", "trainer.total_training_steps=1"], tmp_path / "onward.log")
+    assert onward.finish() == 0, onward.log.read_text()
+    assert records(folders[2])[0]["val/response_length/mean"] == first[2]["val/response_length/mean"]
+    assert "reward_manager/shaped_token_share" not in records(folders[2])[1]
+
+
+@pytest.mark.parametrize("to_group", [True, False], ids=["ctrl-c", "sigint-to-driver"])
+def test_interrupt_leaves_nothing(to_group, tiny_model, arithmetic_prompts, tmp_path):
+    folder = tmp_path / "run"
+    overrides = small_overrides(tiny_model, arithmetic_prompts, folder)
+    long_run = ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=2"]
+    run = Run([*overrides, *long_run], tmp_path / "log")
+    run.wait_for_line("step 3/")
+    assert len(run.processes()) > 3
+    if to_group:
+        os.killpg(run.process.pid, signal.SIGINT)
+    else:
+        run.process.send_signal(signal.SIGINT)
+    assert run.finish() == 130, run.log.read_text()
+    run.assert_nothing_left(folder)
+    assert "interrupted" in run.log.read_text()
+
+
+def test_a_killed_worker_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):
+    folder = tmp_path / "run"
+    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), "trainer.n_gpus_per_node=2"]
+    long_run = ["trainer.total_training_steps=1000", "trainer.total_epochs=1000"]
+    run = Run([*overrides, *long_run], tmp_path / "log")
+    run.wait_for_line("step 1/")
+    workers = [process for process, command in run.processes().items() if command.startswith("ray::_Host")]
+    assert len(workers) == 2, run.processes()
+    os.kill(workers[0], signal.SIGKILL)
+    assert run.finish() == 1
+    assert "died in" in run.log.read_text()
+    run.assert_nothing_left(folder)
+
+
+def test_a_full_disk_while_saving_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):
+    if not shutil.which("unshare") or subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
+        pytest.skip("a file system of its own size needs unshare with user namespaces")
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir(), kept.mkdir()
+    # The model takes 3.4 MB, and the disk 2: what is left on it is copied out before the namespace ends.
+    script = f'mount -t tmpfs -o size=2m tmpfs {disk}; "$@"; code=$?; cp -a {disk}/. {kept}; exit $code'
+    overrides = small_overrides(tiny_model, arithmetic_prompts, disk / "run")
+    run = Run(overrides, tmp_path / "log", prefix=(*NAMESPACE, "sh", "-c", script, "sh"))
+    assert run.finish() == 1, run.log.read_text()
+    assert "No space left on device" in run.log.read_text()
+    run.assert_nothing_left(kept / "run")
+    assert not list((kept / "run").glob("global_step_*"))
+    assert not (kept / "run" / "latest_checkpointed_iteration.txt").exists()
+    assert len(records(kept / "run")) >= 2
