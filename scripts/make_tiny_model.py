@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("data/tiny_model"))
     parser.add_argument("--data", type=Path, default=Path("data/arithmetic"), help="folder of sft_{train,val}.parquet")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", type=float, default=0.38, help="held-out sequence probability to stop at")
+    parser.add_argument("--target", type=float, default=0.36, help="held-out sequence probability to stop at")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of configs/sft.yaml")
     args = parser.parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             *(sys.executable, "-m", "verl.trainer.main_sft", f"model.path={random_model}", f"seed={args.seed}"),
             f"data.train_files=[{args.data / 'sft_train.parquet'}]",
             f"data.val_files=[{args.data / 'sft_val.parquet'}]",
+            # Accuracy rises by some 5 points in 20 steps there, so the stop lands close above the target.
+            "trainer.test_freq=20",
             f"trainer.stop_at_sequence_probability={args.target}",
             *("trainer.experiment_name=warm_start", f"trainer.default_local_dir={run}"),
             *args.overrides,

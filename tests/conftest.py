@@ -30,7 +30,12 @@ def arithmetic_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     problems = ArithmeticTask().split("train", 16, seed=0)
     records = [
         rl_record(
-            data_source="arithmetic", question=p.question, ground_truth=p.answer, split="train", index=i, category=p.kind
+            data_source="arithmetic",
+            question=p.question,
+            ground_truth=p.answer,
+            split="train",
+            index=i,
+            category=p.kind,
         )
         for i, p in enumerate(problems)
     ]

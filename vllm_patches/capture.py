@@ -29,10 +29,14 @@ class CaptureOptions:
             ValueError: for an option or a layer that is not supported, naming those that are.
         """
         if not isinstance(raw, dict):
-            raise ValueError(f"additional_config['hidden_states']={raw!r}: must be a mapping such as {{'layers': [-1]}}")
+            raise ValueError(
+                f"additional_config['hidden_states']={raw!r}: must be a mapping such as {{'layers': [-1]}}"
+            )
         unknown = set(raw) - {"layers"}
         if unknown:
-            raise ValueError(f"additional_config['hidden_states'] has unknown options {sorted(unknown)}; known: ['layers']")
+            raise ValueError(
+                f"additional_config['hidden_states'] has unknown options {sorted(unknown)}; known: ['layers']"
+            )
         layers = raw.get("layers", [-1])
         if layers not in ([-1], (-1,)):
             raise ValueError(

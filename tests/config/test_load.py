@@ -44,6 +44,9 @@ def test_every_yaml_is_the_default_or_in_a_group_that_loads():
         ("+zzz=1", "zzz=1: unknown key; known here: device, seed, data, model, actor"),
         ("seed=eight", "seed='eight': must be an integer, not str"),
         ("seed=1.5", "seed=1.5: must be an integer, not float"),
+        # To Python a bool is an integer; to a user it is a slip.
+        ("seed=true", "seed=True: must be an integer, not bool"),
+        ("rollout.temperature=true", "rollout.temperature=True: must be a number, not bool"),
         ("data.shuffle=1", "data.shuffle=1: must be true or false, not int"),
         ("data.truncation=1", "data.truncation=1: must be text, not int"),
         ("rollout.n=null", "rollout.n=None: must be an integer, not NoneType"),
@@ -53,7 +56,8 @@ def test_every_yaml_is_the_default_or_in_a_group_that_loads():
         ("rollout.n=${nowhere}", "rollout.n: Interpolation key 'nowhere' not found"),
         (
             "data.train_batch_size=50",
-            "data.train_batch_size=50: must be divisible by actor.ppo_mini_batch_size=24; the nearest value that is: 48",
+            "data.train_batch_size=50: must be divisible by actor.ppo_mini_batch_size=24; the nearest "
+            "value that is: 48",
         ),
         (
             "trainer.n_gpus_per_node=5",

@@ -15,7 +15,7 @@ class ModelConfig:
     path: str
     """A Hugging Face model: a local folder or a hub id."""
     param_dtype: str
-    """Precision of matrix products in forward and backward: ``float32`` or ``bfloat16``; master weights stay float32."""
+    """Precision of matrix products, forward and backward: ``float32`` or ``bfloat16``; master weights stay float32."""
     attn_implementation: str
     """Attention kernel by its ``transformers`` name: ``sdpa``, ``eager``, ``flash_attention_2``, ..."""
     trust_remote_code: bool

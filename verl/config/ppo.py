@@ -27,7 +27,7 @@ class DataConfig:
     max_response_length: int
     """Longest response in tokens; generation stops there."""
     truncation: str
-    """A prompt that is too long: ``error`` stops before training, ``left`` drops its first tokens, ``right`` its last."""
+    """A prompt that is too long: ``error`` stops before training, ``left`` drops its head, ``right`` its tail."""
     shuffle: bool
     """Draw training prompts in a new random order each epoch, fixed by ``seed``."""
 
@@ -140,7 +140,9 @@ class RolloutConfig:
             self.gpu_memory_utilization,
             "must be in (0, 1)",
         )
-        require(self.kv_cache_memory_mb >= 0, "rollout.kv_cache_memory_mb", self.kv_cache_memory_mb, "must not be negative")
+        require(
+            self.kv_cache_memory_mb >= 0, "rollout.kv_cache_memory_mb", self.kv_cache_memory_mb, "must not be negative"
+        )
         require_positive("rollout.max_num_seqs", self.max_num_seqs)
         require_positive("rollout.max_num_batched_tokens", self.max_num_batched_tokens)
 
@@ -190,7 +192,7 @@ class PPOConfig:
     """Everything one run of ``verl.trainer.main_ppo`` depends on."""
 
     device: str
-    """``auto`` takes CUDA with nccl where there is a GPU and the CPU with gloo elsewhere; ``cpu`` or ``cuda`` force one."""
+    """``auto`` takes CUDA with nccl where there is a GPU, else the CPU with gloo; ``cpu`` or ``cuda`` force one."""
     seed: int
     """Seed of every random choice: prompt order, sampling, initialisation."""
     data: DataConfig
@@ -231,5 +233,6 @@ class PPOConfig:
                 name in available,
                 "reward_manager.indicator_names",
                 name,
-                f"the calculator gives {available}; extend calculator.metric_indices or set calculator.compute_diff=true",
+                f"the calculator gives {available}; extend calculator.metric_indices or set "
+                "calculator.compute_diff=true",
             )

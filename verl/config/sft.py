@@ -83,7 +83,7 @@ class SFTConfig:
     """Everything one run of ``verl.trainer.main_sft`` depends on."""
 
     device: str
-    """``auto`` takes CUDA with nccl where there is a GPU and the CPU with gloo elsewhere; ``cpu`` or ``cuda`` force one."""
+    """``auto`` takes CUDA with nccl where there is a GPU, else the CPU with gloo; ``cpu`` or ``cuda`` force one."""
     seed: int
     """Seed of every random choice: example order, initialisation."""
     data: SFTDataConfig

@@ -63,7 +63,7 @@ class RewardScoreConfig:
     """How verifiers turn a response into a score."""
 
     mode: str
-    """``independent``: +1 correct and boxed, +0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed; ``mix``: 1 or 0."""
+    """``independent``: 1 correct, boxed, 0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed; ``mix``: 1 or 0."""
     num_workers: int
     """Verifier processes."""
     timeout_s: float

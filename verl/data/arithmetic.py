@@ -52,7 +52,7 @@ class ArithmeticTask:
     """Digits of both operands of a sum."""
     difference_digits: tuple[int, int] = (3, 4)
     """Digits of both operands of a difference; the larger one comes first."""
-    product_digits: tuple[int, int] = (2, 4)
+    product_digits: tuple[int, int] = (2, 3)
     """Digits of the first factor of a product; the second is one digit, 2 to 9."""
     mixture: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"sum": 0.8, "difference": 1.4, "product": 1.4})

@@ -26,7 +26,8 @@ class ConversationDataset(Dataset[Conversation]):
 
     Raises:
         ConfigError: a file lacks the column, a conversation has no assistant turn, its turns do not start the whole's
-            tokens, or it is too long and ``truncation`` is ``error`` (names the file and the row).
+            tokens, or it is too long and ``truncation`` is ``error`` or leaves nothing to learn (names the file and
+            the row).
     """
 
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
@@ -44,6 +45,11 @@ class ConversationDataset(Dataset[Conversation]):
                     raise ConfigError(
                         f"data.max_length={config.max_length}: the conversation in {where} has {len(ids)} tokens; "
                         "raise it, or set data.truncation=right"
+                    )
+                if not any(mask[: config.max_length]):
+                    raise ConfigError(
+                        f"data.max_length={config.max_length}: the first {config.max_length} tokens of the "
+                        f"conversation in {where} hold no assistant token to learn; raise it"
                     )
                 self.conversations.append((ids[: config.max_length], mask[: config.max_length]))
         if not self.conversations:
@@ -90,7 +96,9 @@ def collate_conversations(conversations: list[Conversation], pad_token_id: int) 
     return ConversationBatch(input_ids, attention_mask, loss_mask, batch_size=[len(conversations)])
 
 
-def conversation_loader(dataset: ConversationDataset, batch_size: int, pad_token_id: int, seed: int) -> StatefulDataLoader:
+def conversation_loader(
+    dataset: ConversationDataset, batch_size: int, pad_token_id: int, seed: int
+) -> StatefulDataLoader:
     """Shuffled batches of exactly ``batch_size``; an epoch's incomplete last batch is left out.
 
     Raises:

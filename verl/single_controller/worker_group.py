@@ -67,8 +67,7 @@ class WorkerGroup:
             for rank in range(self.world_size)
         ]
         places = [
-            WorkerPlace(rank, self.world_size, address, port, device_type, threads)
-            for rank in range(self.world_size)
+            WorkerPlace(rank, self.world_size, address, port, device_type, threads) for rank in range(self.world_size)
         ]
         self._gather(
             [

@@ -3,47 +3,53 @@
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 
 class RunDisplay:
-    """A progress bar over training steps; use it as a context manager.
+    """A progress bar over training steps with the latest figures below it; use it as a context manager.
 
     Args:
         title: what runs.
         total_steps: length of the bar.
-        columns: header -> (metric name, format), the figures shown beside the bar.
+        columns: header -> (metric name, format), the figures shown.
     """
 
     def __init__(self, title: str, total_steps: int, columns: Mapping[str, tuple[str, str]]) -> None:
         self.console = Console()
         self._columns = columns
         self._shown: dict[str, float] = {}
+        self._total = total_steps
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[phase]:<10}"),
-            TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
         )
-        self._total = total_steps
-        self._task = self._progress.add_task(title, total=total_steps, phase="", figures="")
+        self._task = self._progress.add_task(title, total=total_steps, phase="")
+        self._figures = Text()
+        # Off a terminal there is no line to redraw: every step prints its own.
+        self._live = (
+            Live(Group(self._progress, self._figures), console=self.console) if self.console.is_terminal else None
+        )
 
     def __enter__(self) -> "RunDisplay":
-        self._progress.start()
+        if self._live:
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._live:
+            self._live.stop()
 
     def phase(self, name: str) -> None:
         """Show what is going on now."""
@@ -51,7 +57,7 @@ class RunDisplay:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a finished step."""
@@ -61,8 +67,9 @@ class RunDisplay:
             for header, (name, form) in self._columns.items()
             if name in self._shown
         )
-        self._progress.update(self._task, completed=step, figures=figures)
-        if not self.console.is_terminal:
+        self._progress.update(self._task, completed=step)
+        self._figures.plain = figures
+        if self._live is None:
             self.say(f"step {step}/{self._total}  {figures}")
 
     def table(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

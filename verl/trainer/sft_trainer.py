@@ -52,7 +52,8 @@ class SFTTrainer:
 
     def fit(self) -> None:
         """Train to the end."""
-        for self.step, batch in self._batches():
+        for step, batch in self._batches():
+            self.step = step
             num_tokens = int(batch.loss_mask[:, 1:].sum())
             with self.timer.phase("train"):
                 self.metrics = self.workers.run_split("train_step", batch, num_tokens)[0]

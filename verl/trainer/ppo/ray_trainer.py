@@ -19,6 +19,7 @@ from verl.rewards.pool import PendingScores, VerifierPool
 from verl.single_controller import WorkerGroup, concat
 from verl.trainer.checkpoints import save_checkpoint
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
+from verl.trainer.ppo.core_algos import ADVANTAGE_ESTIMATORS
 from verl.trainer.progress import RunDisplay
 from verl.trainer.reward_manager_versions import RewardManager
 from verl.trainer.rollout_metrics import (
@@ -31,7 +32,6 @@ from verl.trainer.rollout_metrics import (
 from verl.trainer.timing import PhaseTimer
 from verl.trainer.tracking import Tracker
 from verl.trainer.validation import validate
-from verl.trainer.ppo.core_algos import ADVANTAGE_ESTIMATORS
 
 VALIDATION_SEED = 1 << 20
 """Added to the run's seed at validation: the same draws at every validation, none of them training's."""
@@ -73,7 +73,8 @@ class RayPPOTrainer:
         if self.config.trainer.val_before_train:
             self._validate()
             self._log()
-        for self.step, prompts in self._prompts():
+        for step, prompts in self._prompts():
+            self.step = step
             rollout = self._generate(prompts)
             pending = self._submit_scores(prompts, rollout)
             logprobs, ref_logprobs = self._compute_logprobs(rollout)
@@ -166,9 +167,7 @@ class RayPPOTrainer:
                 self.metrics |= metrics
         return advantages.float()
 
-    def _update_actor(
-        self, rollout: RolloutBatch, logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor
-    ) -> None:
+    def _update_actor(self, rollout: RolloutBatch, logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor) -> None:
         """Optimizer steps on consecutive mini-batches; their metrics are averaged."""
         batch = PolicyBatch(
             rollout.input_ids,

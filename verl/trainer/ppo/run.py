@@ -69,9 +69,7 @@ def run_ppo(config: PPOConfig) -> None:
         )
         stack.callback(workers.close)
         stack.enter_context(display)
-        ppo = RayPPOTrainer(
-            config, tokenizer, loader, held_out, workers, verifiers, calculator, tracker, display
-        )
+        ppo = RayPPOTrainer(config, tokenizer, loader, held_out, workers, verifiers, calculator, tracker, display)
         ppo.fit()
         tracker.summarize(_summary(config, ppo))
     _report(display, ppo, folder)

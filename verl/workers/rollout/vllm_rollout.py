@@ -163,7 +163,7 @@ def _hidden_states(completion: CompletionOutput) -> Tensor:
     states = getattr(completion, "hidden_states", None)
     if states is None:
         raise RuntimeError(
-            "vLLM returned no hidden states: its plugin is not active. Install the project with `pip install -e .`, and "
-            "if VLLM_PLUGINS is set, add verl_hidden_states to it"
+            "vLLM returned no hidden states: its plugin is not active. Install the project with `pip install -e .`, "
+            "and if VLLM_PLUGINS is set, add verl_hidden_states to it"
         )
     return states

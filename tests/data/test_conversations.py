@@ -1,0 +1,141 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from verl.config import ConfigError, SFTDataConfig
+from verl.data.conversations import (
+    ConversationDataset,
+    collate_conversations,
+    conversation_loader,
+    tokenize_conversation,
+)
+from verl.data.records import SFT_SCHEMA, write_parquet
+from verl.data.tiny_tokenizer import make_tiny_tokenizer
+
+TOKENIZER = make_tiny_tokenizer()
+# Ids: <|im_end|> 3, <|user|> 5, <|assistant|> 6, "1" 25, "2" 26, "3" 27, "4" 28.
+ONE_TURN = [5, 25, 3, 6, 26, 3]
+
+
+def chat(*contents: str) -> list[dict[str, str]]:
+    """User and assistant in turn."""
+    return [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
+
+
+def write_chats(path: Path, chats: list[list[dict[str, str]]]) -> str:
+    write_parquet(path, [{"messages": messages} for messages in chats], SFT_SCHEMA)
+    return str(path)
+
+
+def data_config(max_length: int = 16, truncation: str = "error") -> SFTDataConfig:
+    return SFTDataConfig(
+        train_files=["unused.parquet"],
+        val_files=[],
+        messages_key="messages",
+        train_batch_size=2,
+        micro_batch_size_per_gpu=2,
+        max_length=max_length,
+        truncation=truncation,
+    )
+
+
+def test_the_mask_covers_what_the_assistant_says_and_its_end_of_turn():
+    assert tokenize_conversation(chat("1", "2"), TOKENIZER, "here") == (ONE_TURN, [0, 0, 0, 0, 1, 1])
+
+
+def test_every_assistant_turn_is_learned():
+    ids, mask = tokenize_conversation(chat("1", "2", "3", "44"), TOKENIZER, "here")
+    assert ids == [5, 25, 3, 6, 26, 3, 5, 27, 3, 6, 28, 28, 3]
+    assert mask == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 1]
+
+
+def test_a_last_user_turn_is_not_learned():
+    ids, mask = tokenize_conversation(chat("1", "2", "3"), TOKENIZER, "here")
+    assert ids == [5, 25, 3, 6, 26, 3, 5, 27, 3]
+    assert mask == [0, 0, 0, 0, 1, 1, 0, 0, 0]
+
+
+def test_a_conversation_without_assistant_is_an_error():
+    with pytest.raises(ConfigError, match="^here: has no assistant turn to learn from$"):
+        tokenize_conversation(chat("1"), TOKENIZER, "here")
+
+
+def test_a_template_that_rewrites_earlier_turns_is_an_error():
+    # Like templates that strip the reasoning of all turns but the last: no mask can be found, and none may be guessed.
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>' + (m['content'] if loop.last else '') + '<|im_end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    with pytest.raises(
+        ConfigError, match="^here: the chat template renders turn 1 differently once later turns follow"
+    ):
+        tokenize_conversation(chat("1", "2", "3", "4"), tokenizer, "here")
+
+
+def test_a_conversation_that_is_too_long_stops_with_its_place_and_length(tmp_path: Path):
+    path = write_chats(tmp_path / "a.parquet", [chat("", "2"), chat("1", "2")])
+    with pytest.raises(ConfigError) as caught:
+        ConversationDataset([path], TOKENIZER, data_config(max_length=5))
+    assert str(caught.value) == (
+        f"data.max_length=5: the conversation in {path}, row 1 has 6 tokens; raise it, or set data.truncation=right"
+    )
+
+
+def test_truncation_drops_the_last_tokens(tmp_path: Path):
+    path = write_chats(tmp_path / "a.parquet", [chat("1", "2")])
+    dataset = ConversationDataset([path], TOKENIZER, data_config(max_length=5, truncation="right"))
+    assert list(dataset) == [(ONE_TURN[:5], [0, 0, 0, 0, 1])]
+
+
+def test_truncation_must_leave_something_to_learn(tmp_path: Path):
+    # Else the row counts as a sequence of probability 1 at validation, and a batch of such rows divides by zero.
+    path = write_chats(tmp_path / "a.parquet", [chat("1", "2")])
+    with pytest.raises(ConfigError, match=r"^data\.max_length=4: .*a\.parquet, row 0 .* no assistant token"):
+        ConversationDataset([path], TOKENIZER, data_config(max_length=4, truncation="right"))
+
+
+def test_a_missing_column_is_named(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["1"]}), path)
+    with pytest.raises(ConfigError) as caught:
+        ConversationDataset([str(path)], TOKENIZER, data_config())
+    assert str(caught.value) == f"data.messages_key='messages': no such column in {path}; it has ['text']"
+
+
+def test_files_without_conversations_are_an_error(tmp_path: Path):
+    with pytest.raises(ConfigError, match="hold no conversation at all"):
+        ConversationDataset([write_chats(tmp_path / "a.parquet", [])], TOKENIZER, data_config())
+
+
+def test_batches_are_padded_on_the_right():
+    conversations = [([5, 3, 6], [0, 0, 1]), ([5, 6, 26, 26, 3], [0, 0, 1, 1, 1])]
+    # Padding with the end-of-turn token, as many models do, must not make real tokens look like padding.
+    batch = collate_conversations(conversations, pad_token_id=3)
+    assert batch.input_ids.tolist() == [[5, 3, 6, 3, 3], [5, 6, 26, 26, 3]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    assert batch.loss_mask.tolist() == [[0, 0, 1, 0, 0], [0, 0, 1, 1, 1]]
+
+
+def orders(dataset: ConversationDataset, seed: int) -> list[list[list[int]]]:
+    """First user token of every conversation, batch by batch, for two epochs."""
+    loader = conversation_loader(dataset, 2, pad_token_id=0, seed=seed)
+    return [[batch.input_ids[:, 1].tolist() for batch in loader] for _ in range(2)]
+
+
+def test_the_seed_determines_the_order_of_every_epoch(tmp_path: Path):
+    path = write_chats(tmp_path / "a.parquet", [chat(str(digit), "2") for digit in range(8)])
+    dataset = ConversationDataset([path], TOKENIZER, data_config())
+    first, second = orders(dataset, seed=0)
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(24, 32))
+    assert first != second
+    assert orders(dataset, seed=0) == [first, second]
+    assert orders(dataset, seed=1) != [first, second]
+
+
+def test_fewer_conversations_than_a_batch_are_an_error(tmp_path: Path):
+    dataset = ConversationDataset([write_chats(tmp_path / "a.parquet", [chat("1", "2")])], TOKENIZER, data_config())
+    with pytest.raises(ConfigError, match="^data.train_batch_size=2: there are only 1 conversations; lower it$"):
+        conversation_loader(dataset, 2, pad_token_id=0, seed=0)

@@ -1,0 +1,167 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from verl.config import ConfigError, DataConfig
+from verl.data.prompts import PromptDataset, train_loader, val_batches
+from verl.data.records import RL_SCHEMA, rl_record, write_parquet
+from verl.data.tiny_tokenizer import make_tiny_tokenizer
+
+TOKENIZER = make_tiny_tokenizer()
+# Ids: <|pad|> 0, <|im_end|> 3, <|user|> 5, <|assistant|> 6, "1" 25, "+" 19, "2" 26.
+SHORT = [5, 25, 3, 6]
+LONG = [5, 25, 19, 26, 3, 6]
+
+
+def write_prompts(path: Path, questions: list[str]) -> str:
+    records = [
+        rl_record(data_source="arithmetic", question=q, ground_truth=f"={q}", split="train", index=i)
+        for i, q in enumerate(questions)
+    ]
+    write_parquet(path, records, RL_SCHEMA)
+    return str(path)
+
+
+def data_config(train_batch_size: int = 2, val_batch_size: int = 4, shuffle: bool = True) -> DataConfig:
+    return DataConfig(
+        train_files=["unused.parquet"],
+        val_files=[],
+        train_batch_size=train_batch_size,
+        val_batch_size=val_batch_size,
+        max_prompt_length=8,
+        max_response_length=8,
+        truncation="error",
+        shuffle=shuffle,
+    )
+
+
+def dataset_of(folder: Path, num_prompts: int) -> PromptDataset:
+    path = write_prompts(folder / "p.parquet", [str(i) for i in range(num_prompts)])
+    return PromptDataset([path], TOKENIZER, 8, "error")
+
+
+def test_prompts_are_padded_on_the_left(tmp_path: Path):
+    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1", "1+2"])], TOKENIZER, 8, "error")
+    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, multiple=1)
+    assert sample.tokens.input_ids.tolist() == [[0, 0, 0, 0, *SHORT], [0, 0, *LONG]]
+    assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]]
+    assert sample.tokens.input_ids.dtype == sample.tokens.attention_mask.dtype == torch.int64
+
+
+def test_a_pad_token_inside_the_prompt_is_still_a_real_token(tmp_path: Path):
+    # Many models pad with their end-of-turn token, which is part of every prompt.
+    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1"])], TOKENIZER, 8, "error")
+    (sample,) = val_batches(dataset, data_config(), pad_token_id=3, multiple=1)
+    assert sample.tokens.input_ids.tolist() == [[3, 3, 3, 3, *SHORT]]
+    assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
+
+
+def test_uids_count_over_all_files(tmp_path: Path):
+    files = [write_prompts(tmp_path / "a.parquet", ["1", "2"]), write_prompts(tmp_path / "b.parquet", ["3"])]
+    dataset = PromptDataset(files, TOKENIZER, 8, "error")
+    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, multiple=1)
+    assert sample.tokens.uid.tolist() == [0, 1, 2]
+    assert [(r.uid, r.data_source, r.ground_truth) for r in sample.records] == [
+        (0, "arithmetic", "=1"),
+        (1, "arithmetic", "=2"),
+        (2, "arithmetic", "=3"),
+    ]
+    assert sample.records[2].extra_info["question"] == "3"
+
+
+def test_a_prompt_of_just_the_limit_is_kept_whole(tmp_path: Path):
+    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1+2"])], TOKENIZER, 6, "error")
+    assert dataset[0].input_ids == LONG
+
+
+def test_a_prompt_that_is_too_long_stops_with_its_place_and_length(tmp_path: Path):
+    path = write_prompts(tmp_path / "a.parquet", ["1", "1+2"])
+    with pytest.raises(ConfigError) as caught:
+        PromptDataset([path], TOKENIZER, 5, "error")
+    assert str(caught.value) == (
+        f"data.max_prompt_length=5: the prompt in {path}, row 1 has 6 tokens; raise it, or set "
+        "data.truncation=left or right"
+    )
+
+
+@pytest.mark.parametrize(("truncation", "expected"), [("left", LONG[2:]), ("right", LONG[:4])])
+def test_truncation_drops_the_named_side(tmp_path: Path, truncation: str, expected: list[int]):
+    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1+2"])], TOKENIZER, 4, truncation)
+    assert dataset[0].input_ids == expected
+
+
+def test_a_missing_column_is_named(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"question": ["1+2"], "data_source": ["arithmetic"]}), path)
+    with pytest.raises(ConfigError) as caught:
+        PromptDataset([str(path)], TOKENIZER, 8, "error")
+    assert str(caught.value) == (
+        f"{path}: lacks the columns ['prompt', 'reward_model']; it has ['question', 'data_source']"
+    )
+
+
+def test_extra_info_is_optional(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    record = rl_record(data_source="arithmetic", question="1", ground_truth="1", split="train", index=0)
+    del record["extra_info"]
+    pq.write_table(pa.Table.from_pylist([record]), path)
+    assert PromptDataset([str(path)], TOKENIZER, 8, "error")[0].extra_info == {}
+
+
+def test_files_without_prompts_are_an_error(tmp_path: Path):
+    path = write_prompts(tmp_path / "a.parquet", [])
+    with pytest.raises(ConfigError, match="hold no prompt at all"):
+        PromptDataset([path], TOKENIZER, 8, "error")
+
+
+def test_fewer_prompts_than_a_batch_are_an_error(tmp_path: Path):
+    with pytest.raises(ConfigError, match="^data.train_batch_size=4: there are only 3 training prompts; lower it$"):
+        train_loader(dataset_of(tmp_path, 3), data_config(train_batch_size=4), pad_token_id=0, seed=0)
+
+
+def epochs(dataset: PromptDataset, seed: int, shuffle: bool = True) -> list[list[list[int]]]:
+    """The uids of two epochs, batch by batch."""
+    loader = train_loader(dataset, data_config(train_batch_size=4, shuffle=shuffle), pad_token_id=0, seed=seed)
+    return [[sample.tokens.uid.tolist() for sample in loader] for _ in range(2)]
+
+
+def test_the_seed_determines_the_order_of_every_epoch(tmp_path: Path):
+    dataset = dataset_of(tmp_path, 12)
+    first, second = epochs(dataset, seed=0)
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(12))
+    assert first != second
+    assert [first, second] == epochs(dataset, seed=0)
+    assert [first, second] != epochs(dataset, seed=1)
+
+
+def test_without_shuffling_batches_follow_the_file_and_the_rest_is_left_out(tmp_path: Path):
+    expected = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert epochs(dataset_of(tmp_path, 10), seed=0, shuffle=False) == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "val_batch_size", "multiple", "sizes"),
+    [
+        (4, 4, 1, [4]),
+        (10, 4, 1, [3, 3, 4]),
+        (10, 4, 2, [3, 3, 4]),
+        (5, 4, 2, [2, 3]),
+        # A batch must give every worker a prompt, even where that makes it larger than asked.
+        (5, 4, 3, [5]),
+        (7, 1, 3, [3, 4]),
+        (3, 100, 3, [3]),
+    ],
+)
+def test_validation_batches(tmp_path: Path, num_prompts: int, val_batch_size: int, multiple: int, sizes: list[int]):
+    config = data_config(val_batch_size=val_batch_size)
+    batches = val_batches(dataset_of(tmp_path, num_prompts), config, pad_token_id=0, multiple=multiple)
+    assert [len(batch.records) for batch in batches] == sizes
+    assert torch.cat([batch.tokens.uid for batch in batches]).tolist() == list(range(num_prompts))
+
+
+def test_every_worker_needs_a_validation_prompt(tmp_path: Path):
+    with pytest.raises(ConfigError, match="^data.val_files: 1 prompts cannot be split over 2 workers; add some$"):
+        val_batches(dataset_of(tmp_path, 1), data_config(), pad_token_id=0, multiple=2)

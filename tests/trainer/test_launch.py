@@ -1,0 +1,82 @@
+import signal
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from verl.config import ConfigError
+from verl.single_controller import WorkerError
+from verl.trainer.launch import exit_with, resolve_device
+
+
+@pytest.fixture(autouse=True)
+def restored_handler() -> Iterator[None]:
+    """``exit_with`` belongs to a process of its own; here its signal handler must not outlive the test."""
+    previous = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, previous)
+
+
+def failing(error: BaseException):
+    def run() -> None:
+        raise error
+
+    return run
+
+
+def test_a_run_that_succeeds_returns():
+    calls: list[int] = []
+    exit_with(lambda: calls.append(1))
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("kind", [ConfigError, WorkerError])
+def test_expected_errors_end_in_one_message(kind: type[Exception]):
+    with pytest.raises(SystemExit) as caught:
+        exit_with(failing(kind("rollout.n=1: too few")))
+    # Python prints a text given to SystemExit on stderr and exits with 1.
+    assert caught.value.code == "error: rollout.n=1: too few"
+
+
+def test_ctrl_c_gives_the_shells_code(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        exit_with(failing(KeyboardInterrupt()))
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "interrupted; complete checkpoints are kept\n"
+
+
+def test_sigterm_unwinds_the_run():
+    cleaned: list[int] = []
+
+    def run() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            pytest.fail("SIGTERM did not end the run")
+        finally:
+            cleaned.append(1)  # Ray's processes and half-written checkpoints are removed in such blocks
+
+    with pytest.raises(SystemExit) as caught:
+        exit_with(run)
+    assert caught.value.code == 143
+    assert cleaned == [1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bug"), ValueError("bug"), AssertionError("bug")])
+def test_other_errors_keep_their_traceback(error: Exception):
+    with pytest.raises(type(error), match="bug"):
+        exit_with(failing(error))
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "expected"),
+    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
+)
+def test_the_device(monkeypatch: pytest.MonkeyPatch, asked: str, gpu: bool, expected: str):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert resolve_device(asked) == expected
+
+
+def test_cuda_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="^device='cuda': torch sees no GPU; set device=auto or cpu$"):
+        resolve_device("cuda")
