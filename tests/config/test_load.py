@@ -50,6 +50,7 @@ def test_every_yaml_is_the_default_or_in_a_group_that_loads():
         ("data.shuffle=1", "data.shuffle=1: must be true or false, not int"),
         ("data.truncation=1", "data.truncation=1: must be text, not int"),
         ("rollout.n=null", "rollout.n=None: must be an integer, not NoneType"),
+        ("actor.optim.lr=0", "actor.optim.lr=0.0: must be greater than 0"),
         ("actor.optim.betas=[0.9,x]", "actor.optim.betas[1]='x': must be a number, not str"),
         ("rollout.n=???", "rollout.n: has no value; set it in the YAML or on the command line"),
         ("~rollout.n", "rollout.n: has no value; set it in the YAML or on the command line"),

@@ -102,7 +102,7 @@ def test_a_missing_column_is_named(tmp_path: Path):
     pq.write_table(pa.table({"text": ["1"]}), path)
     with pytest.raises(ConfigError) as caught:
         ConversationDataset([str(path)], TOKENIZER, data_config())
-    assert str(caught.value) == f"data.messages_key='messages': no such column in {path}; it has ['text']"
+    assert str(caught.value) == f"{path}: lacks the columns ['messages']; it has ['text']"
 
 
 def test_files_without_conversations_are_an_error(tmp_path: Path):

@@ -49,6 +49,13 @@ def test_every_step_is_one_complete_line_in_sorted_order(tmp_path: Path):
     ]
 
 
+def test_what_is_not_finite_is_null(tmp_path: Path):
+    tracker = make_tracker(tmp_path, [])
+    tracker.log(1, {"a": float("nan"), "b": float("inf"), "c": 1.0})
+    tracker.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": null, "b": null, "c": 1.0}\n'
+
+
 def test_no_sink_opens_unasked(tmp_path: Path):
     tracker = make_tracker(tmp_path, ["console"])
     tracker.close()

@@ -103,7 +103,14 @@ def _build(schema: Any, values: Any, path: str) -> Any:
     for key in hints:
         if key not in values:
             raise ConfigError(f"{prefix}{key}: {_NO_VALUE}")
-    return schema(**{key: _convert(hint, values[key], f"{prefix}{key}") for key, hint in hints.items()})
+    converted = {key: _convert(hint, values[key], f"{prefix}{key}") for key, hint in hints.items()}
+    try:
+        return schema(**converted)
+    except ValueError as error:
+        # A group that stands in several places names itself alone: "optim.lr" is actor.optim.lr of the main job.
+        parent, _, group = path.rpartition(".")
+        full = f"{parent}.{error}" if parent and str(error).startswith(f"{group}.") else str(error)
+        raise ConfigError(full) from error
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:

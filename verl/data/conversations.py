@@ -6,7 +6,6 @@ Legend: B conversations, S tokens of the longest.
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, RandomSampler
@@ -15,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.load import ConfigError
 from verl.config.sft import SFTDataConfig
+from verl.data.records import read_parquet
 from verl.protocol import ConversationBatch
 
 Conversation = tuple[list[int], list[int]]
@@ -33,12 +33,8 @@ class ConversationDataset(Dataset[Conversation]):
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
         self.conversations: list[Conversation] = []
         for path in files:
-            table = pq.read_table(path)
-            if config.messages_key not in table.column_names:
-                raise ConfigError(
-                    f"data.messages_key={config.messages_key!r}: no such column in {path}; it has {table.column_names}"
-                )
-            for row_number, messages in enumerate(table.column(config.messages_key).to_pylist()):
+            for row_number, row in enumerate(read_parquet(path, [config.messages_key])):
+                messages = row[config.messages_key]
                 where = f"{path}, row {row_number}"
                 ids, mask = tokenize_conversation(messages, tokenizer, where)
                 if len(ids) > config.max_length and config.truncation == "error":

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from torch.utils.data import Dataset, RandomSampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -15,7 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.load import ConfigError
 from verl.config.ppo import DataConfig
+from verl.data.records import read_parquet
 from verl.protocol import PromptBatch
+
+PROMPT_COLUMNS = ["data_source", "prompt", "reward_model"]
+"""What a prompt file must hold; ``extra_info`` is passed on where there is one."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class PromptDataset(Dataset[PromptRecord]):
     ) -> None:
         self.records: list[PromptRecord] = []
         for path in files:
-            for row_number, row in enumerate(_read_rows(path)):
+            for row_number, row in enumerate(read_parquet(path, PROMPT_COLUMNS)):
                 ids = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
                 if len(ids) > max_prompt_length:
                     ids = _truncate(ids, max_prompt_length, truncation, f"{path}, row {row_number}")
@@ -115,7 +118,7 @@ def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, 
 
 
 def val_batches(dataset: PromptDataset, config: DataConfig, pad_token_id: int, multiple: int) -> list[PromptSample]:
-    """All prompts in order, in batches of at most ``val_batch_size`` and at least ``multiple``.
+    """All prompts in order, in batches of at most ``val_batch_size``, or larger where that leaves fewer than ``multiple``.
 
     Raises:
         ConfigError: there are fewer prompts than ``multiple``, one per worker.
@@ -126,14 +129,6 @@ def val_batches(dataset: PromptDataset, config: DataConfig, pad_token_id: int, m
     num_batches = max(1, min(-(-len(dataset) // config.val_batch_size), len(dataset) // multiple))
     bounds = [len(dataset) * i // num_batches for i in range(num_batches + 1)]
     return [collate(dataset.records[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
-
-
-def _read_rows(path: str) -> list[dict[str, Any]]:
-    table = pq.read_table(path)
-    missing = {"data_source", "prompt", "reward_model"} - set(table.column_names)
-    if missing:
-        raise ConfigError(f"{path}: lacks the columns {sorted(missing)}; it has {table.column_names}")
-    return table.to_pylist()
 
 
 def _truncate(ids: list[int], length: int, truncation: str, where: str) -> list[int]:

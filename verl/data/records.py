@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl.config.load import ConfigError
+
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 """A chat: role is ``system``, ``user`` or ``assistant``."""
 
@@ -95,3 +97,19 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.S
         os.replace(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def read_parquet(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a parquet file that must have ``columns``.
+
+    Raises:
+        ConfigError: the file is no parquet file or lacks a column; names the file and what it has.
+    """
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{path}: is not a parquet file; scripts/prepare_data.py writes such files") from error
+    missing = [name for name in columns if name not in table.column_names]
+    if missing:
+        raise ConfigError(f"{path}: lacks the columns {missing}; it has {table.column_names}")
+    return table.to_pylist()  # type: ignore[no-any-return]

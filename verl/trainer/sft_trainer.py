@@ -15,7 +15,7 @@ from verl.trainer.checkpoints import save_checkpoint
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.timing import PhaseTimer
-from verl.trainer.tokenizers import load_tokenizer
+from verl.data.tokenizers import load_tokenizer
 from verl.trainer.tracking import Tracker
 
 COLUMNS = {

@@ -1,6 +1,7 @@
 """Where a run's numbers go: ``metrics.jsonl`` always, tensorboard and wandb where asked."""
 
 import json
+import math
 import platform
 import subprocess
 from collections.abc import Callable, Mapping
@@ -87,7 +88,9 @@ def _jsonl_sink(path: Path) -> _Sink:
     file = path.open("a", buffering=1)
 
     def log(step: int, metrics: Metrics) -> None:
-        file.write(json.dumps({"step": step, **metrics}) + "\n")
+        # JSON knows no NaN and no infinity.
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        file.write(json.dumps({"step": step, **finite}) + "\n")
 
     return _Sink(log, file.close)
 

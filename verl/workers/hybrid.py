@@ -1,12 +1,11 @@
 """The hybrid worker: trained policy, reference policy and rollout engine in one process per device."""
 
-import os
 from pathlib import Path
 
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from verl.config.ppo import PPOConfig, SamplingConfig
+from verl.data.tokenizers import load_tokenizer
 from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch
 from verl.workers.actor import Actor, Policy
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
@@ -25,9 +24,7 @@ class HybridWorker:
     ) -> None:
         seed_everything(config.seed)
         mesh = join_world(place)
-        self.tokenizer = AutoTokenizer.from_pretrained(
-            config.model.path, trust_remote_code=config.model.trust_remote_code
-        )
+        self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         temperature = config.rollout.temperature
         self.actor = Actor(config.actor, config.model, mesh, temperature, total_updates)
         self.reference: Policy | None = None
@@ -44,10 +41,6 @@ class HybridWorker:
             self.tokenizer.pad_token_id,
             rank_metrics,
         )
-
-    def process_id(self) -> int:
-        """The operating system's id of this worker."""
-        return os.getpid()
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
         """Sample responses for this worker's prompts."""

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from verl.algorithms.losses import token_mean
 from verl.config.sft import SFTConfig
+from verl.data.tokenizers import load_tokenizer
 from verl.protocol import ConversationBatch
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.forward import token_logprobs
@@ -24,9 +24,7 @@ class SFTWorker:
         self.config = config
         self.device = mesh.device_type
         self.micro_batch_size = config.data.micro_batch_size_per_gpu
-        self.tokenizer = AutoTokenizer.from_pretrained(
-            config.model.path, trust_remote_code=config.model.trust_remote_code
-        )
+        self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self.model = load_sharded_model(config.model, mesh, trainable=True)
         self.optimizer, self.scheduler = make_optimizer(self.model, config.optim, total_steps)
 

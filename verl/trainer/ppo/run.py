@@ -11,7 +11,7 @@ from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, total_training_steps
 from verl.trainer.progress import RunDisplay, share_rows
-from verl.trainer.tokenizers import load_tokenizer
+from verl.data.tokenizers import load_tokenizer
 from verl.trainer.tracking import Tracker
 from verl.workers.rollout import engine_environment
 
