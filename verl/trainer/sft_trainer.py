@@ -9,13 +9,13 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.config.load import ConfigError
 from verl.config.sft import SFTConfig
 from verl.data.conversations import ConversationDataset, collate_conversations, conversation_loader
+from verl.data.tokenizers import load_tokenizer
 from verl.protocol import ConversationBatch
 from verl.single_controller import WorkerGroup, concat
 from verl.trainer.checkpoints import save_checkpoint
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.timing import PhaseTimer
-from verl.data.tokenizers import load_tokenizer
 from verl.trainer.tracking import Tracker
 
 COLUMNS = {

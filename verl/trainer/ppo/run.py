@@ -5,13 +5,13 @@ from pathlib import Path
 
 from verl.config.ppo import PPOConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
+from verl.data.tokenizers import load_tokenizer
 from verl.rewards.pool import VerifierPool
 from verl.single_controller import WorkerGroup
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, total_training_steps
 from verl.trainer.progress import RunDisplay, share_rows
-from verl.data.tokenizers import load_tokenizer
 from verl.trainer.tracking import Tracker
 from verl.workers.rollout import engine_environment
 
