@@ -59,10 +59,48 @@ class OptimConfig:
         require_positive("optim.grad_clip", self.grad_clip)
 
 
-def check_loggers(loggers: list[str]) -> None:
-    """Raise ``ValueError`` for a tracking backend that does not exist."""
-    for name in loggers:
-        require_choice("trainer.logger", name, LOGGERS)
+@dataclass(frozen=True)
+class RunConfig:
+    """Length of a run, its workers, and what it leaves behind."""
+
+    project_name: str
+    """Project under which trackers file the run."""
+    experiment_name: str
+    """Name of the run in trackers."""
+    default_local_dir: str
+    """Folder of everything the run leaves behind; must be new or empty."""
+    logger: list[str]
+    """Trackers besides ``metrics.jsonl``, which is always written: ``console``, ``tensorboard``, ``wandb``."""
+    nnodes: int
+    """Machines of the Ray cluster to use."""
+    n_gpus_per_node: int
+    """Workers per machine: one per GPU, or that many CPU processes."""
+    total_epochs: int
+    """Passes over the training data."""
+    total_training_steps: int
+    """Stop after this many steps; 0 leaves it to ``total_epochs``."""
+    test_freq: int
+    """Validate every so many steps, and always after the last; 0: only then."""
+    save_freq: int
+    """Save a checkpoint every so many steps, and always after the last; 0: only then."""
+
+    def __post_init__(self) -> None:
+        for name in self.logger:
+            require_choice("trainer.logger", name, LOGGERS)
+        for field in ("nnodes", "n_gpus_per_node", "total_epochs"):
+            require_positive(f"trainer.{field}", getattr(self, field))
+        for field in ("total_training_steps", "test_freq", "save_freq"):
+            require(getattr(self, field) >= 0, f"trainer.{field}", getattr(self, field), "must not be negative")
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return self.nnodes * self.n_gpus_per_node
+
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Steps of the whole run: ``total_epochs`` passes, or ``total_training_steps`` if that is set and fewer."""
+        by_epochs = self.total_epochs * steps_per_epoch
+        return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 
 
 def check_divisible(field: str, value: int, divisor_name: str, divisor: int) -> None:

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from verl.config.cli import explain
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 """The folder of the shipped YAML files."""
@@ -48,7 +51,11 @@ def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ())
         ConfigError: as ``parse_config``.
     """
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        return parse_config(schema, compose(name, overrides=list(overrides)))
+        try:
+            tree = compose(name, overrides=list(overrides))
+        except HydraException as error:
+            raise ConfigError(explain(error, schema)) from error
+    return parse_config(schema, tree)
 
 
 def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:

@@ -6,7 +6,7 @@ The dataclasses are the schema; ``configs/`` holds the values.
 from dataclasses import dataclass
 
 from verl.config.checks import require, require_choice, require_positive
-from verl.config.common import DEVICES, ModelConfig, OptimConfig, check_divisible, check_loggers
+from verl.config.common import DEVICES, ModelConfig, OptimConfig, RunConfig, check_divisible
 from verl.config.signal import AlgorithmConfig, CalculatorConfig, RewardManagerConfig, RewardScoreConfig
 
 
@@ -148,43 +148,11 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True)
-class TrainerConfig:
-    """Length of the run, its workers, and what it leaves behind."""
+class TrainerConfig(RunConfig):
+    """A run of the main job."""
 
-    project_name: str
-    """Project under which trackers file the run."""
-    experiment_name: str
-    """Name of the run in trackers."""
-    default_local_dir: str
-    """Folder of everything the run leaves behind; must be new or empty."""
-    logger: list[str]
-    """Trackers besides ``metrics.jsonl``, which is always written: ``console``, ``tensorboard``, ``wandb``."""
-    nnodes: int
-    """Machines of the Ray cluster to use."""
-    n_gpus_per_node: int
-    """Workers per machine: one per GPU, or that many CPU processes."""
-    total_epochs: int
-    """Passes over the training prompts."""
-    total_training_steps: int
-    """Stop after this many steps; 0 leaves it to ``total_epochs``."""
     val_before_train: bool
     """Validate the initial policy (step 0)."""
-    test_freq: int
-    """Validate every so many steps, and always after the last; 0: only then."""
-    save_freq: int
-    """Save a checkpoint every so many steps, and always after the last; 0: only then."""
-
-    def __post_init__(self) -> None:
-        check_loggers(self.logger)
-        for field in ("nnodes", "n_gpus_per_node", "total_epochs"):
-            require_positive(f"trainer.{field}", getattr(self, field))
-        for field in ("total_training_steps", "test_freq", "save_freq"):
-            require(getattr(self, field) >= 0, f"trainer.{field}", getattr(self, field), "must not be negative")
-
-    @property
-    def world_size(self) -> int:
-        """Number of workers."""
-        return self.nnodes * self.n_gpus_per_node
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from verl.config.checks import require, require_choice, require_positive
-from verl.config.common import DEVICES, ModelConfig, OptimConfig, check_divisible, check_loggers
+from verl.config.common import DEVICES, ModelConfig, OptimConfig, RunConfig, check_divisible
 
 
 @dataclass(frozen=True)
@@ -33,29 +33,9 @@ class SFTDataConfig:
 
 
 @dataclass(frozen=True)
-class SFTTrainerConfig:
-    """Length of the run, its workers, and what it leaves behind."""
+class SFTTrainerConfig(RunConfig):
+    """A run of supervised fine-tuning."""
 
-    project_name: str
-    """Project under which trackers file the run."""
-    experiment_name: str
-    """Name of the run in trackers."""
-    default_local_dir: str
-    """Folder of everything the run leaves behind; must be new or empty."""
-    logger: list[str]
-    """Trackers besides ``metrics.jsonl``, which is always written: ``console``, ``tensorboard``, ``wandb``."""
-    nnodes: int
-    """Machines of the Ray cluster to use."""
-    n_gpus_per_node: int
-    """Workers per machine: one per GPU, or that many CPU processes."""
-    total_epochs: int
-    """Passes over the training conversations."""
-    total_training_steps: int
-    """Stop after this many steps; 0 leaves it to ``total_epochs``."""
-    test_freq: int
-    """Validate every so many steps, and always after the last; 0: only then."""
-    save_freq: int
-    """Save a checkpoint every so many steps, and always after the last; 0: only then."""
     stop_at_sequence_probability: float
     """Stop at the first validation whose ``val/sequence_probability`` reaches this; 1 never stops early.
 
@@ -64,18 +44,9 @@ class SFTTrainerConfig:
     """
 
     def __post_init__(self) -> None:
-        check_loggers(self.logger)
-        for field in ("nnodes", "n_gpus_per_node", "total_epochs"):
-            require_positive(f"trainer.{field}", getattr(self, field))
-        for field in ("total_training_steps", "test_freq", "save_freq"):
-            require(getattr(self, field) >= 0, f"trainer.{field}", getattr(self, field), "must not be negative")
+        super().__post_init__()
         target = self.stop_at_sequence_probability
         require(0 < target <= 1, "trainer.stop_at_sequence_probability", target, "must be in (0, 1]")
-
-    @property
-    def world_size(self) -> int:
-        """Number of workers."""
-        return self.nnodes * self.n_gpus_per_node
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, 
 
 
 def val_batches(dataset: PromptDataset, config: DataConfig, pad_token_id: int, multiple: int) -> list[PromptSample]:
-    """All prompts in order, in batches of at most ``val_batch_size``; larger where fewer than ``multiple`` would be left.
+    """All prompts in order, in batches of at most ``val_batch_size``, or larger to hold at least ``multiple``.
 
     Raises:
         ConfigError: there are fewer prompts than ``multiple``, one per worker.

@@ -3,12 +3,13 @@
 import hydra
 from omegaconf import DictConfig
 
+from verl.config.cli import run_hydra
 from verl.config.load import CONFIG_DIR, ConfigError, parse_run_config
 from verl.config.ppo import PPOConfig
 
 
 @hydra.main(config_path=str(CONFIG_DIR), config_name="ppo_trainer", version_base="1.3")
-def main(tree: DictConfig) -> None:
+def run(tree: DictConfig) -> None:
     """Check the config, then train."""
     try:
         config = parse_run_config(PPOConfig, tree)
@@ -20,6 +21,11 @@ def main(tree: DictConfig) -> None:
     from verl.trainer.ppo.run import run_ppo
 
     exit_with(lambda: run_ppo(config))
+
+
+def main() -> None:
+    """The command line."""
+    run_hydra(run, PPOConfig)
 
 
 if __name__ == "__main__":

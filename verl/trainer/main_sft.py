@@ -3,12 +3,13 @@
 import hydra
 from omegaconf import DictConfig
 
+from verl.config.cli import run_hydra
 from verl.config.load import CONFIG_DIR, ConfigError, parse_run_config
 from verl.config.sft import SFTConfig
 
 
 @hydra.main(config_path=str(CONFIG_DIR), config_name="sft", version_base="1.3")
-def main(tree: DictConfig) -> None:
+def run(tree: DictConfig) -> None:
     """Check the config, then train."""
     try:
         config = parse_run_config(SFTConfig, tree)
@@ -20,6 +21,11 @@ def main(tree: DictConfig) -> None:
     from verl.trainer.sft_trainer import run_sft
 
     exit_with(lambda: run_sft(config))
+
+
+def main() -> None:
+    """The command line."""
+    run_hydra(run, SFTConfig)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Supervised fine-tuning on conversations: the loop, from a checked config to ``summary.json``."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from verl.single_controller import WorkerGroup, concat
 from verl.trainer.checkpoints import save_checkpoint
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.progress import RunDisplay, share_rows
+from verl.trainer.steps import is_due, numbered_batches
 from verl.trainer.timing import PhaseTimer
 from verl.trainer.tracking import Tracker
 
@@ -46,13 +46,13 @@ class SFTTrainer:
         self.tracker = tracker
         self.display = display
         self.timer = PhaseTimer(display.phase)
-        self.total_steps = total_sft_steps(config, len(loader))
+        self.total_steps = config.trainer.num_steps(len(loader))
         self.step = 0
         self.metrics: dict[str, float] = {}
 
     def fit(self) -> None:
         """Train to the end."""
-        for step, batch in self._batches():
+        for step, batch in numbered_batches(self.loader, self.total_steps):
             self.step = step
             num_tokens = int(batch.loss_mask[:, 1:].sum())
             with self.timer.phase("train"):
@@ -70,17 +70,8 @@ class SFTTrainer:
     def _target(self) -> float:
         return self.config.trainer.stop_at_sequence_probability
 
-    def _batches(self) -> Iterator[tuple[int, ConversationBatch]]:
-        step = 0
-        while step < self.total_steps:
-            for batch in self.loader:
-                step += 1
-                yield step, batch
-                if step == self.total_steps:
-                    return
-
     def _due(self, frequency: int) -> bool:
-        return self.step == self.total_steps or (frequency > 0 and self.step % frequency == 0)
+        return is_due(self.step, self.total_steps, frequency)
 
     def _validate(self, held_out: ConversationBatch) -> None:
         with self.timer.phase("validate"):
@@ -119,7 +110,7 @@ def run_sft(config: SFTConfig) -> None:
         if len(val_set) < world_size:
             raise ConfigError(f"data.val_files: {len(val_set)} conversations cannot be split over {world_size} workers")
         held_out = collate_conversations(val_set.conversations, tokenizer.pad_token_id)
-    steps = total_sft_steps(config, len(loader))
+    steps = config.trainer.num_steps(len(loader))
 
     with ExitStack() as stack:
         folder = Path(trainer.default_local_dir)
@@ -148,10 +139,3 @@ def run_sft(config: SFTConfig) -> None:
         )
     display.table("Time by phase", ["phase", "seconds", "share"], share_rows(sft.timer.totals))
     display.say(f"model: {folder}/global_step_{sft.step}/actor/huggingface")
-
-
-def total_sft_steps(config: SFTConfig, steps_per_epoch: int) -> int:
-    """Steps of the whole run: ``total_epochs`` passes, or ``total_training_steps`` if that is set and fewer."""
-    by_epochs = config.trainer.total_epochs * steps_per_epoch
-    asked = config.trainer.total_training_steps
-    return min(asked, by_epochs) if asked else by_epochs

@@ -3,7 +3,6 @@
 Legend: B responses of a step, R response columns.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from verl.trainer.rollout_metrics import (
     logprob_agreement,
     rank_scalars,
 )
+from verl.trainer.steps import is_due, numbered_batches
 from verl.trainer.timing import PhaseTimer
 from verl.trainer.tracking import Tracker
 from verl.trainer.validation import validate
@@ -63,7 +63,7 @@ class RayPPOTrainer:
         self.display = display
         self.reward_manager = RewardManager(config.reward_manager)
         self.timer = PhaseTimer(display.phase)
-        self.total_steps = total_training_steps(config, len(train_loader))
+        self.total_steps = config.trainer.num_steps(len(train_loader))
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.validations: dict[int, dict[str, float]] = {}
@@ -73,7 +73,7 @@ class RayPPOTrainer:
         if self.config.trainer.val_before_train:
             self._validate()
             self._log()
-        for step, prompts in self._prompts():
+        for step, prompts in numbered_batches(self.train_loader, self.total_steps):
             self.step = step
             rollout = self._generate(prompts)
             pending = self._submit_scores(prompts, rollout)
@@ -89,19 +89,8 @@ class RayPPOTrainer:
                 self._save()
             self._log()
 
-    def _prompts(self) -> Iterator[tuple[int, PromptSample]]:
-        """Step numbers from 1 with their prompts, epoch after epoch."""
-        step = 0
-        while step < self.total_steps:
-            for prompts in self.train_loader:
-                step += 1
-                yield step, prompts
-                if step == self.total_steps:
-                    return
-
     def _due(self, frequency: int) -> bool:
-        last = self.step == self.total_steps
-        return last or (frequency > 0 and self.step % frequency == 0)
+        return is_due(self.step, self.total_steps, frequency)
 
     def _generate(self, prompts: PromptSample) -> RolloutBatch:
         with self.timer.phase("generate"):
@@ -241,10 +230,3 @@ def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int
         counts[result["reason"]] = counts.get(result["reason"], 0) + 1
     scores = torch.tensor([result["score"] for result in results])
     return scores, torch.tensor([result["correctness"] for result in results]), counts
-
-
-def total_training_steps(config: PPOConfig, steps_per_epoch: int) -> int:
-    """Steps of the whole run: ``total_epochs`` passes, or ``total_training_steps`` if that is set and fewer."""
-    by_epochs = config.trainer.total_epochs * steps_per_epoch
-    asked = config.trainer.total_training_steps
-    return min(asked, by_epochs) if asked else by_epochs

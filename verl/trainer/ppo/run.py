@@ -10,7 +10,7 @@ from verl.rewards.pool import VerifierPool
 from verl.single_controller import WorkerGroup
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer, total_training_steps
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.tracking import Tracker
 from verl.workers.rollout import engine_environment
@@ -46,7 +46,7 @@ def run_ppo(config: PPOConfig) -> None:
     calculator = None
     if config.calculator.enable:
         calculator = RepresentationMetricsCalculator(config.calculator.metric_indices, config.calculator.diff_stride)
-    steps = total_training_steps(config, len(loader))
+    steps = config.trainer.num_steps(len(loader))
     updates = steps * config.actor.ppo_epochs * (data.train_batch_size // config.actor.ppo_mini_batch_size)
 
     with ExitStack() as stack:

@@ -1,0 +1,11 @@
+from verl.trainer.steps import is_due, numbered_batches
+
+
+def test_batches_are_numbered_across_epochs():
+    assert list(numbered_batches("abc", 5)) == [(1, "a"), (2, "b"), (3, "c"), (4, "a"), (5, "b")]
+    assert list(numbered_batches("abc", 3)) == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_due_at_multiples_and_at_the_end():
+    assert [step for step in range(1, 8) if is_due(step, 7, 3)] == [3, 6, 7]
+    assert [step for step in range(1, 8) if is_due(step, 7, 0)] == [7]

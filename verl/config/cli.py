@@ -1,0 +1,46 @@
+"""The command line of the entry points: Hydra's, with wrong overrides explained in one line."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from typing import Any, get_type_hints
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+
+def run_hydra(main: Callable[[], None], schema: type) -> None:
+    """Call ``main``, a function decorated by ``hydra.main``; an override that does not fit leaves with one line.
+
+    Raises:
+        SystemExit: with that line; the overrides could not be composed.
+    """
+    # Hydra would print its own account and leave; with this it raises.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    try:
+        main()
+    except HydraException as error:
+        raise SystemExit(f"error: {explain(error, schema)}") from None
+
+
+def explain(error: HydraException, schema: type) -> str:
+    """The key that does not exist, with the nearest one that does; or Hydra's own first line."""
+    cause = error.__cause__
+    key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
+    if not key:
+        return " ".join(str(error).split())
+    group, _, name = key.rpartition(".")
+    siblings = [known.rpartition(".")[2] for known in _keys(schema, "") if known.rpartition(".")[0] == group]
+    prefix = f"{group}." if group else ""
+    near = get_close_matches(name, siblings, n=1)
+    mend = f"did you mean {prefix}{near[0]}?" if near else f"known there: {', '.join(siblings)}"
+    return f"{key}: unknown key; {mend}"
+
+
+def _keys(schema: Any, prefix: str) -> Iterator[str]:
+    """Dotted names of every option below ``schema``."""
+    for name, hint in get_type_hints(schema).items():
+        yield f"{prefix}{name}"
+        if is_dataclass(hint):
+            yield from _keys(hint, f"{prefix}{name}.")

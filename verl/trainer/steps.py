@@ -1,0 +1,22 @@
+"""Counting steps over epochs."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+BatchT = TypeVar("BatchT")
+
+
+def numbered_batches(loader: Iterable[BatchT], total_steps: int) -> Iterator[tuple[int, BatchT]]:
+    """``(1, batch), (2, batch), ...`` up to ``total_steps``, going through ``loader`` as often as that takes."""
+    step = 0
+    while step < total_steps:
+        for batch in loader:
+            step += 1
+            yield step, batch
+            if step == total_steps:
+                return
+
+
+def is_due(step: int, total_steps: int, frequency: int) -> bool:
+    """Whether something that happens every ``frequency`` steps (0: never) and after the last happens after ``step``."""
+    return step == total_steps or (frequency > 0 and step % frequency == 0)
