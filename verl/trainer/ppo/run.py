@@ -1,6 +1,7 @@
 """One run of the main job, from a checked config to ``summary.json``."""
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from verl.config.ppo import PPOConfig
@@ -43,9 +44,10 @@ def run_ppo(config: PPOConfig) -> None:
     if data.val_files:
         val_set = PromptDataset(data.val_files, tokenizer, data.max_prompt_length, data.truncation)
         held_out = val_batches(val_set, data, pad_token_id, world_size)
-    calculator = None
+    calculator = rank_metrics = None
     if config.calculator.enable:
         calculator = RepresentationMetricsCalculator(config.calculator.metric_indices, config.calculator.diff_stride)
+        rank_metrics = partial(calculator, compute_diff=config.calculator.compute_diff)
     steps = config.trainer.num_steps(len(loader))
     updates = steps * config.actor.ppo_epochs * (data.train_batch_size // config.actor.ppo_mini_batch_size)
 
@@ -61,7 +63,7 @@ def run_ppo(config: PPOConfig) -> None:
         workers = WorkerGroup(
             "verl.workers.hybrid:HybridWorker",
             config,
-            (updates, calculator),
+            (updates, rank_metrics),
             trainer.nnodes,
             trainer.n_gpus_per_node,
             device_type,

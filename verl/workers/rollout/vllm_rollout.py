@@ -17,6 +17,7 @@ from verl.protocol import PromptBatch, RolloutBatch, stack_layer_metrics
 
 RankMetrics = Callable[[Tensor, Tensor], dict[str, dict[str, Tensor]]]
 """``(hidden_states [B, T, L, D], mask [B, T]) -> {layer: {name: [B]}}``, as ``RepresentationMetricsCalculator``."""
+
 CPU_KV_CACHE_MB = 512
 """KV cache of a CPU engine where the config leaves its size open, MiB."""
 
@@ -47,7 +48,7 @@ class VLLMRollout:
             options["additional_config"] = {"hidden_states": {"layers": [-1]}}
         self.engine = LLM(
             model_path,
-            dtype="float32" if config.dtype == "auto" and on_cpu else config.dtype,
+            dtype=("float32" if on_cpu else "bfloat16") if config.dtype == "auto" else config.dtype,
             trust_remote_code=trust_remote_code,
             distributed_executor_backend="external_launcher",
             enforce_eager=config.enforce_eager or on_cpu,
