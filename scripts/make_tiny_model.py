@@ -18,6 +18,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from verl.data.tiny_tokenizer import make_tiny_tokenizer
+from verl.trainer.checkpoints import latest_checkpoint
 
 
 def make_random_model(folder: Path, seed: int) -> None:
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", type=float, default=0.36, help="held-out sequence probability to stop at")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of configs/sft.yaml")
     args = parser.parse_args(arguments)
+    if args.out.exists() and not (args.out / "warm_start_metrics.jsonl").is_file():
+        sys.exit(f"--out {args.out}: exists and was not made by this script; name another folder or remove it")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=f".{args.out.name}.") as temporary:
         random_model, run = Path(temporary, "random"), Path(temporary, "run")
@@ -69,9 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = subprocess.run(command).returncode
         if status:
             sys.exit(status)
-        step = int((run / "latest_checkpointed_iteration.txt").read_text())
+        checkpoint = latest_checkpoint(run)
+        assert checkpoint is not None, "a run that ends well has saved its model"
         shutil.rmtree(args.out, ignore_errors=True)
-        (run / f"global_step_{step}" / "actor" / "huggingface").rename(args.out)
+        (checkpoint / "actor" / "huggingface").rename(args.out)
         shutil.copy(run / "metrics.jsonl", args.out / "warm_start_metrics.jsonl")
     print(f"{args.out}: the warm-started model")
 

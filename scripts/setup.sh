@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the virtual environment that train.sh, eval.sh and scripts/test.sh run in.
+# Makes the virtual environment that train.sh and scripts/test.sh run in.
 #
 # An environment is complete when, and only when, it holds the file .verl-setup, which is written last and names what
 # it was made from. While work is under way .verl-setup.unfinished stands in its place: the next run starts afresh.

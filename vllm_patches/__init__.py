@@ -10,12 +10,33 @@ option, and then every finished completion carries the states its tokens were sa
 This package imports vllm and torch, and nothing else.
 """
 
+import logging
+
+import vllm
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+SUPPORTED = SpecifierSet(">=0.24,<0.34")
+
+
+def is_supported(version: str) -> bool:
+    """Whether the capture knows this version of vLLM; local and pre-release parts do not matter."""
+    return Version(version).base_version in SUPPORTED
+
 
 def register() -> None:
-    """Entry point of the group ``vllm.general_plugins``; vLLM calls it once or more in every process it starts."""
-    from vllm_patches.install import install
+    """Entry point of the group ``vllm.general_plugins``; vLLM calls it once or more in every process it starts.
 
-    install()
+    Outside the supported versions it only warns: the classes it would patch may not be there, and engines that never
+    asked for hidden states must not suffer.
+    """
+    if is_supported(vllm.__version__):
+        # Late: a version check must come before the import of what other versions may lack.
+        from vllm_patches.install import install
+
+        install()
+    else:
+        logging.getLogger(__name__).warning("vllm %s: hidden states need vllm%s", vllm.__version__, SUPPORTED)
 
 
-__all__ = ["register"]
+__all__ = ["SUPPORTED", "is_supported", "register"]

@@ -85,10 +85,6 @@ class HiddenStateCapture:
             return torch.empty(0, len(self.options.layers), 0)
         return torch.stack(rows[:num_tokens]).unsqueeze(1)
 
-    def clear(self) -> None:
-        """Forget every request, such as those that were aborted."""
-        self._rows.clear()
-
     def __contains__(self, request_id: str) -> bool:
         """Whether rows of this request are held."""
         return request_id in self._rows

@@ -11,16 +11,12 @@ import functools
 import os
 from typing import Any
 
-import vllm
-from packaging.version import Version
 from torch import Tensor
 from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_patches.capture import CaptureOptions, HiddenStateCapture
-
-SUPPORTED = (Version("0.24"), Version("0.34"))
 
 _captures: list[HiddenStateCapture] = []
 """Captures of this process's engines. Request ids are unique within a process, so that one look-up finds the owner."""
@@ -53,14 +49,13 @@ def _wrap_load_model(runner_class: Any) -> None:
 
 
 def _check_supported() -> None:
-    found = Version(vllm.__version__)
-    if not SUPPORTED[0] <= Version(found.base_version) < SUPPORTED[1]:
-        raise RuntimeError(f"vllm {found}: hidden-state capture supports vllm>={SUPPORTED[0]},<{SUPPORTED[1]}")
-    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0":
-        raise RuntimeError(
-            "hidden-state capture needs the engine in this process; set VLLM_ENABLE_V1_MULTIPROCESSING=0 before "
-            "importing vllm"
-        )
+    for name, needed in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}.items():
+        found = os.environ.get(name, "")
+        if found != needed:
+            raise RuntimeError(
+                f"{name}={found!r}: hidden-state capture needs the engine in this process, with vLLM's first model "
+                f"runner; set {name}={needed} before importing vllm"
+            )
 
 
 def _attach(runner: Any, capture: HiddenStateCapture) -> None:

@@ -50,6 +50,12 @@ def test_every_yaml_is_the_default_or_in_a_group_that_loads():
         ("data.shuffle=1", "data.shuffle=1: must be true or false, not int"),
         ("data.truncation=1", "data.truncation=1: must be text, not int"),
         ("rollout.n=null", "rollout.n=None: must be an integer, not NoneType"),
+        ("seed=-1", "seed=-1: must be from 0 to 4294967295"),
+        ("calculator.metric_indices=[1,1]", "calculator.metric_indices=[1, 1]: name each once"),
+        (
+            "rollout.max_num_batched_tokens=8",
+            "rollout.max_num_batched_tokens=8: must be at least rollout.max_num_seqs=256",
+        ),
         ("actor.optim.lr=0", "actor.optim.lr=0.0: must be greater than 0"),
         ("actor.optim.betas=[0.9,x]", "actor.optim.betas[1]='x': must be a number, not str"),
         ("rollout.n=???", "rollout.n: has no value; set it in the YAML or on the command line"),

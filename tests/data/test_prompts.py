@@ -165,3 +165,17 @@ def test_validation_batches(tmp_path: Path, num_prompts: int, val_batch_size: in
 def test_every_worker_needs_a_validation_prompt(tmp_path: Path):
     with pytest.raises(ConfigError, match="^data.val_files: 1 prompts cannot be split over 2 workers; add some$"):
         val_batches(dataset_of(tmp_path, 1), data_config(), pad_token_id=0, multiple=2)
+
+
+def test_a_row_that_no_verifier_can_score_is_named(tmp_path: Path):
+    row = rl_record(data_source="arithmetic", question="1", ground_truth="1", split="train", index=0)
+    unknown = tmp_path / "unknown.parquet"
+    write_parquet(unknown, [row, row | {"data_source": "arithmetics"}], RL_SCHEMA)
+    with pytest.raises(
+        ConfigError, match=rf"^{unknown}, row 1: data_source='arithmetics': .*did you mean 'arithmetic'"
+    ):
+        PromptDataset([str(unknown)], TOKENIZER, 8, "error")
+    silent = tmp_path / "silent.parquet"
+    write_parquet(silent, [row | {"reward_model": {"style": "rule", "ground_truth": None}}], RL_SCHEMA)
+    with pytest.raises(ConfigError, match=rf"^{silent}, row 0: reward_model.ground_truth=None: must be text"):
+        PromptDataset([str(silent)], TOKENIZER, 8, "error")

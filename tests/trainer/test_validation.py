@@ -35,9 +35,10 @@ VERDICTS = {0: [True, False], 1: [False, False], 2: [True, True], 3: [True, Fals
 """Correctness of the two responses of each uid."""
 
 
-def score(batch: PromptSample, rollout: RolloutBatch) -> tuple[torch.Tensor, torch.Tensor]:
+def score(batch: PromptSample, rollout: RolloutBatch) -> tuple[torch.Tensor, torch.Tensor, dict[str, int]]:
     correct = torch.tensor([verdict for record in batch.records for verdict in VERDICTS[record.uid]])
-    return correct.float() * 2 - 1, correct
+    num_correct = int(correct.sum())
+    return correct.float() * 2 - 1, correct, {"exact": num_correct, "different": len(correct) - num_correct}
 
 
 def test_pass_rates_overall_and_by_source():
@@ -47,6 +48,7 @@ def test_pass_rates_overall_and_by_source():
     assert metrics["val/gsm8k/pass@1"] == 0.75
     assert metrics["val/math/pass@1"] == 0.25
     assert metrics["val/score/mean"] == 0.0
+    assert (metrics["val/verifier/exact"], metrics["val/verifier/different"]) == (4.0, 4.0)
 
 
 def test_lengths_and_rank_metrics_cover_all_batches():
@@ -62,9 +64,9 @@ def test_batches_weigh_by_their_size():
     # Batches of 1 and 3 prompts with rates 1 and 1/3.
     verdicts = {0: [True, True], 1: [True, False], 2: [False, False], 3: [True, False]}
 
-    def score_uneven(batch: PromptSample, rollout: RolloutBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def score_uneven(batch: PromptSample, rollout: RolloutBatch) -> tuple[torch.Tensor, torch.Tensor, dict[str, int]]:
         correct = torch.tensor([verdict for record in batch.records for verdict in verdicts[record.uid]])
-        return correct.float(), correct
+        return correct.float(), correct, {}
 
     metrics = validate([prompts(0, ["math"]), prompts(1, ["math"] * 3)], generate, score_uneven)
     assert metrics["val/pass@1"] == 0.5

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from vllm_patches import is_supported
 from vllm_patches.capture import CaptureOptions, HiddenStateCapture
 
 
@@ -63,10 +64,10 @@ def test_no_tokens_no_rows(capture: HiddenStateCapture):
     assert capture.pop("a", 0).shape[:2] == (0, 1)
 
 
-def test_clear_forgets_aborted_requests(capture: HiddenStateCapture):
-    capture.record(rows(1, 2), ["a", "b"], [False, False])
-    capture.clear()
-    assert len(capture) == 0
+def test_versions_outside_the_range_are_left_alone():
+    known = ["0.24.0", "0.32.0+cpu", "0.33.1.dev3"]
+    assert [is_supported(version) for version in known] == [True, True, True]
+    assert [is_supported(version) for version in ["0.23.4", "0.34.0rc1", "1.0"]] == [False, False, False]
 
 
 def test_options_default_to_the_final_norm():

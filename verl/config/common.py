@@ -103,6 +103,11 @@ class RunConfig:
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 
 
+def require_seed(seed: int) -> None:
+    """Raise ``ValueError`` for a seed that a random generator would refuse."""
+    require(0 <= seed < 2**32, "seed", seed, "must be from 0 to 4294967295")
+
+
 def check_divisible(field: str, value: int, divisor_name: str, divisor: int) -> None:
     """Raise ``ValueError`` naming both fields unless ``divisor`` divides ``value``."""
     nearest = max(divisor, round(value / divisor) * divisor)

@@ -1,7 +1,7 @@
 """From Hydra's untyped tree to the frozen dataclasses: the one place where a config is parsed and checked."""
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -69,7 +69,11 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     _require_files("data.train_files", config.data.train_files)
     _require_files("data.val_files", config.data.val_files)
     _require_new_folder("trainer.default_local_dir", config.trainer.default_local_dir)
-    return config  # type: ignore[no-any-return]
+    # Workers on a cluster have working directories of their own.
+    model = Path(config.model.path)
+    absolute = replace(config.model, path=str(model.resolve())) if model.exists() else config.model
+    folder = str(Path(config.trainer.default_local_dir).resolve())
+    return replace(config, model=absolute, trainer=replace(config.trainer, default_local_dir=folder))  # type: ignore[no-any-return]
 
 
 def _require_files(field: str, paths: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ The dataclasses are the schema; ``configs/`` holds the values.
 from dataclasses import dataclass
 
 from verl.config.checks import require, require_choice, require_positive
-from verl.config.common import DEVICES, ModelConfig, OptimConfig, RunConfig, check_divisible
+from verl.config.common import DEVICES, ModelConfig, OptimConfig, RunConfig, check_divisible, require_seed
 from verl.config.signal import AlgorithmConfig, CalculatorConfig, RewardManagerConfig, RewardScoreConfig
 
 
@@ -107,7 +107,11 @@ class RolloutConfig:
     temperature: float
     """Softmax temperature of training rollouts, above 0. Log-probabilities are those of the sampled distribution."""
     top_p: float
-    """Nucleus mass of training rollouts in (0, 1]; 1 keeps the whole distribution."""
+    """Nucleus mass of training rollouts in (0, 1]; 1 keeps the whole distribution.
+
+    The trainer's own log-probabilities know the temperature alone: below 1, ``rollout/logprob_abs_diff`` shows the
+    truncation.
+    """
     top_k: int
     """Number of most likely tokens kept in training rollouts; -1 keeps all."""
     val_kwargs: SamplingConfig
@@ -144,7 +148,12 @@ class RolloutConfig:
             self.kv_cache_memory_mb >= 0, "rollout.kv_cache_memory_mb", self.kv_cache_memory_mb, "must not be negative"
         )
         require_positive("rollout.max_num_seqs", self.max_num_seqs)
-        require_positive("rollout.max_num_batched_tokens", self.max_num_batched_tokens)
+        require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            "rollout.max_num_batched_tokens",
+            self.max_num_batched_tokens,
+            f"must be at least rollout.max_num_seqs={self.max_num_seqs}",
+        )
 
 
 @dataclass(frozen=True)
@@ -175,6 +184,7 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         require_choice("device", self.device, DEVICES)
+        require_seed(self.seed)
         n, batch, mini = self.rollout.n, self.data.train_batch_size, self.actor.ppo_mini_batch_size
         workers = self.trainer.world_size
         if self.algorithm.adv_estimator == "grpo":

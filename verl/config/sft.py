@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from verl.config.checks import require, require_choice, require_positive
-from verl.config.common import DEVICES, ModelConfig, OptimConfig, RunConfig, check_divisible
+from verl.config.common import DEVICES, ModelConfig, OptimConfig, RunConfig, check_divisible, require_seed
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class SFTConfig:
 
     def __post_init__(self) -> None:
         require_choice("device", self.device, DEVICES)
+        require_seed(self.seed)
         world = "trainer.nnodes*trainer.n_gpus_per_node"
         check_divisible("data.train_batch_size", self.data.train_batch_size, world, self.trainer.world_size)
         early = self.trainer.stop_at_sequence_probability < 1

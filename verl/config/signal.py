@@ -49,6 +49,8 @@ class CalculatorConfig:
                 self.metric_indices,
                 f"indices run from 0 to {len(BASE_METRICS) - 1}: {BASE_METRICS}",
             )
+        distinct = len(set(self.metric_indices)) == len(self.metric_indices)
+        require(distinct, "calculator.metric_indices", self.metric_indices, "name each once")
         require_positive("calculator.diff_stride", self.diff_stride)
 
     @property

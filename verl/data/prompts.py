@@ -16,6 +16,7 @@ from verl.config.load import ConfigError
 from verl.config.ppo import DataConfig
 from verl.data.records import read_parquet
 from verl.protocol import PromptBatch
+from verl.rewards.registry import verifier_path
 
 PROMPT_COLUMNS = ["data_source", "prompt", "reward_model"]
 """What a prompt file must hold; ``extra_info`` is passed on where there is one."""
@@ -59,6 +60,7 @@ class PromptDataset(Dataset[PromptRecord]):
                 ids = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
                 if len(ids) > max_prompt_length:
                     ids = _truncate(ids, max_prompt_length, truncation, f"{path}, row {row_number}")
+                check_verifiable(row, f"{path}, row {row_number}")
                 self.records.append(
                     PromptRecord(
                         uid=len(self.records),
@@ -129,6 +131,17 @@ def val_batches(dataset: PromptDataset, config: DataConfig, pad_token_id: int, m
     num_batches = max(1, min(-(-len(dataset) // config.val_batch_size), len(dataset) // multiple))
     bounds = [len(dataset) * i // num_batches for i in range(num_batches + 1)]
     return [collate(dataset.records[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def check_verifiable(row: Mapping[str, Any], where: str) -> None:
+    """Raise ``ConfigError`` naming ``where`` unless a verifier can score responses to this row."""
+    try:
+        verifier_path(row["data_source"])
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    truth = (row["reward_model"] or {}).get("ground_truth")
+    if not isinstance(truth, str):
+        raise ConfigError(f"{where}: reward_model.ground_truth={truth!r}: must be text")
 
 
 def _truncate(ids: list[int], length: int, truncation: str, where: str) -> list[int]:

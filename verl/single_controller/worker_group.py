@@ -45,13 +45,16 @@ class WorkerGroup:
     ) -> None:
         self.world_size = nnodes * workers_per_node
         resource = "GPU" if device_type == "cuda" else "CPU"
-        bundle = {"CPU": 1.0} | ({"GPU": 1.0} if device_type == "cuda" else {})
-        self._placement = placement_group([dict(bundle) for _ in range(self.world_size)], strategy="PACK")
+        per_node = float(workers_per_node)
+        bundle = {"CPU": per_node} | ({"GPU": per_node} if device_type == "cuda" else {})
+        # One bundle a machine, ranks in machine order: neighbours in rank are neighbours in space.
+        strategy = "STRICT_SPREAD" if nnodes > 1 else "PACK"
+        self._placement = placement_group([dict(bundle) for _ in range(nnodes)], strategy=strategy)
         if not self._placement.wait(timeout_seconds=60):
             remove_placement_group(self._placement)
             raise WorkerError(
-                f"{self.world_size} workers need {self.world_size} {resource}s; the Ray cluster has "
-                f"{ray.cluster_resources().get(resource, 0):g}. Lower trainer.n_gpus_per_node or trainer.nnodes"
+                f"{nnodes} machines with {workers_per_node} free {resource}s each are needed; the Ray cluster has "
+                f"{ray.cluster_resources().get(resource, 0):g} in all. Lower trainer.n_gpus_per_node or trainer.nnodes"
             )
         threads = max(1, (os.cpu_count() or 1) // workers_per_node)
         thread_environment = dict.fromkeys(THREAD_VARIABLES, str(threads))
@@ -61,7 +64,7 @@ class WorkerGroup:
             actor_class.options(
                 num_cpus=1,
                 num_gpus=1 if device_type == "cuda" else 0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, rank),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, rank // workers_per_node),
                 runtime_env={"env_vars": thread_environment | environment},
             ).remote()
             for rank in range(self.world_size)

@@ -26,6 +26,8 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], state:
     try:
         temporary.mkdir(parents=True)
         write(temporary / "actor")
+        if not any(temporary.rglob("actor/*")):
+            raise RuntimeError(f"{temporary}: no worker wrote the model there; all machines must share {root}")
         (temporary / "trainer_state.json").write_text(json.dumps(state, indent=2) + "\n")
         _flush(temporary)
         temporary.rename(final)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import ray
 import torch
@@ -39,12 +40,12 @@ def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    options = {}
-    if "RAY_ADDRESS" not in os.environ:
+    options: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):
         # Workers are one process each; on a machine with fewer cores they share them, rather than wait for ever.
         cpus = max(os.cpu_count() or 1, world_size)
         # Only tokens and metrics cross processes, so the object store can be small.
-        options = {"num_cpus": cpus, "object_store_memory": 256 << 20, "include_dashboard": False}
+        options = {"address": "local", "num_cpus": cpus, "object_store_memory": 256 << 20, "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level="ERROR", **options)
     try:
         yield

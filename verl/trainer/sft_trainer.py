@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.config.load import ConfigError
@@ -75,7 +76,10 @@ class SFTTrainer:
 
     def _validate(self, held_out: ConversationBatch) -> None:
         with self.timer.phase("validate"):
-            logprobs, tokens = concat(self.workers.run_split("evaluate", held_out)).unbind(dim=1)
+            # Ranks must do the same number of forward passes: shares are filled up to one size, the filling dropped.
+            filling = held_out[: -len(held_out) % self.workers.world_size]
+            results = concat(self.workers.run_split("evaluate", torch.cat([held_out, filling])))
+            logprobs, tokens = results[: len(held_out)].unbind(dim=1)
         self.metrics["val/loss"] = (-logprobs.sum() / tokens.sum()).item()
         self.metrics["val/sequence_probability"] = logprobs.exp().mean().item()
 
@@ -113,7 +117,7 @@ def run_sft(config: SFTConfig) -> None:
     steps = config.trainer.num_steps(len(loader))
 
     with ExitStack() as stack:
-        folder = Path(trainer.default_local_dir)
+        folder = Path(config.trainer.default_local_dir)
         tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config)
         stack.callback(tracker.close)
         display = RunDisplay(trainer.experiment_name, steps, COLUMNS)

@@ -1,6 +1,6 @@
 """Scores of the policy on held-out prompts."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,7 +10,7 @@ from verl.protocol import RolloutBatch
 from verl.trainer.rollout_metrics import length_metrics, rank_scalars, with_prefix
 
 Generate = Callable[[PromptSample], RolloutBatch]
-Score = Callable[[PromptSample, RolloutBatch], tuple[torch.Tensor, torch.Tensor]]
+Score = Callable[[PromptSample, RolloutBatch], tuple[torch.Tensor, torch.Tensor, dict[str, int]]]
 
 
 def validate(batches: Sequence[PromptSample], generate: Generate, score: Score) -> dict[str, float]:
@@ -19,17 +19,19 @@ def validate(batches: Sequence[PromptSample], generate: Generate, score: Score) 
     Args:
         batches: the held-out prompts.
         generate: samples the responses of a batch, neighbours where they share a prompt.
-        score: gives scores [B] and correctness [B] of those responses.
+        score: gives scores [B] and correctness [B] of those responses, and the count of each reason for a verdict.
 
     Returns:
         ``val/pass@1`` (share of correct responses, the mean over prompts and samples), the same by data source, mean
-        score, lengths, and rank metrics split by correctness.
+        score, verdicts by reason, lengths, and rank metrics split by correctness.
     """
     rollouts, scores, corrects = [], [], []
+    reasons: Counter[str] = Counter()
     by_source: dict[str, list[bool]] = defaultdict(list)
     for batch in batches:
         rollout = generate(batch)
-        batch_scores, correct = score(batch, rollout)
+        batch_scores, correct, counts = score(batch, rollout)
+        reasons.update(counts)
         rollouts.append(rollout)
         scores.append(batch_scores)
         corrects.append(correct)
@@ -39,5 +41,6 @@ def validate(batches: Sequence[PromptSample], generate: Generate, score: Score) 
     rollout, correct = torch.cat(rollouts), torch.cat(corrects)
     metrics = {"pass@1": correct.double().mean().item(), "score/mean": torch.cat(scores).double().mean().item()}
     metrics |= {f"{source}/pass@1": sum(verdicts) / len(verdicts) for source, verdicts in by_source.items()}
+    metrics |= {f"verifier/{reason}": float(count) for reason, count in reasons.items()}
     metrics |= length_metrics(rollout) | rank_scalars(rollout, correct)
     return with_prefix("val", metrics)

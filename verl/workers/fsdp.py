@@ -20,7 +20,8 @@ from verl.config.common import ModelConfig, OptimConfig
 def load_sharded_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
     """Load a causal language model in float32 and shard its parameters over ``mesh``.
 
-    Each decoder layer is a unit of its own, so that only one layer's full parameters are in memory at a time.
+    Each decoder layer is a unit of its own, so that beside the embedding and the head only one layer's full parameters
+    are in memory at a time. Every rank reads the whole model once.
     """
     model = AutoModelForCausalLM.from_pretrained(
         config.path,
@@ -68,9 +69,16 @@ def lr_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], floa
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> float:
-    """Scale gradients down to a global norm of at most ``max_norm``; returns the norm before."""
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    """Scale gradients down to a global norm of at most ``max_norm``; returns the norm before.
+
+    Raises:
+        FloatingPointError: the norm is not finite; a step would destroy the model. It is the same on every rank.
+    """
+    total = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"gradient norm is {norm}; lower the learning rate, or check the data and param_dtype")
+    return norm
 
 
 def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -33,8 +33,8 @@ from verl.trainer.timing import PhaseTimer
 from verl.trainer.tracking import Tracker
 from verl.trainer.validation import validate
 
-VALIDATION_SEED = 1 << 20
-"""Added to the run's seed at validation: the same draws at every validation, none of them training's."""
+VALIDATION_STEP = 1 << 20
+"""Stands for the step in the seed of validation's draws: the same at every validation, none of them training's."""
 
 
 class RayPPOTrainer:
@@ -94,13 +94,13 @@ class RayPPOTrainer:
 
     def _generate(self, prompts: PromptSample) -> RolloutBatch:
         with self.timer.phase("generate"):
-            seed = self.config.seed * (self.total_steps + 1) + self.step
-            rollout = self._sample(prompts, self.config.rollout.train_kwargs, seed)
+            rollout = self._sample(prompts, self.config.rollout.train_kwargs, self.step)
         self.metrics |= length_metrics(rollout)
         return rollout
 
-    def _sample(self, prompts: PromptSample, sampling: SamplingConfig, seed: int) -> RolloutBatch:
-        return concat(self.workers.run_split("generate", prompts.tokens, sampling, seed))
+    def _sample(self, prompts: PromptSample, sampling: SamplingConfig, step: int) -> RolloutBatch:
+        """Responses whose random draws depend on the run's seed, the step and the prompt alone."""
+        return concat(self.workers.run_split("generate", prompts.tokens, sampling, (self.config.seed << 32) + step))
 
     def _submit_scores(self, prompts: PromptSample, rollout: RolloutBatch) -> PendingScores:
         """Start verifying the responses in the background."""
@@ -189,12 +189,11 @@ class RayPPOTrainer:
         if not self.val_batches:
             return
         sampling = self.config.rollout.val_kwargs
-        seed = self.config.seed + VALIDATION_SEED
         with self.timer.phase("validate"):
             metrics = validate(
                 self.val_batches,
-                lambda prompts: self._sample(prompts, sampling, seed),
-                lambda prompts, rollout: score_tensors(self._submit_scores(prompts, rollout))[:2],
+                lambda prompts: self._sample(prompts, sampling, VALIDATION_STEP),
+                lambda prompts, rollout: score_tensors(self._submit_scores(prompts, rollout)),
             )
         self.metrics |= metrics
         self.validations[self.step] = metrics

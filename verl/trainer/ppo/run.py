@@ -82,7 +82,7 @@ def _summary(config: PPOConfig, ppo: RayPPOTrainer) -> dict[str, object]:
     return {
         "steps": ppo.step,
         "seed": config.seed,
-        "before": dict(validations[0][1]) if validations else {},
+        "before": ppo.validations.get(0, {}),
         "after": dict(validations[-1][1]) if validations else {},
         "seconds_by_phase": ppo.timer.totals,
     }

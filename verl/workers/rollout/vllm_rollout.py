@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import vllm
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from vllm import LLM, CompletionOutput, SamplingParams
+from vllm.platforms import current_platform
 
 from verl.config.ppo import DataConfig, RolloutConfig, SamplingConfig
 from verl.protocol import PromptBatch, RolloutBatch, stack_layer_metrics
@@ -40,6 +42,11 @@ class VLLMRollout:
         self.max_response_length = data.max_response_length
         self.rank_metrics = rank_metrics
         on_cpu = device_type == "cpu"
+        if current_platform.is_cpu() != on_cpu:
+            raise RuntimeError(
+                f"device={device_type}: the installed vLLM is built for {current_platform.device_type}; set device to "
+                "that, or install the other build with `bash scripts/setup.sh --cpu` or `--gpu`"
+            )
         kv_cache_memory_mb = config.kv_cache_memory_mb or (CPU_KV_CACHE_MB if on_cpu else 0)
         options: dict[str, Any] = {}
         if kv_cache_memory_mb:
@@ -81,7 +88,8 @@ class VLLMRollout:
         worker = self.engine.llm_engine.model_executor.driver_worker.worker
         worker.model_runner.reload_weights(weights_iterator=parameters)
         _refresh_tied_head(worker.model_runner.get_model())
-        self.engine.reset_prefix_cache()
+        if not self.engine.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache after a weight update; are requests still running?")
 
     def _sampling_params(self, sampling: SamplingConfig, seed: int, uid: int) -> SamplingParams:
         return SamplingParams(
@@ -164,7 +172,7 @@ def _hidden_states(completion: CompletionOutput) -> Tensor:
     states = getattr(completion, "hidden_states", None)
     if states is None:
         raise RuntimeError(
-            "vLLM returned no hidden states: its plugin is not active. Install the project with `pip install -e .`, "
-            "and if VLLM_PLUGINS is set, add verl_hidden_states to it"
+            f"vLLM {vllm.__version__} returned no hidden states: its plugin is not active. Use vLLM 0.24 to 0.33, "
+            "install the project with `pip install -e .`, and if VLLM_PLUGINS is set, add verl_hidden_states to it"
         )
     return states
