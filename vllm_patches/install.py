@@ -41,21 +41,19 @@ def _wrap_load_model(runner_class: Any) -> None:
         result = original(self, *args, **kwargs)
         raw = (self.vllm_config.additional_config or {}).get("hidden_states")
         if raw is not None:
-            _check_supported()
+            _require_in_process()
             _attach(self, HiddenStateCapture(CaptureOptions.parse(raw)))
         return result
 
     runner_class.load_model = load_model
 
 
-def _check_supported() -> None:
-    for name, needed in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}.items():
-        found = os.environ.get(name, "")
-        if found != needed:
-            raise RuntimeError(
-                f"{name}={found!r}: hidden-state capture needs the engine in this process, with vLLM's first model "
-                f"runner; set {name}={needed} before importing vllm"
-            )
+def _require_in_process() -> None:
+    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0":
+        raise RuntimeError(
+            "hidden-state capture needs the engine in this process; set VLLM_ENABLE_V1_MULTIPROCESSING=0 before "
+            "importing vllm"
+        )
 
 
 def _attach(runner: Any, capture: HiddenStateCapture) -> None:

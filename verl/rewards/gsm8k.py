@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl.rewards.answers import extract_answer, numbers_in, quick_equal
-from verl.rewards.math import equivalent
+from verl.rewards.math import judge
 from verl.rewards.score import Verdict
 
 _FORMULA = re.compile(r"\\(?!text|mathrm)[A-Za-z]|[\^!*]|/\s*[0-9]")
@@ -27,9 +27,4 @@ def verify_gsm8k(
         numbers = numbers_in(answer)
         if len(numbers) == 1 and not _FORMULA.search(answer):
             equal = quick_equal(numbers[0], ground_truth)
-    if equal is not None:
-        return Verdict(equal, boxed, "exact" if equal else "different", answer)
-    if quick:
-        return None
-    equal = equivalent(answer, ground_truth)
-    return Verdict(equal, boxed, "equivalent" if equal else "different", answer)
+    return judge(answer, boxed, ground_truth, equal, quick)

@@ -26,7 +26,11 @@ def verify_math(
     answer, boxed = extract_answer(solution)
     if answer is None:
         return Verdict(False, boxed, "missing")
-    equal = quick_equal(answer, ground_truth)
+    return judge(answer, boxed, ground_truth, quick_equal(answer, ground_truth), quick)
+
+
+def judge(answer: str, boxed: bool, ground_truth: str, equal: bool | None, quick: bool) -> Verdict | None:
+    """The verdict on an answer whose quick comparison gave ``equal``; where that is None, algebra decides."""
     if equal is not None:
         return Verdict(equal, boxed, "exact" if equal else "different", answer)
     if quick:

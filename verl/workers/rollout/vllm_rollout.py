@@ -172,7 +172,8 @@ def _hidden_states(completion: CompletionOutput) -> Tensor:
     states = getattr(completion, "hidden_states", None)
     if states is None:
         raise RuntimeError(
-            f"vLLM {vllm.__version__} returned no hidden states: its plugin is not active. Use vLLM 0.24 to 0.33, "
-            "install the project with `pip install -e .`, and if VLLM_PLUGINS is set, add verl_hidden_states to it"
+            f"vLLM {vllm.__version__} returned no hidden states: its plugin is not active. Use vLLM 0.24 to 0.33 "
+            "and VLLM_USE_V2_MODEL_RUNNER=0, install the project with `pip install -e .`, and if VLLM_PLUGINS is set, "
+            "add verl_hidden_states to it"
         )
     return states
