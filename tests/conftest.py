@@ -1,7 +1,8 @@
 """What several tests share: a random tiny model, prompts, and a Ray cluster."""
 
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer
 from verl.config import PPOConfig, load_config
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
+from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -83,3 +85,14 @@ def ray_session() -> Iterator[None]:
 def tiny_tokenizer(tiny_model: Path) -> AutoTokenizer:
     """The tiny model's tokenizer, as a user's program loads it."""
     return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture(scope="session")
+def make_calculator() -> Callable[..., RepresentationMetricsCalculator]:
+    """Calculators with the shipped options but for the changes given."""
+    shipped = load_config(PPOConfig, "ppo_trainer", []).calculator
+
+    def make(**changes: object) -> RepresentationMetricsCalculator:
+        return RepresentationMetricsCalculator(replace(shipped, **changes))
+
+    return make

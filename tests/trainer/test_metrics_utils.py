@@ -3,6 +3,8 @@ import math
 import pytest
 import torch
 
+from verl.config.signal import BASE_METRICS
+from verl.spectral import SpectralOptions
 from verl.trainer.metrics_utils import (
     acceleration,
     base_metrics,
@@ -85,7 +87,7 @@ def test_curvature_ignores_padding_and_rejects_nan():
 
 def test_base_metrics_of_square_corners():
     corners = torch.tensor([[[1.0, 1.0], [1.0, 3.0], [3.0, 3.0], [3.0, 1.0]]])
-    metrics = base_metrics(corners, torch.tensor([4]), torch.tensor([[4, 1]]), [4, 3, 2, 1, 0])
+    metrics = base_metrics(corners, torch.tensor([4]), torch.tensor([[4, 1]]), BASE_METRICS[::-1], SpectralOptions())
     expected = {
         "Log Effective Rank": f64(math.log(2), 0.0),
         "Curvature": f64(math.pi / 2, 0.0),
@@ -101,5 +103,5 @@ def test_base_metrics_of_square_corners():
 def test_only_the_metrics_asked_for():
     hidden = torch.randn(1, 4, 3, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([4])
-    assert list(base_metrics(hidden, lengths, lengths[:, None], [3])) == ["Curvature"]
-    assert list(base_metrics(hidden, lengths, lengths[:, None], [1])) == ["Effective Rank"]
+    for names in (["Curvature"], ["Effective Rank"], ["Log Effective Rank", "Curvature"], []):
+        assert list(base_metrics(hidden, lengths, lengths[:, None], names, SpectralOptions())) == names

@@ -3,7 +3,6 @@ import torch
 from tensordict import TensorDict
 
 from verl.protocol import RolloutBatch
-from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 from verl.trainer.rollout_metrics import (
     dataset_scalars,
     group_metrics,
@@ -46,6 +45,8 @@ def test_lengths():
 def test_rank_metrics_are_split_by_correctness_and_layer():
     batch = rollout({"Effective Rank": torch.tensor([[1.0, 10.0], [3.0, 30.0]])})
     assert rank_scalars(batch, torch.tensor([True, False])) == {
+        "cal/overall/layer_1/nonfinite": 0.0,
+        "cal/overall/layer_2/nonfinite": 0.0,
         "cal/overall/layer_1/Effective Rank/mean": 2.0,
         "cal/correct/layer_1/Effective Rank/mean": 1.0,
         "cal/incorrect/layer_1/Effective Rank/mean": 3.0,
@@ -58,19 +59,38 @@ def test_rank_metrics_are_split_by_correctness_and_layer():
 def test_a_group_without_responses_has_no_mean():
     batch = rollout({"Curvature": torch.tensor([[1.0], [3.0]])})
     names = rank_scalars(batch, torch.tensor([True, True])).keys()
-    assert names == {"cal/overall/layer_1/Curvature/mean", "cal/correct/layer_1/Curvature/mean"}
+    means = {"cal/overall/layer_1/Curvature/mean", "cal/correct/layer_1/Curvature/mean"}
+    assert names == means | {"cal/overall/layer_1/nonfinite"}
 
 
-def test_without_captured_states_there_are_no_rank_metrics():
-    calculator = RepresentationMetricsCalculator([1], diff_stride=2)
+def test_responses_without_finite_metrics_are_counted_and_left_out():
+    nan = float("nan")
+    batch = rollout({"Curvature": torch.tensor([[nan, 1.0], [3.0, 2.0]])})
+    assert rank_scalars(batch, torch.tensor([True, False])) == {
+        "cal/overall/layer_1/nonfinite": 1.0,
+        "cal/overall/layer_1/Curvature/mean": 3.0,
+        "cal/incorrect/layer_1/Curvature/mean": 3.0,
+        "cal/overall/layer_2/nonfinite": 0.0,
+        "cal/overall/layer_2/Curvature/mean": 1.5,
+        "cal/correct/layer_2/Curvature/mean": 1.0,
+        "cal/incorrect/layer_2/Curvature/mean": 2.0,
+    }
+
+
+def test_without_captured_states_there_are_no_rank_metrics(make_calculator):
     assert rank_scalars(rollout(), torch.tensor([True, False])) == {}
-    assert dataset_scalars(rollout(), calculator) == {}
+    assert dataset_scalars(rollout(), make_calculator(), 2) == {}
 
 
-def test_the_rank_of_two_mean_states_is_one_once_centred():
+def test_the_rank_of_two_mean_states_is_one_once_centred(make_calculator):
     states = torch.tensor([[[1.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]])
-    scalars = dataset_scalars(rollout(mean_states=states), RepresentationMetricsCalculator([1], diff_stride=2))
-    assert scalars == {"cal/layer_1/global/Effective Rank": pytest.approx(1.0, abs=1e-4)}
+    scalars = dataset_scalars(rollout(mean_states=states), make_calculator(), 1)
+    # One prefix of two rows: neither velocity nor acceleration.
+    assert scalars == {
+        "cal/layer_1/global/Effective Rank": pytest.approx(1.0, abs=1e-12),
+        "cal/layer_1/cumulative/Effective Rank diff": 0.0,
+        "cal/layer_1/cumulative/Effective Rank diff 2": 0.0,
+    }
 
 
 def test_logprob_agreement_counts_response_tokens_alone():

@@ -41,9 +41,13 @@ def score(batch: PromptSample, rollout: RolloutBatch) -> tuple[torch.Tensor, tor
     return correct.float() * 2 - 1, correct, {"exact": num_correct, "different": len(correct) - num_correct}
 
 
+def dataset(rollout: RolloutBatch) -> dict[str, float]:
+    return {"responses": float(len(rollout))}
+
+
 def test_pass_rates_overall_and_by_source():
     batches = [prompts(0, ["gsm8k", "math", "gsm8k"]), prompts(3, ["math"])]
-    metrics = validate(batches, generate, score)
+    metrics = validate(batches, generate, score, dataset)
     assert metrics["val/pass@1"] == 0.5
     assert metrics["val/gsm8k/pass@1"] == 0.75
     assert metrics["val/math/pass@1"] == 0.25
@@ -52,8 +56,9 @@ def test_pass_rates_overall_and_by_source():
 
 
 def test_lengths_and_rank_metrics_cover_all_batches():
-    metrics = validate([prompts(0, ["math", "math", "math"]), prompts(3, ["math"])], generate, score)
+    metrics = validate([prompts(0, ["math", "math", "math"]), prompts(3, ["math"])], generate, score, dataset)
     assert metrics["val/response_length/mean"] == 2.5
+    assert metrics["val/responses"] == 8.0
     assert metrics["val/response_length/max"] == 4.0
     assert metrics["val/cal/overall/layer_1/Effective Rank/mean"] == 1.5
     assert metrics["val/cal/correct/layer_1/Effective Rank/mean"] == (0 + 2 + 2 + 3) / 4
@@ -68,5 +73,5 @@ def test_batches_weigh_by_their_size():
         correct = torch.tensor([verdict for record in batch.records for verdict in verdicts[record.uid]])
         return correct.float(), correct, {}
 
-    metrics = validate([prompts(0, ["math"]), prompts(1, ["math"] * 3)], generate, score_uneven)
+    metrics = validate([prompts(0, ["math"]), prompts(1, ["math"] * 3)], generate, score_uneven, dataset)
     assert metrics["val/pass@1"] == 0.5

@@ -17,7 +17,7 @@ from verl.workers.rollout import engine_environment
 
 
 def start_group(config: PPOConfig, world_size: int) -> WorkerGroup:
-    calculator = RepresentationMetricsCalculator([1], diff_stride=2)
+    calculator = RepresentationMetricsCalculator(config.calculator)
     environment = engine_environment("cpu") | {"PYTHONPATH": str(Path(__file__).parent)}
     return WorkerGroup("probes:ProbeWorker", config, (10, calculator), 1, world_size, "cpu", environment)
 
@@ -129,7 +129,7 @@ def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, promp
 def test_rank_metrics_are_those_of_the_states(two, prompts, small_config, tiny_model):
     rollout = concat(two.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 3))
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    calculator = RepresentationMetricsCalculator([1], diff_stride=2)
+    calculator = RepresentationMetricsCalculator(small_config.calculator)
     num_prompt = prompts.tokens.input_ids.shape[1]
     for row in (0, 17, 63):
         length = int(rollout.response_mask[row].sum())

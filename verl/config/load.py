@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
@@ -126,6 +127,9 @@ def _build(schema: Any, values: Any, path: str) -> Any:
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
     """Check ``value`` against the type ``hint``; integers pass as floats, a lone element passes as a list of one."""
+    if get_origin(hint) is UnionType:  # X | None
+        (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
+        return None if value is None else _convert(inner, value, path)
     if is_dataclass(hint):
         return _build(hint, value, path)
     if get_origin(hint) is list:

@@ -11,6 +11,8 @@ from verl.config.checks import require, require_choice, require_positive
 BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
 """The metrics of one response and layer, in the order that ``calculator.metric_indices`` indexes."""
 
+SVD_METHODS = ["full", "lowrank"]
+
 HYPOTHESIS_TYPES = ["PlanB", "FixTwo", "FixOne"]
 
 
@@ -39,6 +41,33 @@ class CalculatorConfig:
     """Also compute each metric's velocity ("<name> diff") and acceleration ("<name> diff 2")."""
     diff_stride: int
     """Tokens between two consecutive prefixes of the velocity and acceleration, at least 1."""
+    max_seq_len: int | None
+    """Velocity and acceleration see only this many last tokens of a response; null: all of it."""
+    compute_log_effective_rank: bool
+    """Compute "Log Effective Rank" too; the same as its index, 4, in ``metric_indices``."""
+    zeroth_order_svd_method: str
+    """Spectrum of the whole response: ``full``, or ``lowrank``: its ``svd_rank`` largest singular values alone."""
+    diff_svd_method: str
+    """The same for the prefixes of velocity and acceleration. ``full`` is both exact and faster."""
+    svd_rank: int
+    """Singular values that ``lowrank`` keeps, at least 1."""
+    svd_niter: int
+    """Power iterations of the paper's release, whose ``lowrank`` is a randomised approximation. Ours keeps the exact
+    largest singular values, the limit of many iterations: any value gives the same result."""
+    diff_calculator_method: str
+    """``optimized``: all prefixes at once (or, where that is cheaper, eigenvalues of each); ``original``: a float64
+    singular value decomposition of every prefix, slow, for comparison."""
+    on_nonfinite: str
+    """Hidden states with NaN or infinity: ``raise`` an error that names response and layer, or ``mask``: the
+    response's metrics are NaN, which gives no signal and no share in the means, and the log counts it."""
+    compute_global_metrics: bool
+    """Log the metrics of the matrix of mean states, one per response of the batch ("global/<name>")."""
+    compute_cumulative_global_metrics: bool
+    """Log that matrix's velocity and acceleration over the responses ("cumulative/<name> diff")."""
+    global_diff_stride_train: int
+    """Responses between two prefixes of ``compute_cumulative_global_metrics`` in training, at least 1."""
+    global_diff_stride_val: int
+    """The same in validation."""
 
     def __post_init__(self) -> None:
         require(len(self.metric_indices) > 0, "calculator.metric_indices", self.metric_indices, "name at least one")
@@ -51,13 +80,29 @@ class CalculatorConfig:
             )
         distinct = len(set(self.metric_indices)) == len(self.metric_indices)
         require(distinct, "calculator.metric_indices", self.metric_indices, "name each once")
-        require_positive("calculator.diff_stride", self.diff_stride)
+        if self.max_seq_len is not None:
+            require_positive("calculator.max_seq_len", self.max_seq_len)
+        for field in ("diff_stride", "svd_rank", "global_diff_stride_train", "global_diff_stride_val"):
+            require_positive(f"calculator.{field}", getattr(self, field))
+        require(self.svd_niter >= 0, "calculator.svd_niter", self.svd_niter, "must not be negative")
+        require_choice("calculator.zeroth_order_svd_method", self.zeroth_order_svd_method, SVD_METHODS)
+        require_choice("calculator.diff_svd_method", self.diff_svd_method, SVD_METHODS)
+        require_choice("calculator.diff_calculator_method", self.diff_calculator_method, ["optimized", "original"])
+        require_choice("calculator.on_nonfinite", self.on_nonfinite, ["raise", "mask"])
+
+    @property
+    def base_names(self) -> list[str]:
+        """Names of the metrics of one response, in the order of ``metric_indices``."""
+        names = [BASE_METRICS[i] for i in self.metric_indices]
+        if self.compute_log_effective_rank and "Log Effective Rank" not in names:
+            names.append("Log Effective Rank")
+        return names
 
     @property
     def metric_names(self) -> list[str]:
         """Every metric name the calculator returns, velocity and acceleration included."""
         suffixes = ["", " diff", " diff 2"] if self.compute_diff else [""]
-        return [BASE_METRICS[i] + suffix for i in self.metric_indices for suffix in suffixes]
+        return [name + suffix for name in self.base_names for suffix in suffixes]
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,39 @@
-"""Spectra of every prefix of a matrix: pure linear algebra on tensors, depends on torch alone."""
+"""Spectra of every prefix of a matrix: pure linear algebra on tensors, depends on torch alone.
+
+Start at :func:`prefix_functionals` (effective ranks and entropies) or :func:`prefix_spectral_sums` (any sum of
+powers of singular values); the method and its errors are derived in docs/spectral.md.
+"""
+
+from verl.spectral.functions import (
+    ENERGY,
+    ENERGY_LOG_S,
+    SUM_S,
+    SUM_S_LOG_S,
+    SpectralFunction,
+    effective_rank,
+    response_entropy,
+    traditional_rank,
+)
+from verl.spectral.prefixes import (
+    METHODS,
+    SpectralOptions,
+    prefix_functionals,
+    prefix_singular_values,
+    prefix_spectral_sums,
+)
+
+__all__ = [
+    "ENERGY",
+    "ENERGY_LOG_S",
+    "METHODS",
+    "SUM_S",
+    "SUM_S_LOG_S",
+    "SpectralFunction",
+    "SpectralOptions",
+    "effective_rank",
+    "prefix_functionals",
+    "prefix_singular_values",
+    "prefix_spectral_sums",
+    "response_entropy",
+    "traditional_rank",
+]

@@ -1,221 +1,250 @@
-"""Spectral functionals of the prefix-centred rows of hidden states, exact to float64 (arXiv 2509.23808, section 3).
+"""Spectral functionals of the prefixes of hidden states (arXiv 2509.23808, section 3): the public functions.
 
 For one response Z ``[T, D]`` and a prefix of k rows, the mean of those k rows is subtracted and
 s_1 >= s_2 >= ... are the singular values of what is left.
 
-Method: the Gram matrix of the response's rows is formed once in float64; its leading k x k block, centred on
-both sides, has the eigenvalues s_i^2. When k exceeds D the D x D scatter matrix has the same ones and is smaller.
-Squaring costs half the digits: a singular value below about 3e-8 of the largest cannot be told from rounding and
-is returned as exactly 0.
+Three methods: ``nested`` gives the sums over the spectra of all prefixes from some 24 Cholesky factorisations per
+response (:mod:`verl.spectral.nested`); ``eigh`` and ``svd`` decompose each prefix (:mod:`verl.spectral.decompose`).
+``auto`` takes the cheaper of ``nested`` and ``eigh`` by :mod:`verl.spectral.cost`.
 
-Shapes: B responses, T padded rows, D hidden size, P prefixes asked for per response.
+What is degenerate is defined: a prefix of 0 or 1 rows, or of equal rows, has an empty spectrum, with all sums 0,
+effective rank 1, entropy 0 and rank 0.
+
+Shapes: B responses, T padded rows, D hidden size, P prefixes asked for per response, F functions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 256 * 2**20
-"""Upper bound on the float64 blocks held at once; a single response may exceed it."""
+from verl.spectral.cost import cheapest_method
+from verl.spectral.decompose import decomposed_sums, decomposition_bytes, spectra
+from verl.spectral.functions import (
+    ENERGY,
+    ENERGY_LOG_S,
+    SUM_S,
+    SUM_S_LOG_S,
+    SpectralFunction,
+    entropy_of_sums,
+    rank_eps,
+)
+from verl.spectral.nested import nested_bytes, nested_sums
+from verl.spectral.nodes import node_ladder
+from verl.spectral.responses import WORKSPACE_BYTES, check_hidden, chunks, largest_entries
 
-NOISE_EPS = 4 * torch.finfo(torch.float64).eps
-"""Eigenvalues below ``NOISE_EPS * trace`` are rounding: for matrices of exact rank 1 to 10 the rounding seen was
-at most 2.3 machine epsilons of the trace, for any offset and length."""
-
-
-class PrefixFunctionals(NamedTuple):
-    """Spectral functionals of each prefix, all float64 ``[B, P]``."""
-
-    effective_rank: Tensor
-    response_entropy: Tensor
-    traditional_rank: Tensor
-
-
-def effective_rank(singular_values: Tensor) -> Tensor:
-    """Effective rank exp(-sum p log p) with p = s / sum(s), in ``[1, number of nonzero s]``.
-
-    Roy and Vetterli 2007, as used in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``; zeros do not
-    contribute. A spectrum without any nonzero value (0 or 1 rows, or all rows equal) has effective rank 1.
-    """
-    return _entropy(singular_values).exp()
+METHODS = ("auto", "nested", "eigh", "svd")
 
 
-def response_entropy(singular_values: Tensor) -> Tensor:
-    """Entropy in nats of the energy shares q = s^2 / sum(s^2), "Response Entropy 1" of arXiv 2509.23808.
+@dataclass(frozen=True)
+class SpectralOptions:
+    """How spectra are computed; the defaults suit hidden states of language models."""
 
-    ``singular_values [..., N]`` -> ``[...]``. A spectrum without any nonzero value has entropy 0.
-    """
-    top = singular_values.amax(-1, keepdim=True) if singular_values.shape[-1] else singular_values
-    # Dividing by the largest value first keeps the squares of very large or small spectra in range.
-    return _entropy((singular_values / torch.where(top > 0, top, 1.0)).square())
+    method: str = "auto"
+    """``auto``, or one of ``nested``, ``eigh`` and ``svd`` for every prefix."""
+    tolerance: float = 2.5e-7
+    """Bound on the error that the fit of ``nested`` adds to a sum, relative to the sum; 1e-9 to 1e-2."""
+    condition: float = 1e6
+    """Ratio of a prefix's largest to its smallest singular value that ``nested`` goes down to if it has to, 10 to 1e6;
+    singular values below are counted too low."""
+    svd_rank: int | None = None
+    """Keep only this many largest singular values of each prefix; not with ``nested``, and ``auto`` means ``eigh``."""
+    on_nonfinite: str = "raise"
+    """``raise`` names the response that holds NaN or infinity; ``mask`` gives NaN for its results."""
+    workspace_bytes: int | None = None
+    """Bound on the float64 matrices held at once, unless a single one exceeds it; by default 16 MiB on a CPU (its
+    cache), 1 GiB on a GPU."""
 
-
-def traditional_rank(singular_values: Tensor, rows: int, width: int, eps: float) -> Tensor:
-    """Number of singular values above ``s_max * max(rows, width) * eps``, the usual numerical rank.
-
-    ``singular_values [..., N]`` of a ``rows x width`` matrix -> float64 ``[...]``; ``eps`` is the relative
-    precision of its entries. A spectrum without any nonzero value has rank 0.
-    """
-    if singular_values.shape[-1] == 0:
-        return singular_values.new_zeros(singular_values.shape[:-1], dtype=torch.float64)
-    threshold = singular_values.amax(-1, keepdim=True) * (max(rows, width) * eps)
-    return (singular_values > threshold).sum(-1).double()
-
-
-def rank_eps(dtype: torch.dtype) -> float:
-    """Relative precision that the numerical rank assumes for hidden states stored as ``dtype``.
-
-    It is the machine epsilon of ``dtype``, but of float32 at most: with bfloat16's 2^-7 and D >= 128 the threshold
-    would reach s_max and every rank would be 0.
-    """
-    return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method={self.method!r}: must be one of {METHODS}")
+        if self.svd_rank is not None and (self.svd_rank < 1 or self.method == "nested"):
+            raise ValueError(f"svd_rank={self.svd_rank}, method={self.method!r}: at least 1, and not with 'nested'")
+        if self.workspace_bytes is not None and self.workspace_bytes < 1:
+            raise ValueError(f"workspace_bytes={self.workspace_bytes}: must be at least 1")
 
 
-def prefix_functionals(hidden: Tensor, lengths: Tensor, prefix_rows: Tensor) -> PrefixFunctionals:
-    """Effective rank, response entropy and numerical rank of chosen prefixes of every response.
+DEFAULTS = SpectralOptions()
+
+ENTROPIES = {"effective_rank": (SUM_S, SUM_S_LOG_S), "response_entropy": (ENERGY, ENERGY_LOG_S)}
+"""The sums that an entropy is made of; an effective rank is exp of one."""
+
+
+class _Piece(NamedTuple):
+    """Results of b responses."""
+
+    which: Tensor
+    """``[b]`` positions in the batch."""
+    prefixes: Tensor
+    """``[b, P]``"""
+    sums: Tensor
+    """``[F, b, P]`` over singular values divided by ``scale``."""
+    scale: Tensor
+    """``[b, P]``"""
+    ranks: Tensor | None
+    """Traditional ranks ``[b, P]``, if the method gives them."""
+
+
+def prefix_spectral_sums(
+    hidden: Tensor,
+    lengths: Tensor,
+    prefix_rows: Tensor,
+    functions: Sequence[SpectralFunction],
+    options: SpectralOptions = DEFAULTS,
+) -> Tensor:
+    """Sums of functions of the singular values of chosen prefixes of every response.
 
     Args:
         hidden: ``[B, T, D]`` floating point, row j the state from which response token j was sampled; rows at or
             past the response's length are ignored, whatever they hold.
         lengths: ``[B]`` integer, valid rows of each response, 0 <= length <= T.
         prefix_rows: ``[B, P]`` integer, rows k of each prefix asked for, 0 <= k <= length.
+        functions: the F functions to sum.
+        options: method, accuracy, memory, and what to do about NaN and infinity.
 
     Returns:
-        Functionals ``[B, P]`` in float64 on the device of ``hidden``. Prefixes of 0 or 1 rows, or of equal rows,
-        have effective rank 1, entropy 0, rank 0.
+        float64 ``[F, B, P]`` on the device of ``hidden``, in the units of ``hidden``.
 
     Raises:
-        ValueError: shapes or ranges do not fit, or a valid row holds NaN or infinity (names the response).
+        ValueError: shapes, ranges or options do not fit, or a valid row holds NaN or infinity (names the response).
     """
-    out = [torch.zeros(prefix_rows.shape, dtype=torch.float64, device=hidden.device) for _ in PrefixFunctionals._fields]
-    result = PrefixFunctionals(*out)
-    result.effective_rank.fill_(1.0)
-    eps = rank_eps(hidden.dtype)
-    for response, column, rows, singular_values, _ in _spectra(hidden, lengths, prefix_rows):
-        result.effective_rank[response, column] = effective_rank(singular_values)
-        result.response_entropy[response, column] = response_entropy(singular_values)
-        result.traditional_rank[response, column] = traditional_rank(singular_values, rows, hidden.shape[2], eps)
+    fitted = tuple(dict.fromkeys(g for f in functions for g in (SpectralFunction(f.power), f)))
+    shape = (len(functions), *prefix_rows.shape)
+    result = torch.zeros(shape, dtype=torch.float64, device=hidden.device)
+    for piece in _pieces(hidden, lengths, prefix_rows, fitted, options):
+        for row, function in enumerate(functions):
+            sums, plain = (piece.sums[fitted.index(f)] for f in (function, SpectralFunction(function.power)))
+            result[row, piece.which] = function.rescaled(sums, plain, piece.scale)
     return result
 
 
-def prefix_singular_values(hidden: Tensor, lengths: Tensor, prefix_rows: Tensor) -> Tensor:
-    """Singular values of the prefix-centred rows, descending and padded with zeros: float64 ``[B, P, min(T, D)]``.
+def prefix_functionals(
+    hidden: Tensor,
+    lengths: Tensor,
+    prefix_rows: Tensor,
+    names: Sequence[str],
+    options: SpectralOptions = DEFAULTS,
+) -> dict[str, Tensor]:
+    """Effective rank, response entropy and numerical rank of chosen prefixes of every response.
 
-    Arguments and errors as in :func:`prefix_functionals`, which needs far less memory.
+    ``names`` are of ``effective_rank``, ``response_entropy``, ``traditional_rank``; the other arguments and the
+    errors are those of :func:`prefix_spectral_sums`. A traditional rank counts singular values, which no sum of
+    smooth functions does: with it ``auto`` means ``eigh`` for all names, and ``nested`` is an error.
+
+    Returns:
+        Name to float64 ``[B, P]``. Effective ranks lie in [1, min(k - 1, D)], response entropies in
+        [0, log min(k - 1, D)].
     """
-    _, padded_rows, width = hidden.shape
-    shape = (*prefix_rows.shape, min(padded_rows, width))
-    values = torch.zeros(shape, dtype=torch.float64, device=hidden.device)
-    for response, column, _, singular_values, scale in _spectra(hidden, lengths, prefix_rows):
-        values[response, column, : singular_values.shape[-1]] = singular_values * scale[:, None]
-    return values
+    known = [*ENTROPIES, "traditional_rank"]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"names: {name!r} is not one of {known}")
+    if "traditional_rank" in names:
+        options = _decomposing(options)
+    functions = tuple(f for name in names if name in ENTROPIES for f in ENTROPIES[name])
+    results = {name: torch.zeros(prefix_rows.shape, dtype=torch.float64, device=hidden.device) for name in names}
+    if "effective_rank" in results:
+        results["effective_rank"].fill_(1.0)
+    for piece in _pieces(hidden, lengths, prefix_rows, functions, options):
+        most = (piece.prefixes - 1).clamp(max=min(hidden.shape[2], options.svd_rank or hidden.shape[2]))
+        most = most.clamp(min=1).double().log()
+        for name, result in results.items():
+            if name == "traditional_rank":
+                assert piece.ranks is not None
+                result[piece.which] = piece.ranks
+                continue
+            total, total_log = (piece.sums[functions.index(f)] for f in ENTROPIES[name])
+            entropy = entropy_of_sums(total, total_log, ENTROPIES[name][0].power)
+            entropy = torch.minimum(entropy.clamp(min=0), most)
+            result[piece.which] = entropy.exp() if name == "effective_rank" else entropy
+    return results
 
 
-def clean_chunks(hidden: Tensor, lengths: Tensor, bytes_limit: int = CHUNK_BYTES) -> Iterator[tuple[Tensor, Tensor]]:
-    """Split a batch into chunks of similar length whose float64 work stays within ``bytes_limit``.
+def prefix_singular_values(
+    hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions = DEFAULTS
+) -> Tensor:
+    """Singular values of the centred prefixes, descending, then zeros: float64 ``[B, P, min(T, D)]``.
 
-    Yields ``(index [b], rows [b, t, D])``: indices into the batch and those responses in float64, cut to the
-    chunk's longest response, with zeros past each response's length. Responses of length 0 are left out.
-
-    Raises:
-        ValueError: as :func:`prefix_functionals`.
+    Arguments and errors as in :func:`prefix_spectral_sums`; ``auto`` means ``eigh``, and ``nested``, which never
+    has singular values, is an error.
     """
-    _, _, width = _check_hidden(hidden, lengths)
-    lengths = lengths.to(hidden.device)
-    sorted_lengths, order = lengths.sort(descending=True)
-    host_lengths = sorted_lengths.tolist()
-    end = sum(length > 0 for length in host_lengths)
-    start = 0
-    while start < end:
-        longest = host_lengths[start]
-        # Rows and two temporaries, and on the smaller side a Gram matrix, its centred copy and eigh's copy.
-        bytes_each = 8 * 3 * longest * (width + min(longest, width))
-        stop = min(end, start + max(1, bytes_limit // bytes_each))
-        index = order[start:stop]
-        rows = hidden[index, :longest].double()
-        valid = torch.arange(longest, device=hidden.device) < lengths[index, None]
-        rows = torch.where(valid[:, :, None], rows, 0.0)
-        finite = rows.isfinite().flatten(1).all(1)
-        if not bool(finite.all()):
-            first = int(index[~finite].min())
-            raise ValueError(
-                f"response {first}: hidden states hold NaN or infinity in its valid rows; "
-                "check the model's weights and the capture"
-            )
-        yield index, rows
-        start = stop
+    options = _decomposing(options)
+    prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
+    most = min(hidden.shape[1:])
+    result = torch.zeros((*prefix_rows.shape, most), dtype=torch.float64, device=hidden.device)
+    result[largest.isnan()] = torch.nan
+    limit = _workspace_bytes(options, hidden.device)
+    for chunk in chunks(hidden, lengths, largest, partial(decomposition_bytes, width=hidden.shape[2]), limit):
+        for part in spectra(chunk.rows, prefix_rows[chunk.which], options.method, options.svd_rank):
+            values = part.singular_values * chunk.scale[part.response, None]
+            result[chunk.which[part.response], part.column, : values.shape[1]] = values
+    return result
 
 
-def _spectra(
-    hidden: Tensor, lengths: Tensor, prefix_rows: Tensor
-) -> Iterator[tuple[Tensor, Tensor, int, Tensor, Tensor]]:
-    """Yield ``(response [n], column [n], k, s [n, min(k, D)], scale [n])``: all prefixes of k >= 2 rows, by k.
+def _pieces(
+    hidden: Tensor,
+    lengths: Tensor,
+    prefix_rows: Tensor,
+    functions: tuple[SpectralFunction, ...],
+    options: SpectralOptions,
+) -> Iterator[_Piece]:
+    """Sums, chunk by chunk; responses without rows are left out, those masked get NaN."""
+    prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
+    width = hidden.shape[2]
+    masked = largest.isnan().nonzero()[:, 0]
+    if len(masked):
+        nan = torch.full((len(masked), prefix_rows.shape[1]), torch.nan, dtype=torch.float64, device=hidden.device)
+        yield _Piece(masked, prefix_rows[masked], nan.expand(len(functions), -1, -1), torch.ones_like(nan), nan)
+    limit = _workspace_bytes(options, hidden.device)
+    method, ladder = options.method, None
+    if method == "auto" and options.svd_rank is not None:
+        method = "eigh"
+    if method in ("auto", "nested"):
+        ladder = node_ladder(functions, options.tolerance, options.condition)
+    if method == "auto":
+        assert ladder is not None
+        method = cheapest_method(lengths, prefix_rows, width, len(ladder.rungs[0].shifts))
+    if method == "nested":
+        assert ladder is not None
+        bytes_for = partial(nested_bytes, width=width, shifts=len(ladder.rungs[0].shifts))
+    else:
+        bytes_for = partial(decomposition_bytes, width=width)
+    eps = rank_eps(hidden.dtype)
+    for chunk in chunks(hidden, lengths, largest, bytes_for, limit):
+        prefixes = prefix_rows[chunk.which]
+        if method == "nested":
+            assert ladder is not None
+            sums, scale = nested_sums(chunk.rows, prefixes, ladder, limit)
+            ranks = None
+        else:
+            sums, ranks = decomposed_sums(chunk.rows, prefixes, functions, method, options.svd_rank, eps)
+            scale = torch.ones_like(ranks)
+        yield _Piece(chunk.which, prefixes, sums, scale * chunk.scale[:, None], ranks)
 
-    The singular values are ``s * scale``; each response is scaled to a largest entry of 1, so that neither very
-    large nor very small states leave float64's range when squared.
-    """
-    batch, _, width = _check_hidden(hidden, lengths)
+
+def _checked(hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions) -> tuple[Tensor, Tensor]:
+    """Prefixes on the device of ``hidden`` and the largest entry of each response; raises ``ValueError``."""
+    check_hidden(hidden, lengths)
+    batch = hidden.shape[0]
     if prefix_rows.dim() != 2 or prefix_rows.shape[0] != batch or prefix_rows.is_floating_point():
         raise ValueError(f"prefix_rows: expected integers [{batch}, P], got {prefix_rows.dtype} {prefix_rows.shape}")
-    prefix_rows, lengths = prefix_rows.to(hidden.device), lengths.to(hidden.device)
-    if bool(((prefix_rows < 0) | (prefix_rows > lengths[:, None])).any()):
+    prefix_rows = prefix_rows.to(hidden.device)
+    if bool(((prefix_rows < 0) | (prefix_rows > lengths.to(hidden.device)[:, None])).any()):
         raise ValueError("prefix_rows: every prefix must have between 0 rows and the response's length")
-    for index, rows in clean_chunks(hidden, lengths):
-        scale = rows.abs().amax((1, 2))
-        rows = rows / torch.where(scale > 0, scale, 1.0)[:, None, None]
-        # A constant shift changes no prefix's centred scatter; removing the common offset before squaring keeps
-        # its rounding error out of the small eigenvalues. Padding rows become nonzero, but no prefix reads them.
-        rows = rows - rows.sum(1, keepdim=True) / lengths[index, None, None]
-        wanted = prefix_rows[index]
-        sizes = [k for k in wanted.unique().tolist() if k >= 2]
-        largest = max((k for k in sizes if k <= width), default=0)
-        gram = rows[:, :largest] @ rows[:, :largest].mT
-        for k in sizes:
-            chunk_row, column = (wanted == k).nonzero(as_tuple=True)
-            source, inverse = chunk_row.unique(return_inverse=True)
-            if k <= width:
-                centred, trace = _centred_gram(gram[source, :k, :k])
-            else:
-                centred, trace = _centred_scatter(rows[source, :k])
-            singular_values = _singular_values(centred, trace)[inverse]
-            yield index[chunk_row], column, k, singular_values, scale[chunk_row]
+    return prefix_rows, largest_entries(hidden, lengths, options.on_nonfinite)
 
 
-def _centred_gram(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Gram matrix ``[n, k, k]`` of k rows centred on their mean, and the trace before centring ``[n]``."""
-    mean = gram.mean(-1)
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return gram - mean[:, None, :] - mean[:, :, None] + mean.mean(-1)[:, None, None], trace
+def _decomposing(options: SpectralOptions) -> SpectralOptions:
+    """The options with a method that gives singular values; raises ``ValueError`` for ``nested``."""
+    if options.method == "nested":
+        raise ValueError("method='nested': gives sums, no singular values; use 'auto', 'eigh' or 'svd'")
+    return replace(options, method="eigh") if options.method == "auto" else options
 
 
-def _centred_scatter(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Scatter matrix ``[n, D, D]`` of rows ``[n, k, D]`` centred on their mean, and the trace before centring."""
-    centred = rows - rows.mean(1, keepdim=True)
-    return centred.mT @ centred, rows.square().sum((1, 2))
-
-
-def _singular_values(squared: Tensor, trace: Tensor) -> Tensor:
-    """Square roots, descending, of the eigenvalues of ``squared [n, m, m]``; what is below the noise becomes 0."""
-    eigenvalues = torch.linalg.eigvalsh(squared).flip(-1)
-    return torch.where(eigenvalues > NOISE_EPS * trace[:, None], eigenvalues, 0.0).sqrt()
-
-
-def _entropy(weights: Tensor) -> Tensor:
-    """Entropy in nats of nonnegative ``weights [..., N]`` normalised to sum 1; 0 where all weights are 0."""
-    total = weights.sum(-1, keepdim=True)
-    shares = weights / torch.where(total > 0, total, 1.0)
-    entropy: Tensor = torch.special.entr(shares).sum(-1)
-    return entropy
-
-
-def _check_hidden(hidden: Tensor, lengths: Tensor) -> tuple[int, int, int]:
-    if hidden.dim() != 3 or not hidden.is_floating_point():
-        raise ValueError(f"hidden: expected floating point [B, T, D], got {hidden.dtype} {tuple(hidden.shape)}")
-    batch, padded_rows, width = hidden.shape
-    if lengths.shape != (batch,) or lengths.is_floating_point():
-        raise ValueError(f"lengths: expected integers [{batch}], got {lengths.dtype} {tuple(lengths.shape)}")
-    if bool(((lengths < 0) | (lengths > padded_rows)).any()):
-        raise ValueError(f"lengths={lengths.tolist()}: must be between 0 and the {padded_rows} padded rows")
-    return batch, padded_rows, width
+def _workspace_bytes(options: SpectralOptions, device: torch.device) -> int:
+    if options.workspace_bytes is not None:
+        return options.workspace_bytes
+    return WORKSPACE_BYTES["cpu" if device.type == "cpu" else "cuda"]

@@ -7,7 +7,8 @@ pickled into a rollout worker.
 import torch
 from torch import Tensor
 
-from verl.config.signal import BASE_METRICS
+from verl.config.signal import CalculatorConfig
+from verl.spectral import SpectralOptions
 from verl.trainer.metrics_utils import acceleration, base_metrics, prefix_counts, prefix_rows, velocity
 
 RankMetrics = dict[str, dict[str, Tensor]]
@@ -17,29 +18,17 @@ RankMetrics = dict[str, dict[str, Tensor]]
 class RepresentationMetricsCalculator:
     """Turns hidden states into effective rank, velocity, acceleration and their relatives."""
 
-    def __init__(self, metric_indices: list[int], diff_stride: int) -> None:
-        """``metric_indices`` index ``BASE_METRICS``; ``diff_stride`` is the number of tokens between two prefixes.
-
-        Raises:
-            ValueError: an index is out of range or given twice, none is given, or the stride is below 1.
-        """
-        valid = range(len(BASE_METRICS))
-        if not metric_indices or len(set(metric_indices)) < len(metric_indices):
-            raise ValueError(f"calculator.metric_indices={metric_indices}: name at least one metric, each once")
-        if any(i not in valid for i in metric_indices):
-            raise ValueError(
-                f"calculator.metric_indices={metric_indices}: indices run from 0 to {valid[-1]}: {BASE_METRICS}"
-            )
-        if diff_stride < 1:
-            raise ValueError(f"calculator.diff_stride={diff_stride}: must be at least 1")
-        self.metric_indices = list(metric_indices)
-        self.diff_stride = diff_stride
+    def __init__(self, config: CalculatorConfig) -> None:
+        self.config = config
+        decompose = {"optimized": "auto", "original": "svd"}[config.diff_calculator_method]
+        self._whole = _options(config, config.zeroth_order_svd_method, "auto")
+        self._diff = _options(config, config.diff_svd_method, decompose)
 
     def __call__(
         self,
         hidden_states: Tensor,
         attention_mask: Tensor,
-        compute_diff: bool = True,
+        compute_diff: bool | None = None,
         diff_stride: int | None = None,
     ) -> RankMetrics:
         """Metrics of every response and layer.
@@ -47,8 +36,9 @@ class RepresentationMetricsCalculator:
         Args:
             hidden_states: ``[B, T, L, D]`` floating point; row j is the state from which token j was sampled.
             attention_mask: ``[B, T]`` of 0 and 1 (or bool), right-padded: valid rows first.
-            compute_diff: also give "<name> diff" (velocity) and "<name> diff 2" (acceleration).
-            diff_stride: tokens between two prefixes, in place of the calculator's own.
+            compute_diff: also give "<name> diff" (velocity) and "<name> diff 2" (acceleration); by default as
+                configured.
+            diff_stride: tokens between two prefixes, in place of the configured one.
 
         Returns:
             Layer keys "1".."L" in the order the layers were captured, then metric name, then float64 ``[B]`` on
@@ -64,7 +54,8 @@ class RepresentationMetricsCalculator:
                 "expected [B, T, L, D] and [B, T]"
             )
         lengths = _lengths(attention_mask.to(hidden_states.device))
-        stride = self.diff_stride if diff_stride is None else diff_stride
+        compute_diff = self.config.compute_diff if compute_diff is None else compute_diff
+        stride = self.config.diff_stride if diff_stride is None else diff_stride
         metrics: RankMetrics = {}
         for layer in range(hidden_states.shape[2]):
             key = str(layer + 1)
@@ -74,43 +65,76 @@ class RepresentationMetricsCalculator:
                 raise ValueError(f"layer {key}: {error}") from error
         return metrics
 
-    def dataset_metrics(
-        self, mean_states: Tensor, compute_diff: bool = True, diff_stride: int | None = None
-    ) -> dict[str, float]:
+    def dataset_metrics(self, mean_states: Tensor, diff_stride: int) -> dict[str, float]:
         """Metrics of the matrix ``mean_states [B, D]``, one mean hidden state per response, for one layer.
 
-        Returns "global/<name>" for the whole matrix and, with ``compute_diff``, "cumulative/<name> diff" and
-        "cumulative/<name> diff 2" over prefixes of the responses in the order given.
+        Returns "global/<name>" for the whole matrix if ``compute_global_metrics``, and if
+        ``compute_cumulative_global_metrics`` "cumulative/<name> diff" and "cumulative/<name> diff 2" over prefixes of
+        the responses in the order given, ``diff_stride`` apart. With ``on_nonfinite=mask`` states that hold NaN or
+        infinity are left out.
 
         Raises:
             ValueError: not a matrix, or a state holds NaN or infinity.
         """
         if mean_states.dim() != 2:
             raise ValueError(f"mean_states {tuple(mean_states.shape)}: expected [B, D]")
-        if not bool(mean_states.isfinite().all()):
-            raise ValueError("mean_states: holds NaN or infinity; check the model's weights and the capture")
+        config = self.config
+        if not (config.compute_global_metrics or config.compute_cumulative_global_metrics):
+            return {}
+        finite = mean_states.isfinite().all(1)
+        if config.on_nonfinite == "mask":
+            mean_states = mean_states[finite]
+        elif not bool(finite.all()):
+            first = int((~finite).nonzero()[0])
+            raise ValueError(f"mean_states[{first}]: holds NaN or infinity; check the model's weights and the capture")
         mask = torch.ones(1, mean_states.shape[0], dtype=torch.bool, device=mean_states.device)
-        metrics = self(mean_states[None, :, None, :], mask, compute_diff, diff_stride)["1"]
-        base_names = {BASE_METRICS[i] for i in self.metric_indices}
-        return {
-            f"global/{name}" if name in base_names else f"cumulative/{name}": float(value)
-            for name, value in metrics.items()
-        }
+        cumulative = config.compute_cumulative_global_metrics
+        metrics = self(mean_states[None, :, None, :], mask, cumulative, diff_stride)["1"]
+        wanted = {f"global/{name}": name for name in config.base_names if config.compute_global_metrics}
+        if cumulative:
+            wanted |= {f"cumulative/{name}": name for name in metrics if name not in config.base_names}
+        return {key: float(metrics[name]) for key, name in wanted.items()}
 
     def _layer_metrics(self, hidden: Tensor, lengths: Tensor, compute_diff: bool, stride: int) -> dict[str, Tensor]:
         """Metrics of one layer ``[B, T, D]``: name to ``[B]``."""
-        # The whole response is one more prefix, the last column.
-        rows = lengths[:, None]
-        if compute_diff:
-            rows = torch.cat([prefix_rows(lengths, stride), rows], dim=1)
-            counts = prefix_counts(lengths, stride)
+        names = self.config.base_names
+        if not compute_diff:
+            return {
+                name: values[:, 0]
+                for name, values in base_metrics(hidden, lengths, lengths[:, None], names, self._whole).items()
+            }
+        tail, tail_lengths = _last_rows(hidden, lengths, self.config.max_seq_len)
+        counts, rows = prefix_counts(tail_lengths, stride), prefix_rows(tail_lengths, stride)
+        if tail is hidden and self._whole == self._diff:
+            # The whole response is one more prefix, the last column.
+            both = base_metrics(hidden, lengths, torch.cat([rows, lengths[:, None]], dim=1), names, self._whole)
+            whole = {name: values[:, -1:] for name, values in both.items()}
+            prefixes = {name: values[:, :-1] for name, values in both.items()}
+        else:
+            whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole)
+            prefixes = base_metrics(tail, tail_lengths, rows, names, self._diff)
         metrics: dict[str, Tensor] = {}
-        for name, values in base_metrics(hidden, lengths, rows, self.metric_indices).items():
-            metrics[name] = values[:, -1]
-            if compute_diff:
-                metrics[f"{name} diff"] = velocity(values[:, :-1], counts)
-                metrics[f"{name} diff 2"] = acceleration(values[:, :-1], counts)
+        for name in names:
+            metrics[name] = whole[name][:, 0]
+            # A masked response has NaN here too, though fewer than two prefixes would give 0.
+            masked = torch.where(metrics[name].isnan(), torch.nan, 0.0)
+            metrics[f"{name} diff"] = velocity(prefixes[name], counts) + masked
+            metrics[f"{name} diff 2"] = acceleration(prefixes[name], counts) + masked
         return metrics
+
+
+def _options(config: CalculatorConfig, svd_method: str, method: str) -> SpectralOptions:
+    rank = config.svd_rank if svd_method == "lowrank" else None
+    return SpectralOptions(method=method, svd_rank=rank, on_nonfinite=config.on_nonfinite)
+
+
+def _last_rows(hidden: Tensor, lengths: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
+    """The last ``most`` valid rows of each response, left-aligned, and how many there are."""
+    if most is None or hidden.shape[1] <= most:
+        return hidden, lengths
+    first = (lengths - most).clamp(min=0)
+    at = first[:, None] + torch.arange(most, device=hidden.device)
+    return hidden.gather(1, at[:, :, None].expand(-1, -1, hidden.shape[2])), lengths - first
 
 
 def _lengths(attention_mask: Tensor) -> Tensor:

@@ -4,11 +4,24 @@ Pure functions. Shapes: B responses, T padded rows, D hidden size, P prefixes of
 velocity rule. All metrics are float64.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from verl.config.signal import BASE_METRICS
-from verl.spectral.prefixes import clean_chunks, prefix_functionals
+from verl.spectral import SpectralOptions, prefix_functionals
+from verl.spectral.responses import check_hidden, chunks, largest_entries
+
+_FUNCTIONALS = {
+    "Response Entropy 1": "response_entropy",
+    "Effective Rank": "effective_rank",
+    "Traditional Rank": "traditional_rank",
+    "Log Effective Rank": "effective_rank",
+}
+"""Metrics that come from a spectrum, by their name in verl.spectral; the log is taken of the effective rank."""
+
+_CURVATURE_BYTES = 64 * 2**20
+"""Bound on the float64 states that :func:`curvature` holds at once, unless one response exceeds it."""
 
 
 def prefix_counts(lengths: Tensor, stride: int) -> Tensor:
@@ -59,22 +72,25 @@ def _deltas(values: Tensor) -> Tensor:
     return values[:, 1:] - running_mean[:, :-1]
 
 
-def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
+def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str = "raise") -> Tensor:
     """Mean angle in radians between consecutive steps Z[j+1] - Z[j], over each response's chosen prefixes.
 
-    ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` as for
-    :func:`verl.spectral.prefixes.prefix_functionals` -> float64 ``[B, P]`` in [0, pi]. An angle at a step of length
-    zero is undefined and left out of the mean; a prefix without any angle (fewer than 3 rows) has curvature 0.
+    ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` and ``on_nonfinite`` as for
+    :func:`verl.spectral.prefix_functionals` -> float64 ``[B, P]`` in [0, pi]. An angle at a step of length zero is
+    undefined and left out of the mean; a prefix without any angle (fewer than 3 rows) has curvature 0.
 
     Raises:
         ValueError: as ``prefix_functionals``.
     """
+    check_hidden(hidden, lengths)
+    largest = largest_entries(hidden, lengths, on_nonfinite)
     result = torch.zeros(rows.shape, dtype=torch.float64, device=hidden.device)
+    result[largest.isnan()] = torch.nan
     rows = rows.to(hidden.device)
-    for index, states in clean_chunks(hidden, lengths):
-        if states.shape[1] < 3:
+    for chunk in chunks(hidden, lengths, largest, lambda n: 8 * 4 * n * hidden.shape[2], _CURVATURE_BYTES):
+        if chunk.rows.shape[1] < 3:
             continue
-        steps = states.diff(dim=1)
+        steps = chunk.rows.diff(dim=1)
         norms = torch.linalg.vector_norm(steps, dim=2, keepdim=True)
         units = steps / torch.where(norms > 0, norms, 1.0)
         before, after = units[:, :-1], units[:, 1:]
@@ -85,30 +101,32 @@ def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
         sums = torch.where(defined, angles, 0.0).cumsum(1)
         counts = defined.cumsum(1)
         # A prefix of k rows holds the first k - 2 angles.
-        wanted = rows[index]
+        wanted = rows[chunk.which]
         last = (wanted - 3).clamp(min=0)
         mean = sums.gather(1, last) / counts.gather(1, last).clamp(min=1)
-        result[index] = torch.where(wanted >= 3, mean, 0.0)
+        result[chunk.which] = torch.where(wanted >= 3, mean, 0.0)
     return result
 
 
-def base_metrics(hidden: Tensor, lengths: Tensor, rows: Tensor, metric_indices: list[int]) -> dict[str, Tensor]:
-    """The metrics ``BASE_METRICS[i]`` for i in ``metric_indices``, of every chosen prefix.
+def base_metrics(
+    hidden: Tensor, lengths: Tensor, rows: Tensor, names: Sequence[str], options: SpectralOptions
+) -> dict[str, Tensor]:
+    """The metrics ``names``, of ``BASE_METRICS``, of every chosen prefix.
 
     ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` -> name to float64 ``[B, P]``. Degenerate prefixes (0 or
-    1 rows, all rows equal): effective rank 1 and its log 0, entropy 0, rank 0, curvature 0.
+    1 rows, all rows equal): effective rank 1 and its log 0, entropy 0, rank 0, curvature 0. With
+    ``options.on_nonfinite="mask"`` a response that holds NaN or infinity has NaN for every metric.
 
     Raises:
-        ValueError: as ``prefix_functionals``.
+        ValueError: as :func:`verl.spectral.prefix_functionals`.
     """
-    names = [BASE_METRICS[i] for i in metric_indices]
     metrics: dict[str, Tensor] = {}
     if "Curvature" in names:
-        metrics["Curvature"] = curvature(hidden, lengths, rows)
-    if set(names) - {"Curvature"}:
-        spectral = prefix_functionals(hidden, lengths, rows)
-        metrics["Response Entropy 1"] = spectral.response_entropy
-        metrics["Effective Rank"] = spectral.effective_rank
-        metrics["Traditional Rank"] = spectral.traditional_rank
-        metrics["Log Effective Rank"] = spectral.effective_rank.log()
+        metrics["Curvature"] = curvature(hidden, lengths, rows, options.on_nonfinite)
+    wanted = list(dict.fromkeys(_FUNCTIONALS[name] for name in names if name in _FUNCTIONALS))
+    spectral = prefix_functionals(hidden, lengths, rows, wanted, options) if wanted else {}
+    for name in names:
+        if name in _FUNCTIONALS:
+            values = spectral[_FUNCTIONALS[name]]
+            metrics[name] = values.log() if name == "Log Effective Rank" else values
     return {name: metrics[name] for name in names}

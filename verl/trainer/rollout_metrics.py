@@ -23,26 +23,35 @@ def length_metrics(batch: RolloutBatch) -> dict[str, float]:
 
 
 def rank_scalars(batch: RolloutBatch, correct: Tensor) -> dict[str, float]:
-    """Means of every rank metric over all, the correct and the incorrect responses.
+    """Means of every rank metric over all, the correct and the incorrect responses, and how many have none.
 
     ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/mean`` and so on; a group without responses is left out.
+    Responses whose hidden states held NaN or infinity have no share in the means and are counted in
+    ``cal/overall/layer_1/nonfinite``.
     """
     groups = {"overall": torch.ones_like(correct, dtype=torch.bool), "correct": correct, "incorrect": ~correct}
-    return {
-        f"cal/{group}/layer_{layer}/{name}/mean": values[members].mean().item()
-        for layer, metrics in layer_metrics(batch.rank_metrics).items()
-        for name, values in metrics.items()
-        for group, members in groups.items()
-        if members.any()
-    }
+    scalars = {}
+    for layer, metrics in layer_metrics(batch.rank_metrics).items():
+        finite = torch.stack(list(metrics.values())).isfinite().all(dim=0)
+        scalars[f"cal/overall/layer_{layer}/nonfinite"] = float((~finite).sum())
+        for name, values in metrics.items():
+            for group, members in groups.items():
+                if (members & finite).any():
+                    scalars[f"cal/{group}/layer_{layer}/{name}/mean"] = values[members & finite].mean().item()
+    return scalars
 
 
-def dataset_scalars(batch: RolloutBatch, calculator: RepresentationMetricsCalculator) -> dict[str, float]:
-    """Rank metrics of the [B, D] matrix of the batch's mean states, ``cal/layer_1/global/Effective Rank`` and so on."""
+def dataset_scalars(
+    batch: RolloutBatch, calculator: RepresentationMetricsCalculator, diff_stride: int
+) -> dict[str, float]:
+    """Rank metrics of the [B, D] matrix of the batch's mean states, ``cal/layer_1/global/Effective Rank`` and so on.
+
+    ``diff_stride`` is the number of responses between two prefixes of the cumulative metrics.
+    """
     return {
         f"cal/layer_{layer + 1}/{name}": value
         for layer in range(batch.mean_states.shape[1])
-        for name, value in calculator.dataset_metrics(batch.mean_states[:, layer], compute_diff=False).items()
+        for name, value in calculator.dataset_metrics(batch.mean_states[:, layer], diff_stride).items()
     }
 
 

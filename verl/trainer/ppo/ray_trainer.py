@@ -133,9 +133,11 @@ class RayPPOTrainer:
             scores, correct, counts = score_tensors(pending)
         self.metrics |= group_metrics(scores, correct, rollout.group_ids) | rank_scalars(rollout, correct)
         self.metrics |= {f"verifier/{reason}": float(count) for reason, count in counts.items()}
-        if self.calculator is not None:
-            self.metrics |= dataset_scalars(rollout, self.calculator)
+        self.metrics |= self._dataset_scalars(rollout, self.config.calculator.global_diff_stride_train)
         return scores
+
+    def _dataset_scalars(self, rollout: RolloutBatch, diff_stride: int) -> dict[str, float]:
+        return {} if self.calculator is None else dataset_scalars(rollout, self.calculator, diff_stride)
 
     def _compute_advantages(self, rollout: RolloutBatch, scores: Tensor) -> Tensor:
         """Advantages [B, R] float32, rank shaping included."""
@@ -194,6 +196,7 @@ class RayPPOTrainer:
                 self.val_batches,
                 lambda prompts: self._sample(prompts, sampling, VALIDATION_STEP),
                 lambda prompts, rollout: score_tensors(self._submit_scores(prompts, rollout)),
+                lambda rollout: self._dataset_scalars(rollout, self.config.calculator.global_diff_stride_val),
             )
         self.metrics |= metrics
         self.validations[self.step] = metrics

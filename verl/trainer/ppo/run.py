@@ -1,7 +1,6 @@
 """One run of the main job, from a checked config to ``summary.json``."""
 
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from verl.config.ppo import PPOConfig
@@ -44,10 +43,7 @@ def run_ppo(config: PPOConfig) -> None:
     if data.val_files:
         val_set = PromptDataset(data.val_files, tokenizer, data.max_prompt_length, data.truncation)
         held_out = val_batches(val_set, data, pad_token_id, world_size)
-    calculator = rank_metrics = None
-    if config.calculator.enable:
-        calculator = RepresentationMetricsCalculator(config.calculator.metric_indices, config.calculator.diff_stride)
-        rank_metrics = partial(calculator, compute_diff=config.calculator.compute_diff)
+    calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = config.trainer.num_steps(len(loader))
     updates = steps * config.actor.ppo_epochs * (data.train_batch_size // config.actor.ppo_mini_batch_size)
 
@@ -63,7 +59,7 @@ def run_ppo(config: PPOConfig) -> None:
         workers = WorkerGroup(
             "verl.workers.hybrid:HybridWorker",
             config,
-            (updates, rank_metrics),
+            (updates, calculator),
             trainer.nnodes,
             trainer.n_gpus_per_node,
             device_type,
