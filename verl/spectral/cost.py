@@ -1,9 +1,11 @@
-"""Which method is cheaper: a model of time per method, with constants measured once per kind of device."""
+"""Which method is cheaper: a model of time with constants measured once per kind of device."""
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
 
+from verl.spectral.factor import PANEL
 from verl.spectral.nested import block_rows, factor_operations
 
 
@@ -11,35 +13,40 @@ class Rates(NamedTuple):
     """Speed of one kind of device."""
 
     products: float
-    """Floating-point operations a second of float64 matrix products."""
-    factors: float
-    """The same of a blocked Cholesky factorisation."""
-    eigenvalues: float
-    """Matrix size cubed a second of batched ``eigvalsh``."""
-    factor_call: float
-    """Seconds that each small factorisation costs beyond its operations."""
+    """Floating-point operations a second of batched float64 matrix products."""
+    panel: float
+    """Seconds that the diagonal block of one panel takes beyond the products."""
     eigen_call: float
-    """The same of ``eigvalsh`` for one matrix."""
-    eigen_launch: float
-    """Seconds that each call of ``eigvalsh`` for a batch costs."""
+    """Seconds that the eigenvalues of one matrix take, whatever its size."""
+    eigen_square: float
+    """Seconds per k^2 of a k x k matrix."""
+    eigen_cube: float
+    """Seconds per k^3."""
 
 
 RATES = {
-    "cpu": Rates(8e10, 4e10, 8e9, 4e-6, 1.5e-5, 5e-5),
-    "cuda": Rates(3e13, 4e12, 1.4e10, 1e-7, 2e-6, 1e-3),
+    # Two cores of an AMD EPYC (Zen 4, AVX-512) with MKL.
+    "cpu": Rates(products=7e10, panel=4e-5, eigen_call=2e-6, eigen_square=4e-8, eigen_cube=8e-11),
+    # From the prototype's timings on one H200 (64 x 512 x 3584, 32 x 1536 x 3584).
+    "cuda": Rates(products=1e13, panel=5e-7, eigen_call=1e-3, eigen_square=0.0, eigen_cube=7e-11),
 }
 
 
 def cheapest_method(lengths: Tensor, prefixes: Tensor, width: int, shifts: int) -> str:
     """``nested`` or ``eigh`` for responses of ``lengths [B]``, their ``prefixes [B, P]`` and D = ``width``."""
-    rates = RATES["cpu" if lengths.device.type == "cpu" else "cuda"]
-    nested = 0.0
-    for rows in lengths.tolist():
-        if rows >= 2:
-            factor = factor_operations(rows, width, block_rows(rows, width))
-            nested += shifts * (factor / rates.factors + rates.factor_call) + rows * rows * width / rates.products
-    size = prefixes.clamp(max=width).double()
-    decomposed = prefixes >= 2
-    eigen = float((size**3 / rates.eigenvalues + rates.eigen_call)[decomposed].sum())
-    eigen += prefixes[decomposed].unique().numel() * rates.eigen_launch
-    return "nested" if nested <= eigen else "eigh"
+    device = "cpu" if prefixes.device.type == "cpu" else "cuda"
+    rates = RATES[device]
+    nested = sum(_nested_seconds(rows, width, shifts, rates, PANEL[device]) for rows in lengths.tolist() if rows >= 2)
+    size = prefixes[prefixes >= 2].clamp(max=width).double()
+    eigen = rates.eigen_call + rates.eigen_square * size**2 + rates.eigen_cube * size**3
+    return "nested" if nested <= float(eigen.sum()) else "eigh"
+
+
+def _nested_seconds(rows: int, width: int, shifts: int, rates: Rates, panel: int) -> float:
+    size = block_rows(rows, width)
+    blocks = math.ceil(rows / size)
+    # A block after the first also has the D x D system of what came before it.
+    panels = math.ceil(size / panel) if blocks == 1 else 2 * blocks * math.ceil(width / panel)
+    share = min(1.0, size / panel) ** 2
+    per_shift = factor_operations(rows, width, size) / rates.products + panels * share * rates.panel
+    return shifts * per_shift + rows * rows * width / rates.products

@@ -74,7 +74,7 @@ def traditional_rank(singular_values: Tensor, rows: Tensor | int, width: int, ep
     """
     if singular_values.shape[-1] == 0:
         return singular_values.new_zeros(singular_values.shape[:-1], dtype=torch.float64)
-    larger = torch.as_tensor(rows, device=singular_values.device).clamp(min=width)
+    larger = torch.as_tensor(rows, dtype=torch.float64, device=singular_values.device).clamp(min=width)
     threshold = singular_values.amax(-1, keepdim=True) * (larger[..., None] * eps)
     return (singular_values > threshold).sum(-1).double()
 

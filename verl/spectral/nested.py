@@ -61,7 +61,7 @@ def nested_sums(rows: Tensor, prefixes: Tensor, ladder: Ladder, workspace_bytes:
 
     Args:
         rows: float64 ``[b, n, D]``, one of the response's own first rows subtracted, zeros past its end.
-        prefixes: ``[b, P]`` rows k of each prefix, at most the response's length.
+        prefixes: ``[b, P]`` rows k of each prefix, at most the response's length; P is at least 1.
         ladder: the fits, of F functions.
         workspace_bytes: bound on the memory for matrices; one matrix may exceed it.
 
@@ -121,7 +121,7 @@ def _window(trace: Tensor, prefixes: Tensor, ratio: float) -> _Window:
     trace = trace.gather(1, (prefixes - 1).clamp(min=0))
     present = (prefixes >= 2) & (trace > 0)
     trace = torch.where(present, trace, 0.0)
-    largest = trace.amax(1, keepdim=True) if trace.shape[1] else trace
+    largest = trace.amax(1, keepdim=True)
     offset = (torch.where(present, largest / trace, 1.0).log() / math.log(ratio)).floor()
     square = torch.where(present, largest * ratio**-offset, 1.0)
     return _Window(prefixes, present, offset.long(), trace / square, square.sqrt())
@@ -138,7 +138,7 @@ def _prefix_logs(
     longest = _longest_by_offset(window)
     needed = [longest[max(0, q - stop + 1)] for q in range(start, stop + len(longest) - 1)]
     # The largest shift of a response is t_0 times the square of its largest prefix's scale.
-    square = (window.scale.square() * window.present).amax(1, keepdim=True) if count else window.scale
+    square = (window.scale.square() * window.present).amax(1, keepdim=True)
     first = torch.where(square > 0, square, 1.0) * float(ladder.rungs[0].shifts[0])
     shifts = first * ladder.ratio ** -torch.arange(start, start + len(needed), dtype=first.dtype, device=first.device)
     group = max(1, workspace_bytes // (8 * batch * numel_per_shift(scatter)))

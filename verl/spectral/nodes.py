@@ -18,6 +18,9 @@ from verl.spectral.functions import SpectralFunction
 MAX_CONDITION = 1e6
 """Largest ratio of singular values that may be asked for; beyond it the rounding of their squares decides."""
 
+MAX_POWER = 4.0
+"""Largest power of a singular value; with more, the fit's range of values exceeds float64's digits."""
+
 FIRST_CONDITION = 1e4
 """Ratio of singular values that is tried first."""
 
@@ -83,14 +86,14 @@ def node_ladder(functions: tuple[SpectralFunction, ...], tolerance: float, condi
     """The fewest nodes that fit every function within ``tolerance`` for singular values in ``[1/condition, 1]``.
 
     Raises:
-        ValueError: a power is not positive, the tolerance or the condition is out of range, or no set of at most
-            64 nodes reaches the tolerance.
+        ValueError: a power, the tolerance or the condition is out of range, or no set of at most 64 nodes reaches
+            the tolerance.
     """
     if not functions:
         raise ValueError("functions: name at least one spectral function")
     for function in functions:
-        if not function.power > 0:
-            raise ValueError(f"{function}: the power must be positive")
+        if not 0 < function.power <= MAX_POWER:
+            raise ValueError(f"{function}: the power must be positive and at most {MAX_POWER:g}")
     if not 1e-9 <= tolerance <= 1e-2:
         raise ValueError(f"tolerance={tolerance}: must be between 1e-9 and 1e-2")
     if not 10 <= condition <= MAX_CONDITION:

@@ -193,6 +193,8 @@ def _pieces(
 ) -> Iterator[_Piece]:
     """Sums, chunk by chunk; responses without rows are left out, those masked get NaN."""
     prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
+    if prefix_rows.numel() == 0:
+        return
     width = hidden.shape[2]
     masked = largest.isnan().nonzero()[:, 0]
     if len(masked):

@@ -1,0 +1,91 @@
+"""Chunks of clean float64 rows."""
+
+import math
+
+import pytest
+import torch
+
+from verl.spectral.responses import chunks, largest_entries
+
+
+def random_hidden(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def split(hidden, lengths, limit, on_nonfinite="raise"):
+    largest = largest_entries(hidden, lengths, on_nonfinite)
+    return list(chunks(hidden, lengths, largest, lambda rows: 8 * rows, limit))
+
+
+def test_chunks_cover_the_batch_within_the_limit():
+    hidden, lengths = random_hidden(0, 7, 10, 4), torch.tensor([3, 10, 0, 1, 10, 7, 2])
+    parts = split(hidden, lengths, limit=2 * 8 * 10)
+    # Two responses of 10 rows fit; later chunks are shorter and hold more. The response without rows is left out.
+    assert [part.which.tolist() for part in parts] == [[1, 4], [5, 0], [6, 3]]
+    assert [part.rows.shape[1] for part in parts] == [10, 7, 2]
+    for part in parts:
+        assert torch.equal(part.lengths, lengths[part.which])
+
+
+def test_rows_are_shifted_scaled_and_zero_past_the_end():
+    hidden, lengths = random_hidden(0, 3, 6, 4) * 100, torch.tensor([6, 4, 2])
+    (part,) = split(hidden, lengths, limit=10**6)
+    for position, rows, scale in zip(part.which.tolist(), part.rows, part.scale, strict=True):
+        n = int(lengths[position])
+        valid = hidden[position, :n].double()
+        assert 2 ** round(math.log2(float(scale))) == float(scale)
+        assert valid.abs().max() <= scale <= 2 * valid.abs().max()
+        # One of the first three rows is the origin and becomes exactly 0.
+        origin = int((rows[:3].abs().sum(1) == 0).nonzero()[0])
+        assert torch.equal(rows[:n], (valid - valid[origin]) / scale)
+        assert not rows[n:].any()
+
+
+def test_a_lone_outlier_is_not_the_origin():
+    hidden = random_hidden(0, 3, 5, 8)
+    for response in range(3):
+        hidden[response, response] *= 1e4
+    (part,) = split(hidden, torch.tensor([5, 5, 5]), limit=10**6)
+    for position, rows in zip(part.which.tolist(), part.rows, strict=True):
+        assert rows[position].abs().max() > 0.1
+        assert (rows[[i for i in range(5) if i != position]].abs() < 1e-3).all()
+
+
+def test_a_limit_below_one_response_gives_one_at_a_time():
+    hidden, lengths = random_hidden(0, 3, 5, 2), torch.tensor([5, 5, 5])
+    assert [part.which.tolist() for part in split(hidden, lengths, limit=1)] == [[0], [1], [2]]
+
+
+def test_largest_entries():
+    hidden = random_hidden(0, 3, 4, 2)
+    hidden[0, 1, 0] = -50.0
+    hidden[1, 3] = math.nan
+    lengths = torch.tensor([2, 3, 0])
+    expected = [50.0, float(hidden[1, :3].abs().max()), 0.0]
+    assert largest_entries(hidden, lengths, "raise").tolist() == expected
+    assert largest_entries(hidden[:, :0], torch.zeros(3, dtype=torch.int64), "raise").tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_nonfinite_rows_raise_or_are_masked(bad, dtype):
+    hidden, lengths = random_hidden(0, 4, 5, 3).to(dtype), torch.tensor([2, 5, 4, 3])
+    hidden[2, 3, 1] = bad
+    hidden[3, 3:] = bad
+    with pytest.raises(ValueError, match="response 2: .*NaN or infinity.*on_nonfinite=mask"):
+        largest_entries(hidden, lengths, "raise")
+    assert largest_entries(hidden, lengths, "mask").isnan().tolist() == [False, False, True, False]
+    parts = split(hidden, lengths, limit=10**6, on_nonfinite="mask")
+    assert [part.which.tolist() for part in parts] == [[1, 3, 0]]
+
+
+def test_the_choice_is_checked():
+    with pytest.raises(ValueError, match="on_nonfinite='skip'"):
+        largest_entries(torch.zeros(1, 2, 2), torch.tensor([2]), "skip")
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_extreme_scales_stay_in_range(scale):
+    hidden, lengths = random_hidden(0, 1, 6, 4).double(), torch.tensor([6])
+    (part,), (scaled,) = split(hidden, lengths, 10**6), split(hidden * scale, lengths, 10**6)
+    torch.testing.assert_close(scaled.rows * (scaled.scale / scale), part.rows * part.scale)
