@@ -198,11 +198,26 @@ def test_rank_of_rows_that_span_fewer_dimensions():
 
 @every_method
 def test_a_prefix_far_smaller_than_what_follows(options):
-    # A token 1e6 times the rest must not drown the prefixes before it.
-    hidden, lengths, rows = random_hidden(0, 1, 40, 24), torch.tensor([40]), torch.tensor([[10, 20, 30]])
-    expected = prefix_functionals(hidden, lengths, rows, ENTROPIES, SVD)
-    hidden[0, 30] *= 1e6
-    assert_same(prefix_functionals(hidden, lengths, rows, ENTROPIES, options), expected, rtol=1e-6, atol=0)
+    # A token 1e6 times the rest must not drown the prefixes before it, in one block or in many.
+    for width in (24, 6):
+        hidden, lengths, rows = random_hidden(0, 1, 40, width), torch.tensor([40]), torch.tensor([[10, 20, 30, 33]])
+        expected = prefix_functionals(hidden, lengths, rows, ENTROPIES, SVD)
+        hidden[0, 33] *= 1e6
+        assert_same(prefix_functionals(hidden, lengths, rows, ENTROPIES, options), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("size", [(60, 90), (150, 20)], ids=["one block", "blocks"])
+def test_a_neighbour_of_another_range_does_not_matter(size):
+    # The second response reads shifts so small that the rounding of the first one's Gram matrix exceeds them.
+    length = size[0]
+    hidden, lengths = random_hidden(0, 2, *size), torch.tensor([length, length])
+    hidden[0] = hidden[0, :, :2] @ random_hidden(1, 2, size[1])
+    hidden[1, length - 5] *= 1e9
+    rows = all_prefixes(length).repeat(2, 1)
+    both = prefix_functionals(hidden, lengths, rows, ENTROPIES, NESTED)
+    for response in range(2):
+        alone = prefix_functionals(hidden[response, None], lengths[:1], rows[:1], ENTROPIES, NESTED)
+        assert_same({name: values[response, None] for name, values in both.items()}, alone)
 
 
 @every_method

@@ -22,15 +22,15 @@ def factor(gram: Tensor, inverse_shifts: Tensor, border: Tensor, workspace: Tens
         workspace: memory for at least ``b * g * (n + 1) * n`` elements.
 
     Returns:
-        ``(log_pivots, solved, failed)``: ``2 log L_ii`` and ``L^{-1} r``, both ``[b, g, n]``, and a boolean ``[b, g]``:
-        true where a pivot was not positive, and the values mean nothing.
+        ``(log_pivots, solved, valid)``: ``2 log L_ii`` and ``L^{-1} r``, both ``[b, g, n]``, and ``[b, g]``, the number
+        of rows before the first pivot that was not positive; what comes after them means nothing.
     """
     batch, size = gram.shape[:2]
     group = inverse_shifts.shape[1]
     panel = PANEL["cpu" if gram.device.type == "cpu" else "cuda"]
     lower = workspace[: batch * group * (size + 1) * size].view(batch * group, size + 1, size)
     log_pivots = gram.new_empty(batch, group, size)
-    failed = torch.zeros(batch * group, dtype=torch.bool, device=gram.device)
+    valid = torch.full((batch * group,), size, device=gram.device)
     border = border.expand(batch, group, size)
     for start in range(0, size, panel):
         stop = min(start + panel, size)
@@ -43,10 +43,10 @@ def factor(gram: Tensor, inverse_shifts: Tensor, border: Tensor, workspace: Tens
         if start:
             block.baddbmm_(lower[:, start:, :start], lower[:, start:stop, :start].mT, alpha=-1)
         corner, info = torch.linalg.cholesky_ex(block[:, :width])
-        failed |= info > 0
+        valid = torch.where(info > 0, valid.clamp(max=start - 1 + info), valid)
         log_pivots[:, :, start:stop] = corner.diagonal(dim1=1, dim2=2).log().view(batch, group, width) * 2
         # A product with the triangle's inverse would lose digits where the triangle is ill-conditioned. The triangle
         # itself is not stored: later panels read only the rows below it.
         below = torch.linalg.solve_triangular(corner, block[:, width:].mT, upper=False)
         lower[:, stop:, start:stop] = below.mT
-    return log_pivots, lower[:, size].reshape(batch, group, size), failed.view(batch, group)
+    return log_pivots, lower[:, size].reshape(batch, group, size), valid.view(batch, group)

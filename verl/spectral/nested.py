@@ -132,11 +132,12 @@ def _prefix_logs(
 ) -> tuple[Tensor, Tensor]:
     """Determinants of the shifts ``start`` to ``stop`` of every prefix's window: ``[b, Q, P]``, and failures ``[b]``.
 
-    A shift past ``stop`` serves only prefixes with an offset, so only their rows are factored.
+    A shift past ``stop`` serves only prefixes with an offset, so only their rows are factored. A response has failed if
+    a pivot within the rows that a shift serves was not positive.
     """
     batch, count = window.rows.shape
-    longest = _longest_by_offset(window)
-    needed = [longest[max(0, q - stop + 1)] for q in range(start, stop + len(longest) - 1)]
+    serves = _rows_served(window, start, stop)
+    needed = serves.amax(0).tolist()
     # The largest shift of a response is t_0 times the square of its largest prefix's scale.
     square = (window.scale.square() * window.present).amax(1, keepdim=True)
     first = torch.where(square > 0, square, 1.0) * float(ladder.rungs[0].shifts[0])
@@ -149,19 +150,24 @@ def _prefix_logs(
         high = min(low + group, len(needed))
         if needed[low] == 0:
             break
-        determinants, bad = log_determinants(scatter, shifts[:, low:high], needed[low], workspace)
+        determinants, valid = log_determinants(scatter, shifts[:, low:high], needed[low], workspace)
         at = (window.rows - 1).clamp(min=0, max=needed[low] - 1)
         logs[:, low:high] = determinants.gather(2, at[:, None].expand(-1, high - low, -1))
-        failed |= bad
+        failed |= (valid < serves[:, low:high]).any(1)
     return logs, failed
 
 
-def _longest_by_offset(window: _Window) -> list[int]:
-    """Rows of the longest prefix whose offset is at least m, for m = 0..max; ``[0]`` without any prefix."""
-    offset, rows = window.offset[window.present], window.rows[window.present]
-    longest = torch.zeros(int(offset.max()) + 1 if len(offset) else 1, dtype=rows.dtype, device=rows.device)
-    longest.scatter_reduce_(0, offset, rows, "amax")
-    return [int(k) for k in longest.flip(0).cummax(0).values.flip(0).tolist()]
+def _rows_served(window: _Window, start: int, stop: int) -> Tensor:
+    """Rows of the longest prefix of each response that reads shift q, ``[b, Q]`` for q = start, start + 1, ...
+
+    Shifts below ``stop`` serve all prefixes, shift q above those with an offset of at least q - stop + 1.
+    """
+    rows = window.rows * window.present
+    longest = rows.new_zeros(len(rows), int(window.offset.max()) + 1)
+    longest.scatter_reduce_(1, window.offset, rows, "amax")
+    longest = longest.flip(1).cummax(1).values.flip(1)
+    shift = torch.arange(start, stop + longest.shape[1] - 1, device=rows.device)
+    return longest[:, (shift - stop + 1).clamp(min=0)]
 
 
 def prepare(rows: Tensor) -> Scatter:
@@ -173,9 +179,14 @@ def prepare(rows: Tensor) -> Scatter:
         return Scatter(gram, rows[:, None], _trace(gram.diagonal(dim1=1, dim2=2), gram.tril(-1).sum(-1)))
     blocks = math.ceil(count / size)
     padded = torch.nn.functional.pad(rows, (0, 0, 0, blocks * size - count))
-    before = rows.cumsum(1) - rows
-    trace = _trace(rows.square().sum(-1), (rows * before).sum(-1))
+    trace = _trace(rows.square().sum(-1), (rows * _sum_before(rows)).sum(-1))
     return Scatter(None, padded.view(batch, blocks, size, width), trace)
+
+
+def _sum_before(parts: Tensor) -> Tensor:
+    """Sum over what comes before along dimension 1. Subtracting from the inclusive sum would round a small part before
+    a large one to nothing."""
+    return torch.cat([torch.zeros_like(parts[:, :1]), parts[:, :-1].cumsum(1)], dim=1)
 
 
 def lower_gram(rows: Tensor, tile: int = 128) -> Tensor:
@@ -193,10 +204,9 @@ def _trace(squares: Tensor, cross: Tensor) -> Tensor:
     Adding row k to k - 1 rows of mean m adds (k - 1) / k |x_k - m|^2: only nonnegative terms are summed, and equal
     rows, which the shift has made exactly 0, give exactly 0.
     """
-    total = (squares + 2 * cross).cumsum(1)
     before = torch.arange(squares.shape[1], dtype=squares.dtype, device=squares.device)
     safe = before.clamp(min=1)
-    mean_square = torch.cat([torch.zeros_like(total[:, :1]), total[:, :-1]], dim=1) / safe**2
+    mean_square = _sum_before(squares + 2 * cross) / safe**2
     distance = (squares - 2 * cross / safe + mean_square).clamp(min=0)
     return (distance * (before / (before + 1))).cumsum(1)
 
@@ -207,13 +217,13 @@ def log_determinants(scatter: Scatter, shifts: Tensor, rows: int, workspace: Ten
     ``shifts [b, g]`` positive; ``workspace`` is float64 memory for ``b * g * numel_per_shift`` elements.
 
     Returns:
-        float64 ``[b, g, rows]``, and a boolean ``[b]``: true where a pivot was not positive, as happens with shifts
-        below the rounding error of the Gram matrix; the values then mean nothing.
+        float64 ``[b, g, rows]``, and ``[b, g]``, the number of rows for which they hold: those before the first pivot
+        that is not positive, which happens with shifts below the rounding error of the Gram matrix.
     """
     factors = _dense_factors if scatter.gram is not None else _block_factors
-    log_pivots, solved, failed = factors(scatter, shifts, rows, workspace)
+    log_pivots, solved, valid = factors(scatter, shifts, rows, workspace)
     k = torch.arange(1, rows + 1, dtype=shifts.dtype, device=shifts.device)
-    return log_pivots.cumsum(-1) + (solved.square().cumsum(-1) / k).log(), failed.any(1)
+    return log_pivots.cumsum(-1) + (solved.square().cumsum(-1) / k).log(), valid
 
 
 def numel_per_shift(scatter: Scatter) -> int:
@@ -243,8 +253,7 @@ def _block_factors(scatter: Scatter, shifts: Tensor, rows: int, workspace: Tenso
     size, width = scatter.blocks.shape[2:]
     count = math.ceil(rows / size)
     blocks = scatter.blocks[:, :count]
-    products, sums = blocks.mT @ blocks, blocks.sum(2)
-    before, sums_before = products.cumsum(1) - products, sums.cumsum(1) - sums
+    before, sums_before = _sum_before(blocks.mT @ blocks), _sum_before(blocks.sum(2))
     system = before[:, None].repeat(1, group, 1, 1, 1)
     system.diagonal(dim1=3, dim2=4).add_(shifts[:, :, None, None])
     lower, info = torch.linalg.cholesky_ex(system)
@@ -253,7 +262,9 @@ def _block_factors(scatter: Scatter, shifts: Tensor, rows: int, workspace: Tenso
     inner, mean = whitened[..., :size], whitened[..., size:]
     border = 1 - (inner.mT @ mean).reshape(-1, 1, size)
     gram = (inner.mT @ inner).reshape(-1, size, size)
-    log_pivots, solved, failed = factor(gram, gram.new_ones(len(gram), 1), border, workspace)
+    log_pivots, solved, valid = factor(gram, gram.new_ones(len(gram), 1), border, workspace)
     shape = (batch, group, count * size)
-    failed = failed.view(batch, group, count).any(2) | (info > 0).any(2)
-    return log_pivots.reshape(shape)[..., :rows], solved.reshape(shape)[..., :rows], failed
+    first_row = size * torch.arange(count, device=valid.device)
+    valid = torch.where(info > 0, 0, valid.view(batch, group, count))
+    valid = torch.where(valid < size, first_row + valid, rows).amin(2)
+    return log_pivots.reshape(shape)[..., :rows], solved.reshape(shape)[..., :rows], valid
