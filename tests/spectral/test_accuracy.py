@@ -165,3 +165,20 @@ def test_hidden_states_of_the_embedded_model(tiny_model):
                 actual = {name: float(ranks[name][response, k - 1]) for name in NAMES}
                 assert actual["effective_rank"] == pytest.approx(math.exp(entropy(values)), rel=1e-6)
                 assert actual["response_entropy"] == pytest.approx(entropy(values**2), rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("shape", [*SHAPES.values(), (700, 300)], ids=str)
+def test_a_gpu_gives_what_a_cpu_gives(shape):
+    hidden = torch.stack([gaussian(*shape), massive_row(*shape, 5), massive_column(*shape), gaussian(*shape).cumsum(0)])
+    lengths = torch.tensor([shape[0], shape[0] - 7, 3, 0])
+    rows = torch.minimum(torch.arange(shape[0] + 1), lengths[:, None])
+    for options in (NESTED, SpectralOptions("eigh"), SpectralOptions()):
+        here, there = (
+            prefix_functionals(hidden.to(device), lengths.to(device), rows.to(device), NAMES, options)
+            for device in ("cpu", "cuda")
+        )
+        for name in NAMES:
+            assert there[name].device.type == "cuda"
+            torch.testing.assert_close(there[name].cpu(), here[name], rtol=1e-6, atol=1e-6)

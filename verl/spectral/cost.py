@@ -36,7 +36,11 @@ def cheapest_method(lengths: Tensor, prefixes: Tensor, width: int, shifts: int) 
     """``nested`` or ``eigh`` for responses of ``lengths [B]``, their ``prefixes [B, P]`` and D = ``width``."""
     device = "cpu" if prefixes.device.type == "cpu" else "cuda"
     rates = RATES[device]
-    nested = sum(_nested_seconds(rows, width, shifts, rates, PANEL[device]) for rows in lengths.tolist() if rows >= 2)
+    sizes, counts = (part.tolist() for part in lengths[lengths >= 2].unique(return_counts=True))
+    nested = sum(
+        count * _nested_seconds(rows, width, shifts, rates, PANEL[device])
+        for rows, count in zip(sizes, counts, strict=True)
+    )
     size = prefixes[prefixes >= 2].clamp(max=width).double()
     eigen = rates.eigen_call + rates.eigen_square * size**2 + rates.eigen_cube * size**3
     return "nested" if nested <= float(eigen.sum()) else "eigh"
