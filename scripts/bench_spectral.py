@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from verl.spectral import SUM_S, SUM_S_LOG_S, SpectralOptions, prefix_functionals
-from verl.spectral.nodes import node_ladder
+from verl.spectral.nodes import node_set
 from verl.spectral.responses import WORKSPACE_BYTES
 from verl.trainer.metrics_utils import prefix_rows
 
@@ -184,12 +184,13 @@ def measure(run: Callable[[], Tensor], device: torch.device, repeats: int) -> Re
     before, start, cpu = memory(device, peak=False), time.perf_counter(), time.process_time()
     try:
         seconds, values = timed(run, device)
-        peak, runs = None if before is None else max(0, memory(device, peak=True) - before), 1
+        after, runs = memory(device, peak=True), 1
         if seconds <= 1:
             seconds, runs = min(timed(run, device)[0] for _ in range(repeats)), repeats
     except (RuntimeError, FloatingPointError) as error:  # of memory, of a solver, of a pivot: a result too
         return Result("failed", basis=str(error).partition("\n")[0])
     cores = (time.process_time() - cpu) / (time.perf_counter() - start)
+    peak = None if before is None or after is None else after - before
     return Result("measured", seconds, runs, cores, peak, values=values)
 
 
@@ -222,8 +223,8 @@ class Bench:
         size = {"cpu": 2048, "cuda": 8192}[name]
         matrix = torch.ones(size, size, dtype=torch.float64, device=self.device)
         self.operations_per_s = 2 * size**3 / min(timed(lambda: matrix @ matrix, self.device)[0] for _ in range(4))
-        ladder = node_ladder((SUM_S, SUM_S_LOG_S), SpectralOptions.tolerance, SpectralOptions.condition)
-        self.nodes = len(ladder.rungs[0].shifts)
+        nodes = node_set((SUM_S, SUM_S_LOG_S), SpectralOptions.tolerance, SpectralOptions.condition)
+        self.nodes = len(nodes.shifts)
 
     def shape(self, shape: Shape, strides: Sequence[int], report: bool) -> None:
         """All methods and strides on the same tensors, which are made when the first of them runs."""
@@ -387,7 +388,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     bench = Bench(args)
-    results = {"metadata": bench.metadata(argv), "records": bench.records}
+    results: dict[str, Any] = {"metadata": bench.metadata(argv), "records": bench.records}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for shape, report in shapes(args):
         bench.shape(shape, sorted(set(args.strides)), report)

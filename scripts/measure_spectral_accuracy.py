@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from verl.spectral import SUM_S, SUM_S_LOG_S, SpectralOptions, effective_rank, prefix_functionals, response_entropy
-from verl.spectral.nodes import node_ladder
+from verl.spectral.nodes import node_set
 from verl.spectral.prefixes import DEFAULTS
 from verl.trainer.metrics_utils import acceleration, prefix_counts, prefix_rows, velocity
 
@@ -122,8 +122,7 @@ def float32_shift_errors(exponent: float) -> list[float]:
     """
     hidden = torch.randn(1, 512, 896, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     hidden = hidden * torch.arange(1, 897) ** -exponent
-    ladder = node_ladder((SUM_S, SUM_S_LOG_S), DEFAULTS.tolerance, DEFAULTS.condition)
-    nodes = ladder.rungs[0]
+    nodes = node_set((SUM_S, SUM_S_LOG_S), DEFAULTS.tolerance, DEFAULTS.condition)
     centred = hidden[0] - hidden[0].mean(0)
     gram, trace = centred @ centred.mT, centred.square().sum()
     total = torch.linalg.svdvals(centred).sum() / trace.sqrt()

@@ -27,7 +27,7 @@ def test_chunks_cover_the_batch_within_the_limit():
         assert torch.equal(part.lengths, lengths[part.which])
 
 
-def test_rows_are_shifted_scaled_and_zero_past_the_end():
+def test_rows_are_scaled_and_start_at_zero():
     hidden, lengths = random_hidden(0, 3, 6, 4) * 100, torch.tensor([6, 4, 2])
     (part,) = split(hidden, lengths, limit=10**6)
     for position, rows, scale in zip(part.which.tolist(), part.rows, part.scale, strict=True):
@@ -35,20 +35,7 @@ def test_rows_are_shifted_scaled_and_zero_past_the_end():
         valid = hidden[position, :n].double()
         assert 2 ** round(math.log2(float(scale))) == float(scale)
         assert valid.abs().max() <= scale <= 2 * valid.abs().max()
-        # One of the first three rows is the origin and becomes exactly 0.
-        origin = int((rows[:3].abs().sum(1) == 0).nonzero()[0])
-        assert torch.equal(rows[:n], (valid - valid[origin]) / scale)
-        assert not rows[n:].any()
-
-
-def test_a_lone_outlier_is_not_the_origin():
-    hidden = random_hidden(0, 3, 5, 8)
-    for response in range(3):
-        hidden[response, response] *= 1e4
-    (part,) = split(hidden, torch.tensor([5, 5, 5]), limit=10**6)
-    for position, rows in zip(part.which.tolist(), part.rows, strict=True):
-        assert rows[position].abs().max() > 0.1
-        assert (rows[[i for i in range(5) if i != position]].abs() < 1e-3).all()
+        assert torch.equal(rows[:n], valid / scale - valid[0] / scale)
 
 
 def test_a_limit_below_one_response_gives_one_at_a_time():
@@ -84,7 +71,7 @@ def test_the_choice_is_checked():
         largest_entries(torch.zeros(1, 2, 2), torch.tensor([2]), "skip")
 
 
-@pytest.mark.parametrize("scale", [1e-300, 1e300])
+@pytest.mark.parametrize("scale", [1e-300, 1e300, 3e307])
 def test_extreme_scales_stay_in_range(scale):
     hidden, lengths = random_hidden(0, 1, 6, 4).double(), torch.tensor([6])
     (part,), (scaled,) = split(hidden, lengths, 10**6), split(hidden * scale, lengths, 10**6)

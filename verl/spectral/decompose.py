@@ -1,9 +1,9 @@
 """Singular values of chosen prefixes, one decomposition each: the references, and what a rank needs.
 
-``eigh`` takes the eigenvalues of the float64 Gram matrix (D x D when a prefix has more rows than D), batched over
-responses. Squaring costs half the digits: a singular value below about 3e-8 of the largest cannot be told from
-rounding and is returned as exactly 0. ``svd`` decomposes the centred rows themselves: slow, and accurate to
-float64's last digits.
+``eigh`` takes the eigenvalues of the float64 Gram matrix of the rows' contrasts (D x D when a prefix has more rows
+than D), batched over responses. Squaring costs half the digits: a singular value below about 3e-8 of the largest
+cannot be told from rounding and is returned as exactly 0. ``svd`` decomposes the centred rows themselves: slow, and
+accurate to float64's last digits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from verl.spectral.functions import SpectralFunction, traditional_rank
+from verl.spectral.nested import contrasts
 
 NOISE_EPS = 4 * torch.finfo(torch.float64).eps
 """Eigenvalues below ``NOISE_EPS * trace`` are rounding: for matrices of exact rank 1 to 10 the rounding seen was
@@ -38,8 +39,10 @@ def spectra(rows: Tensor, prefixes: Tensor, method: str, svd_rank: int | None) -
     """
     width = rows.shape[2]
     sizes = [k for k in prefixes.unique().tolist() if k >= 2]
-    largest = max((k for k in sizes if k <= width), default=0) if method == "eigh" else 0
-    gram = rows[:, :largest] @ rows[:, :largest].mT
+    if method == "eigh":
+        states = contrasts(rows)
+        largest = max((k for k in sizes if k <= width), default=0)
+        gram = states[:, :largest] @ states[:, :largest].mT
     for k in sizes:
         response, column = (prefixes == k).nonzero(as_tuple=True)
         source, inverse = response.unique(return_inverse=True)
@@ -47,9 +50,10 @@ def spectra(rows: Tensor, prefixes: Tensor, method: str, svd_rank: int | None) -
             leading = rows[source, :k]
             values = torch.linalg.svdvals(leading - leading.mean(1, keepdim=True))
         elif k <= width:
-            values = _singular_values(*_centred_gram(gram[source, :k, :k]))
+            values = _singular_values(gram[source, :k, :k])
         else:
-            values = _singular_values(*_centred_scatter(rows[source, :k]))
+            leading = states[source, :k]
+            values = _singular_values(leading.mT @ leading)
         yield Spectra(response, column, values[inverse, :svd_rank])
 
 
@@ -76,20 +80,8 @@ def decomposition_bytes(rows: int, width: int) -> int:
     return 8 * 3 * rows * (width + min(rows, width))
 
 
-def _centred_gram(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Gram matrix ``[n, k, k]`` of k rows centred on their mean, and the trace before centring ``[n]``."""
-    mean = gram.mean(-1)
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return gram - mean[:, None, :] - mean[:, :, None] + mean.mean(-1)[:, None, None], trace
-
-
-def _centred_scatter(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Scatter matrix ``[n, D, D]`` of rows ``[n, k, D]`` centred on their mean, and the trace before centring."""
-    centred = rows - rows.mean(1, keepdim=True)
-    return centred.mT @ centred, rows.square().sum((1, 2))
-
-
-def _singular_values(squared: Tensor, trace: Tensor) -> Tensor:
+def _singular_values(squared: Tensor) -> Tensor:
     """Square roots, descending, of the eigenvalues of ``squared [n, m, m]``; what is below the noise becomes 0."""
+    trace = squared.diagonal(dim1=1, dim2=2).sum(-1, keepdim=True)
     eigenvalues = torch.linalg.eigvalsh(squared).flip(-1)
-    return torch.where(eigenvalues > NOISE_EPS * trace[:, None], eigenvalues, 0.0).sqrt()
+    return torch.where(eigenvalues > NOISE_EPS * trace, eigenvalues, 0.0).sqrt()

@@ -12,41 +12,37 @@ PANEL = {"cpu": 48, "cuda": 64}
 sets: 64 columns were a fifth slower than 48 for matrices of 512 rows (AMD EPYC, MKL)."""
 
 
-def factor(gram: Tensor, inverse_shifts: Tensor, border: Tensor, workspace: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cholesky factors L of ``I + G / t`` for b matrices and g shifts each, with one vector solved along the way.
+def log_pivots(gram: Tensor, inverse_shifts: Tensor, workspace: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared diagonals of the Cholesky factors of ``I + G / t``, for b matrices and g shifts each, as logarithms.
 
     Args:
         gram: ``[b, n, n]`` symmetric positive semidefinite G; only the lower triangle is read.
         inverse_shifts: ``[b, g]`` 1 / t.
-        border: ``[b, g, n]``, or a shape that broadcasts to it: the right-hand side r.
-        workspace: memory for at least ``b * g * (n + 1) * n`` elements.
+        workspace: memory for at least ``b * g * n * n`` elements.
 
     Returns:
-        ``(log_pivots, solved, valid)``: ``2 log L_ii`` and ``L^{-1} r``, both ``[b, g, n]``, and ``[b, g]``, the number
-        of rows before the first pivot that was not positive; what comes after them means nothing.
+        ``2 log L_ii``, ``[b, g, n]``, and ``[b, g]``, the number of rows before the first pivot that was not positive;
+        what comes after them means nothing.
     """
     batch, size = gram.shape[:2]
     group = inverse_shifts.shape[1]
     panel = PANEL["cpu" if gram.device.type == "cpu" else "cuda"]
-    lower = workspace[: batch * group * (size + 1) * size].view(batch * group, size + 1, size)
-    log_pivots = gram.new_empty(batch, group, size)
+    lower = workspace[: batch * group * size * size].view(batch * group, size, size)
+    logs = gram.new_empty(batch, group, size)
     valid = torch.full((batch * group,), size, device=gram.device)
-    border = border.expand(batch, group, size)
     for start in range(0, size, panel):
         stop = min(start + panel, size)
         width = stop - start
-        block = gram.new_empty(batch, group, size + 1 - start, width)
-        torch.mul(gram[:, None, start:, start:stop], inverse_shifts[:, :, None, None], out=block[:, :, :-1])
+        block = gram[:, None, start:, start:stop] * inverse_shifts[:, :, None, None]
         block.diagonal(dim1=2, dim2=3).add_(1)
-        block[:, :, -1] = border[:, :, start:stop]
         block = block.view(batch * group, -1, width)
         if start:
             block.baddbmm_(lower[:, start:, :start], lower[:, start:stop, :start].mT, alpha=-1)
         corner, info = torch.linalg.cholesky_ex(block[:, :width])
         valid = torch.where(info > 0, valid.clamp(max=start - 1 + info), valid)
-        log_pivots[:, :, start:stop] = corner.diagonal(dim1=1, dim2=2).log().view(batch, group, width) * 2
+        logs[:, :, start:stop] = corner.diagonal(dim1=1, dim2=2).log().view(batch, group, width) * 2
         # A product with the triangle's inverse would lose digits where the triangle is ill-conditioned. The triangle
         # itself is not stored: later panels read only the rows below it.
         below = torch.linalg.solve_triangular(corner, block[:, width:].mT, upper=False)
         lower[:, stop:, start:stop] = below.mT
-    return log_pivots, lower[:, size].reshape(batch, group, size), valid.view(batch, group)
+    return logs, valid.view(batch, group)

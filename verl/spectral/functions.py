@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class SpectralFunction(NamedTuple):
-    """The function ``s^power`` of a singular value, times ``log s`` if ``log`` is set. ``power`` is positive."""
+    """The function ``s^power`` of a singular value, times ``log s`` if ``log`` is set; ``power`` in (0, 3]."""
 
     power: float
     log: bool = False

@@ -18,20 +18,11 @@ from verl.spectral.functions import SpectralFunction
 MAX_CONDITION = 1e6
 """Largest ratio of singular values that may be asked for; beyond it the rounding of their squares decides."""
 
-MAX_POWER = 4.0
+MAX_POWER = 3.0
 """Largest power of a singular value; with more, the fit's range of values exceeds float64's digits."""
-
-FIRST_CONDITION = 1e4
-"""Ratio of singular values that is tried first."""
 
 CLUSTER = 4096
 """Number of equal small singular values for which a sum of powers below 2 stays within the tolerance."""
-
-_BELOW = 4.5
-"""The smallest shift is e^-4.5 of the smallest eigenvalue fitted; nearer or farther costs nodes."""
-
-_CHECK_NODES = 2
-"""A fit with this many nodes fewer, thus for about a third of the condition, must agree."""
 
 _SAMPLES = 600
 _MAX_NODES = 64
@@ -45,6 +36,8 @@ class NodeSet(NamedTuple):
     """float64 ``[n]`` on the CPU, descending with a common ratio."""
     weights: Tensor
     """float64 ``[F, n]`` on the CPU: w_q of each function."""
+    ratio: float
+    """t_q / t_(q+1), above 1."""
     error: float
     """Largest error of the fit over [lo, 1], relative to s^power (for powers below 2: to s^power + 1/CLUSTER)."""
 
@@ -53,36 +46,15 @@ class NodeSet(NamedTuple):
 
         f(L) + sum_q w_q (log det(I + S / t_q) - log(1 + L / t_q)) with L = tr S: the fit's error at a spectrum of the
         one eigenvalue L is subtracted, and with it the term a L. So a spectrum of one eigenvalue is exact, and an
-        entropy near 0 keeps its relative accuracy.
+        entropy near 0 keeps digits of its own.
         """
         single = (trace[:, None] / self.shifts.to(logs.device)[:, None]).log1p()
         exact = torch.stack([function(trace.sqrt()) for function in self.functions])
         return torch.einsum("fq,bqp->fbp", self.weights.to(logs.device), logs - single) + exact
 
 
-class Ladder(NamedTuple):
-    """Fits on the same shifts for growing ranges: a response takes the next only if it needs it."""
-
-    ratio: float
-    """t_q / t_(q+1), above 1."""
-    rungs: tuple[NodeSet, ...]
-    """Fits of ascending number of nodes; each one's shifts begin with those of the one before."""
-    checks: tuple[NodeSet, ...]
-    """For each rung but the last: the same with two nodes fewer."""
-    tolerance: float
-
-    def plain(self, sums: Tensor) -> Tensor:
-        """For every function's ``sums [F, ...]``, those of the same power without logarithm; 1 where they are 0.
-
-        Functions with a logarithm need the one without in the set.
-        """
-        functions = self.rungs[0].functions
-        plain = sums[[functions.index(SpectralFunction(function.power)) for function in functions]]
-        return torch.where(plain > 0, plain, 1.0)
-
-
 @lru_cache(maxsize=64)
-def node_ladder(functions: tuple[SpectralFunction, ...], tolerance: float, condition: float) -> Ladder:
+def node_set(functions: tuple[SpectralFunction, ...], tolerance: float, condition: float) -> NodeSet:
     """The fewest nodes that fit every function within ``tolerance`` for singular values in ``[1/condition, 1]``.
 
     Raises:
@@ -99,27 +71,21 @@ def node_ladder(functions: tuple[SpectralFunction, ...], tolerance: float, condi
     if not 10 <= condition <= MAX_CONDITION:
         raise ValueError(f"condition={condition}: must be between 10 and {MAX_CONDITION:g}, the limit of float64")
     for count in range(8, _MAX_NODES + 1):
-        fits = []
-        for above in (0.5, 1.5, 2.5, 3.5):
-            spacing = (above + 2 * math.log(condition) + _BELOW) / (count - 1)
-            fits.append((_fit(functions, above, spacing, count), above, spacing))
-        best, above, spacing = min(fits, key=lambda item: item[0].error)
+        fits = (
+            _fit(functions, condition, count, below, above) for below in (3.5, 4.5) for above in (0.5, 1.5, 2.5, 3.5)
+        )
+        best = min(fits, key=lambda fit: fit.error)
         if best.error <= tolerance:
-            break
-    else:
-        raise ValueError(f"tolerance={tolerance}: {_MAX_NODES} nodes do not reach it for {functions}")
-    first = count - round(2 * math.log(max(condition / FIRST_CONDITION, 1.0)) / spacing)
-    if first > count - _CHECK_NODES:
-        return Ladder(math.exp(spacing), (best,), (), tolerance)
-    rung, check = (_fit(functions, above, spacing, n) for n in (first, first - _CHECK_NODES))
-    return Ladder(math.exp(spacing), (rung, best), (check,), tolerance)
+            return best
+    raise ValueError(f"tolerance={tolerance}: {_MAX_NODES} nodes do not reach it for {functions}")
 
 
-def _fit(functions: tuple[SpectralFunction, ...], above: float, spacing: float, count: int) -> NodeSet:
-    """Weighted least squares on log-spaced eigenvalues; log t runs from ``above`` down in steps of ``spacing``."""
-    log_shifts = above - spacing * torch.arange(count, dtype=torch.float64)
-    shifts = log_shifts.exp()
-    eigenvalues = torch.linspace(float(log_shifts[-1]) + _BELOW, 0.0, _SAMPLES, dtype=torch.float64).exp()
+def _fit(functions: tuple[SpectralFunction, ...], condition: float, count: int, below: float, above: float) -> NodeSet:
+    """Weighted least squares on log-spaced eigenvalues, with shifts from ``e^above`` down to ``lo * e^-below``."""
+    cpu = torch.device("cpu")  # whatever the default device: the fit is small
+    lowest = -2 * math.log(condition)
+    shifts = torch.linspace(above, lowest - below, count, dtype=torch.float64, device=cpu).exp()
+    eigenvalues = torch.linspace(lowest, 0.0, _SAMPLES, dtype=torch.float64, device=cpu).exp()
     singular_values = eigenvalues.sqrt()
     basis = torch.cat([(eigenvalues[:, None] / shifts).log1p(), eigenvalues[:, None]], dim=1)
     columns, error = [], 0.0
@@ -133,4 +99,5 @@ def _fit(functions: tuple[SpectralFunction, ...], above: float, spacing: float, 
         coefficients = solution.solution[:, 0] / norms
         columns.append(coefficients)
         error = max(error, float(((basis @ coefficients - target) * weight).abs().max()))
-    return NodeSet(functions, shifts, torch.stack(columns)[:, :-1].contiguous(), error)
+    ratio = math.exp((above - lowest + below) / (count - 1))
+    return NodeSet(functions, shifts, torch.stack(columns)[:, :-1].contiguous(), ratio, error)

@@ -10,6 +10,8 @@ response (:mod:`verl.spectral.nested`); ``eigh`` and ``svd`` decompose each pref
 What is degenerate is defined: a prefix of 0 or 1 rows, or of equal rows, has an empty spectrum, with all sums 0,
 effective rank 1, entropy 0 and rank 0.
 
+Nothing here is differentiable: results carry no gradient.
+
 Shapes: B responses, T padded rows, D hidden size, P prefixes asked for per response, F functions.
 """
 
@@ -33,7 +35,7 @@ from verl.spectral.functions import (
     rank_eps,
 )
 from verl.spectral.nested import nested_bytes, nested_sums
-from verl.spectral.nodes import node_ladder
+from verl.spectral.nodes import node_set
 from verl.spectral.responses import WORKSPACE_BYTES, check_hidden, chunks, largest_entries
 
 METHODS = ("auto", "nested", "eigh", "svd")
@@ -48,8 +50,8 @@ class SpectralOptions:
     tolerance: float = 2.5e-7
     """Bound on the error that the fit of ``nested`` adds to a sum, relative to the sum; 1e-9 to 1e-2."""
     condition: float = 1e6
-    """Ratio of a prefix's largest to its smallest singular value that ``nested`` goes down to if it has to, 10 to 1e6;
-    singular values below are counted too low."""
+    """Down to which share, 1 / condition, of the root of a prefix's sum of squares ``nested`` resolves singular values,
+    10 to 1e6; smaller ones are counted too low. A decade less saves 4 of 28 factorisations."""
     svd_rank: int | None = None
     """Keep only this many largest singular values of each prefix; not with ``nested``, and ``auto`` means ``eigh``."""
     on_nonfinite: str = "raise"
@@ -88,6 +90,7 @@ class _Piece(NamedTuple):
     """Traditional ranks ``[b, P]``, if the method gives them."""
 
 
+@torch.no_grad()
 def prefix_spectral_sums(
     hidden: Tensor,
     lengths: Tensor,
@@ -121,6 +124,7 @@ def prefix_spectral_sums(
     return result
 
 
+@torch.no_grad()
 def prefix_functionals(
     hidden: Tensor,
     lengths: Tensor,
@@ -163,6 +167,7 @@ def prefix_functionals(
     return results
 
 
+@torch.no_grad()
 def prefix_singular_values(
     hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions = DEFAULTS
 ) -> Tensor:
@@ -201,26 +206,29 @@ def _pieces(
         nan = torch.full((len(masked), prefix_rows.shape[1]), torch.nan, dtype=torch.float64, device=hidden.device)
         yield _Piece(masked, prefix_rows[masked], nan.expand(len(functions), -1, -1), torch.ones_like(nan), nan)
     limit = _workspace_bytes(options, hidden.device)
-    method, ladder = options.method, None
+    method, nodes = options.method, None
     if method == "auto" and options.svd_rank is not None:
         method = "eigh"
     if method in ("auto", "nested"):
-        ladder = node_ladder(functions, options.tolerance, options.condition)
+        nodes = node_set(functions, options.tolerance, options.condition)
     if method == "auto":
-        assert ladder is not None
-        method = cheapest_method(lengths, prefix_rows, width, len(ladder.rungs[0].shifts))
+        assert nodes is not None
+        method = cheapest_method(lengths, prefix_rows, width, len(nodes.shifts))
     if method == "nested":
-        assert ladder is not None
-        bytes_for = partial(nested_bytes, width=width, shifts=len(ladder.rungs[0].shifts))
+        assert nodes is not None
+        bytes_for = partial(nested_bytes, width=width, shifts=len(nodes.shifts))
     else:
         bytes_for = partial(decomposition_bytes, width=width)
     eps = rank_eps(hidden.dtype)
     for chunk in chunks(hidden, lengths, largest, bytes_for, limit):
         prefixes = prefix_rows[chunk.which]
         if method == "nested":
-            assert ladder is not None
-            sums, scale = nested_sums(chunk.rows, prefixes, ladder, limit)
+            assert nodes is not None
+            sums, scale, failed = nested_sums(chunk.rows, chunk.lengths, prefixes, nodes, limit)
             ranks = None
+            if bool(failed.any()):
+                exact, _ = decomposed_sums(chunk.rows[failed], prefixes[failed], functions, "svd", None, eps)
+                sums[:, failed], scale[failed] = exact, 1.0
         else:
             sums, ranks = decomposed_sums(chunk.rows, prefixes, functions, method, options.svd_rank, eps)
             scale = torch.ones_like(ranks)
@@ -231,9 +239,10 @@ def _checked(hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: Spec
     """Prefixes on the device of ``hidden`` and the largest entry of each response; raises ``ValueError``."""
     check_hidden(hidden, lengths)
     batch = hidden.shape[0]
-    if prefix_rows.dim() != 2 or prefix_rows.shape[0] != batch or prefix_rows.is_floating_point():
+    integers = not prefix_rows.is_floating_point() and prefix_rows.dtype != torch.bool
+    if prefix_rows.dim() != 2 or prefix_rows.shape[0] != batch or not integers:
         raise ValueError(f"prefix_rows: expected integers [{batch}, P], got {prefix_rows.dtype} {prefix_rows.shape}")
-    prefix_rows = prefix_rows.to(hidden.device)
+    prefix_rows = prefix_rows.to(hidden.device).long()
     if bool(((prefix_rows < 0) | (prefix_rows > lengths.to(hidden.device)[:, None])).any()):
         raise ValueError("prefix_rows: every prefix must have between 0 rows and the response's length")
     return prefix_rows, largest_entries(hidden, lengths, options.on_nonfinite)

@@ -21,7 +21,7 @@ class Chunk(NamedTuple):
     lengths: Tensor
     """``[b]`` valid rows, at least 1."""
     rows: Tensor
-    """float64 ``[b, n, D]``: ``(hidden - origin) / scale``, zeros past a response's length."""
+    """float64 ``[b, n, D]``: ``hidden / scale`` minus its first row; unspecified past a response's length."""
     scale: Tensor
     """float64 ``[b]``: powers of 2, so that dividing is exact; the entries of ``hidden / scale`` are at most 1."""
 
@@ -30,7 +30,9 @@ def check_hidden(hidden: Tensor, lengths: Tensor) -> None:
     """Raise ``ValueError`` unless ``hidden`` is floating ``[B, T, D]`` and ``lengths`` integers ``[B]`` in [0, T]."""
     if hidden.dim() != 3 or not hidden.is_floating_point():
         raise ValueError(f"hidden: expected floating point [B, T, D], got {hidden.dtype} {tuple(hidden.shape)}")
-    batch, padded_rows, _ = hidden.shape
+    batch, padded_rows, width = hidden.shape
+    if width == 0:
+        raise ValueError(f"hidden: has no columns, {tuple(hidden.shape)}")
     if lengths.shape != (batch,) or lengths.is_floating_point():
         raise ValueError(f"lengths: expected integers [{batch}], got {lengths.dtype} {tuple(lengths.shape)}")
     if bool(((lengths < 0) | (lengths > padded_rows)).any()):
@@ -78,29 +80,11 @@ def chunks(
         longest = host_lengths[start]
         stop = min(end, start + max(1, int(bytes_limit // bytes_for(longest))))
         index = order[start:stop]
-        # frexp's exponent e has |x| < 2^e.
-        exponent = torch.frexp(torch.where(largest[index] > 0, largest[index], 0.5)).exponent
+        # frexp's exponent e has |x| < 2^e; 2^1024 is no float64.
+        exponent = torch.frexp(torch.where(largest[index] > 0, largest[index], 0.5)).exponent.clamp(max=1023)
         scale = torch.ldexp(torch.ones_like(largest[index]), exponent)
-        rows = hidden[index, :longest].double()
-        rows.div_(scale[:, None, None]).sub_(_origin(rows, lengths[index]))
-        if host_lengths[stop - 1] < longest:
-            past_end = torch.arange(longest, device=hidden.device) >= lengths[index, None]
-            rows.masked_fill_(past_end[:, :, None], 0.0)
-        yield Chunk(index, lengths[index], rows, scale)
+        rows = hidden[index, :longest].double().div_(scale[:, None, None])
+        # A constant row subtracted from all changes no centred scatter. One of the prefix's own rows keeps the
+        # differences, and their rounding, within the prefix's extent however far from the origin it lies.
+        yield Chunk(index, lengths[index], rows - rows[:, :1], scale)
         start = stop
-
-
-def _origin(rows: Tensor, lengths: Tensor) -> Tensor:
-    """The row to subtract from all rows of each response: ``[b, 1, D]``.
-
-    Subtracting any constant changes no centred scatter, but decides the rounding. A row that belongs to the prefix
-    keeps every entry of its Gram matrix within twice the largest eigenvalue of its centred scatter: (Z_i - Z_o) is
-    the scatter's form along e_i - e_o. The medoid of the first three rows belongs to every prefix of 3 or more rows
-    and, unlike the first row, is never a lone outlier.
-    """
-    if rows.shape[1] < 3:
-        return rows[:, :1].clone()
-    first = rows[:, :3]
-    distances = torch.linalg.vector_norm(first[:, :, None] - first[:, None], dim=-1).sum(-1)
-    medoid = torch.where(lengths >= 3, distances.argmin(1), 0)
-    return rows[torch.arange(len(rows), device=rows.device), medoid][:, None]

@@ -91,6 +91,8 @@ def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str =
         if chunk.rows.shape[1] < 3:
             continue
         steps = chunk.rows.diff(dim=1)
+        # Only directions matter; by its largest entry first, a step far smaller than the others keeps its square.
+        steps = steps / steps.abs().amax(2, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         norms = torch.linalg.vector_norm(steps, dim=2, keepdim=True)
         units = steps / torch.where(norms > 0, norms, 1.0)
         before, after = units[:, :-1], units[:, 1:]

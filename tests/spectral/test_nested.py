@@ -1,0 +1,130 @@
+"""The parts of the nested method."""
+
+import pytest
+import torch
+
+from verl.spectral import SpectralOptions, prefix_functionals
+from verl.spectral.functions import SUM_S, SUM_S_LOG_S
+from verl.spectral.nested import contrasts, log_determinants, lower_gram, nested_sums
+from verl.spectral.nodes import node_set
+
+NODES = node_set((SUM_S, SUM_S_LOG_S), 2.5e-7, 1e6)
+
+
+def random_rows(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_literal_contrasts():
+    rows = torch.tensor([[[0.0], [2.0], [4.0]]], dtype=torch.float64)
+    # sqrt(1/2) (2 - 0) and sqrt(2/3) (4 - 1)
+    expected = torch.tensor([[[0.0], [2**0.5], [6**0.5]]], dtype=torch.float64)
+    torch.testing.assert_close(contrasts(rows), expected)
+
+
+def test_contrasts_of_every_prefix_have_its_centred_scatter():
+    rows = random_rows(0, 2, 9, 4) + 5
+    states = contrasts(rows)
+    for k in range(1, 10):
+        centred = rows[:, :k] - rows[:, :k].mean(1, keepdim=True)
+        leading = states[:, :k]
+        torch.testing.assert_close(leading.mT @ leading, centred.mT @ centred)
+
+
+def test_equal_rows_have_no_contrasts():
+    assert not contrasts(torch.full((1, 50, 3), 0.1, dtype=torch.float64) - 0.1).any()
+
+
+@pytest.mark.parametrize("rows", [1, 127, 128, 300])
+def test_lower_gram(rows):
+    states = random_rows(0, 2, rows, 5)
+    torch.testing.assert_close(lower_gram(states).tril(), (states @ states.mT).tril())
+
+
+@pytest.mark.parametrize("size", [(30, 50), (90, 8)], ids=["one block", "blocks"])
+def test_determinants(size):
+    from verl.spectral.nested import _scatter
+
+    states = contrasts(random_rows(0, 2, *size))
+    shifts = torch.tensor([[1.0, 0.1], [30.0, 1e-3]], dtype=torch.float64)
+    workspace = torch.empty(10**6, dtype=torch.float64)
+    logs, valid = log_determinants(_scatter(states), shifts, size[0] - 3, workspace)
+    assert (valid == size[0] - 3).all()
+    for response in range(2):
+        for k in (1, 2, 9, size[0] - 3):
+            scatter = states[response, :k].mT @ states[response, :k]
+            for shift, actual in zip(shifts[response], logs[response, :, k - 1], strict=True):
+                expected = torch.linalg.slogdet(torch.eye(size[1]).double() + scatter / shift).logabsdet
+                torch.testing.assert_close(actual, expected)
+
+
+def nested_ranks(hidden, ks):
+    length = len(hidden)
+    options = SpectralOptions("nested")
+    return prefix_functionals(hidden[None], torch.tensor([length]), torch.tensor([ks]), ["effective_rank"], options)[
+        "effective_rank"
+    ][0]
+
+
+def exact_ranks(hidden, ks):
+    length = len(hidden)
+    options = SpectralOptions("svd")
+    return prefix_functionals(hidden[None], torch.tensor([length]), torch.tensor([ks]), ["effective_rank"], options)[
+        "effective_rank"
+    ][0]
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [(400, 150), (200, 300)])
+def test_several_massive_tokens_first(first, size):
+    hidden = random_rows(0, *size)
+    hidden[:first, 3] += 1e4
+    ks = [first + 2, 50, 151, min(size), size[0]]
+    torch.testing.assert_close(nested_ranks(hidden, ks), exact_ranks(hidden, ks), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("large", "small", "value"), [(30, 8, 3e-5), (60, 64, 1e-5), (100, 60, 1e-5), (5, 4, 1e-5)])
+def test_a_gap_in_the_spectrum_hides_nothing(large, small, value):
+    rank = large + small
+    left = torch.linalg.qr(random_rows(0, rank + 40, rank + 1) - random_rows(0, rank + 40, rank + 1).mean(0)).Q[
+        :, :rank
+    ]
+    right = torch.linalg.qr(random_rows(1, rank + 40, rank)).Q
+    hidden = (left * torch.tensor([1.0] * large + [value] * small, dtype=torch.float64)) @ right.mT
+    ks = [len(hidden)]
+    torch.testing.assert_close(nested_ranks(hidden, ks), exact_ranks(hidden, ks), rtol=1e-6, atol=0)
+
+
+def test_later_tokens_do_not_even_change_where_shifts_fall():
+    hidden = random_rows(0, 60, 40)
+    longer = torch.cat([hidden, 7.3 * random_rows(1, 20, 40)])
+    ks = [3, 10, 41, 60]
+    torch.testing.assert_close(nested_ranks(longer, ks), nested_ranks(hidden, ks), rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("ratio", [1e130, 1e150, 1e158, 1e200])
+def test_rows_of_hardly_comparable_size(ratio):
+    # Beyond the range of squares the response is decomposed instead.
+    hidden = random_rows(0, 30, 20)
+    hidden[10:] *= ratio
+    ks = [3, 9, 10, 11, 12, 30]
+    torch.testing.assert_close(nested_ranks(hidden, ks), exact_ranks(hidden, ks), rtol=1e-6, atol=0)
+
+
+def test_responses_that_fail_are_named_and_their_neighbours_are_not():
+    rows = random_rows(0, 2, 12, 6)
+    rows[1, :8] *= 1e-160
+    lengths, prefixes = torch.tensor([12, 12]), torch.tensor([[5, 12], [5, 12]])
+    result = nested_sums(rows, lengths, prefixes, NODES, 10**6)
+    assert result.failed.tolist() == [False, True]
+    alone = nested_sums(rows[:1], lengths[:1], prefixes[:1], NODES, 10**6)
+    torch.testing.assert_close(result.sums[:, :1], alone.sums)
+
+
+def test_a_long_response_of_two_points():
+    # Rounding of many equal contrasts must end neither in an exception nor in a wrong value.
+    points = random_rows(0, 2, 4)
+    hidden = points[torch.arange(9000) % 2]
+    hidden[1:] = points[1]
+    ranks = nested_ranks(hidden, [2, 5000, 9000])
+    torch.testing.assert_close(ranks, torch.ones(3, dtype=torch.float64), rtol=1e-6, atol=0)
