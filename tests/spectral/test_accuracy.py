@@ -136,7 +136,7 @@ def test_degradation_of_steep_power_laws(exponent):
     result = prefix_functionals(hidden[None], torch.tensor([300]), torch.tensor([[300]]), NAMES, NESTED)
     exact, condition = spectrum_of(hidden)
     assert condition > 1e7
-    assert float(result["effective_rank"]) == pytest.approx(math.exp(entropy(exact)), rel=1e-4)
+    assert float(result["effective_rank"]) == pytest.approx(math.exp(entropy(exact)), rel=2e-4)
     assert float(result["response_entropy"]) == pytest.approx(entropy(exact**2), rel=1e-6)
 
 

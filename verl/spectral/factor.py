@@ -28,8 +28,8 @@ def log_pivots(gram: Tensor, inverse_shifts: Tensor, workspace: Tensor) -> tuple
     group = inverse_shifts.shape[1]
     panel = PANEL["cpu" if gram.device.type == "cpu" else "cuda"]
     lower = workspace[: batch * group * size * size].view(batch * group, size, size)
-    logs = gram.new_empty(batch, group, size)
-    valid = torch.full((batch * group,), size, device=gram.device)
+    pivots = gram.new_empty(batch * group, size)
+    infos = []
     for start in range(0, size, panel):
         stop = min(start + panel, size)
         width = stop - start
@@ -39,10 +39,14 @@ def log_pivots(gram: Tensor, inverse_shifts: Tensor, workspace: Tensor) -> tuple
         if start:
             block.baddbmm_(lower[:, start:, :start], lower[:, start:stop, :start].mT, alpha=-1)
         corner, info = torch.linalg.cholesky_ex(block[:, :width])
-        valid = torch.where(info > 0, valid.clamp(max=start - 1 + info), valid)
-        logs[:, :, start:stop] = corner.diagonal(dim1=1, dim2=2).log().view(batch, group, width) * 2
-        # A product with the triangle's inverse would lose digits where the triangle is ill-conditioned. The triangle
-        # itself is not stored: later panels read only the rows below it.
-        below = torch.linalg.solve_triangular(corner, block[:, width:].mT, upper=False)
-        lower[:, stop:, start:stop] = below.mT
-    return logs, valid.view(batch, group)
+        infos.append(info)
+        pivots[:, start:stop] = corner.diagonal(dim1=1, dim2=2)
+        if stop < size:
+            # A product with the triangle's inverse would lose digits where the triangle is ill-conditioned. The
+            # triangle itself is not stored: later panels read only the rows below it.
+            below = torch.linalg.solve_triangular(corner, block[:, width:].mT, upper=False)
+            lower[:, stop:, start:stop] = below.mT
+    failures = torch.stack(infos, dim=1)
+    first_row = panel * torch.arange(len(infos), device=gram.device)
+    valid = torch.where(failures > 0, first_row + failures - 1, size).amin(1)
+    return pivots.log().mul_(2).view(batch, group, size), valid.view(batch, group)

@@ -47,17 +47,17 @@ class SpectralOptions:
 
     method: str = "auto"
     """``auto``, or one of ``nested``, ``eigh`` and ``svd`` for every prefix."""
-    tolerance: float = 2.5e-7
+    tolerance: float = 3e-7
     """Bound on the error that the fit of ``nested`` adds to a sum, relative to the sum; 1e-9 to 1e-2."""
     condition: float = 1e6
     """Down to which share, 1 / condition, of the root of a prefix's sum of squares ``nested`` resolves singular values,
-    10 to 1e6; smaller ones are counted too low. A decade less saves 4 of 28 factorisations."""
+    10 to 1e6; smaller ones are counted too low. A decade less saves 3 of 27 factorisations."""
     svd_rank: int | None = None
     """Keep only this many largest singular values of each prefix; not with ``nested``, and ``auto`` means ``eigh``."""
     on_nonfinite: str = "raise"
     """``raise`` names the response that holds NaN or infinity; ``mask`` gives NaN for its results."""
     workspace_bytes: int | None = None
-    """Bound on the float64 matrices held at once, unless a single one exceeds it; by default 16 MiB on a CPU (its
+    """Bound on the float64 matrices held at once, unless a single one exceeds it; by default 24 MiB on a CPU (its
     cache), 1 GiB on a GPU."""
 
     def __post_init__(self) -> None:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-WORKSPACE_BYTES = {"cpu": 16 * 2**20, "cuda": 2**30}
-"""Bound on the float64 matrices held at once, by device type: a CPU is fastest within its cache, a GPU when full."""
+WORKSPACE_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
+"""Bound on the float64 matrices held at once, by device type: a CPU is fastest within its cache (and where its allocator
+keeps memory between calls, up to 32 MiB with glibc), a GPU when full."""
 
 
 class Chunk(NamedTuple):
