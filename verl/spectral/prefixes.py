@@ -3,7 +3,7 @@
 For one response Z ``[T, D]`` and a prefix of k rows, the mean of those k rows is subtracted and
 s_1 >= s_2 >= ... are the singular values of what is left.
 
-Three methods: ``nested`` gives the sums over the spectra of all prefixes from some 24 Cholesky factorisations per
+Three methods: ``nested`` gives the sums over the spectra of all prefixes from some 27 Cholesky factorisations per
 response (:mod:`verl.spectral.nested`); ``eigh`` and ``svd`` decompose each prefix (:mod:`verl.spectral.decompose`).
 ``auto`` takes the cheaper of ``nested`` and ``eigh`` by :mod:`verl.spectral.cost`.
 
@@ -35,7 +35,7 @@ from verl.spectral.functions import (
     rank_eps,
 )
 from verl.spectral.nested import nested_bytes, nested_sums
-from verl.spectral.nodes import node_set
+from verl.spectral.nodes import NodeSet, node_set
 from verl.spectral.responses import WORKSPACE_BYTES, check_hidden, chunks, largest_entries
 
 METHODS = ("auto", "nested", "eigh", "svd")
@@ -206,24 +206,15 @@ def _pieces(
         nan = torch.full((len(masked), prefix_rows.shape[1]), torch.nan, dtype=torch.float64, device=hidden.device)
         yield _Piece(masked, prefix_rows[masked], nan.expand(len(functions), -1, -1), torch.ones_like(nan), nan)
     limit = _workspace_bytes(options, hidden.device)
-    method, nodes = options.method, None
-    if method == "auto" and options.svd_rank is not None:
-        method = "eigh"
-    if method in ("auto", "nested"):
-        nodes = node_set(functions, options.tolerance, options.condition)
-    if method == "auto":
-        assert nodes is not None
-        method = cheapest_method(lengths, prefix_rows, width, len(nodes.shifts))
-    if method == "nested":
-        assert nodes is not None
+    method, nodes = _method_and_nodes(lengths, prefix_rows, width, functions, options)
+    if nodes is not None:
         bytes_for = partial(nested_bytes, width=width, shifts=len(nodes.shifts))
     else:
         bytes_for = partial(decomposition_bytes, width=width)
     eps = rank_eps(hidden.dtype)
     for chunk in chunks(hidden, lengths, largest, bytes_for, limit):
         prefixes = prefix_rows[chunk.which]
-        if method == "nested":
-            assert nodes is not None
+        if nodes is not None:
             sums, scale, failed = nested_sums(chunk.rows, chunk.lengths, prefixes, nodes, limit)
             ranks = None
             if bool(failed.any()):
@@ -233,6 +224,25 @@ def _pieces(
             sums, ranks = decomposed_sums(chunk.rows, prefixes, functions, method, options.svd_rank, eps)
             scale = torch.ones_like(ranks)
         yield _Piece(chunk.which, prefixes, sums, scale * chunk.scale[:, None], ranks)
+
+
+def _method_and_nodes(
+    lengths: Tensor,
+    prefix_rows: Tensor,
+    width: int,
+    functions: tuple[SpectralFunction, ...],
+    options: SpectralOptions,
+) -> tuple[str, NodeSet | None]:
+    """The method to take, never ``auto``, and the nodes if it is ``nested``."""
+    method = options.method
+    if method == "auto" and options.svd_rank is not None:
+        method = "eigh"
+    if method not in ("auto", "nested"):
+        return method, None
+    nodes = node_set(functions, options.tolerance, options.condition)
+    if method == "auto":
+        method = cheapest_method(lengths, prefix_rows, width, len(nodes.shifts))
+    return method, nodes if method == "nested" else None
 
 
 def _checked(hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions) -> tuple[Tensor, Tensor]:

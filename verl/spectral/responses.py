@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 WORKSPACE_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
-"""Bound on the float64 matrices held at once, by device type: a CPU is fastest within its cache (and where its allocator
-keeps memory between calls, up to 32 MiB with glibc), a GPU when full."""
+"""Bound on the float64 matrices held at once, by device type. A CPU is fastest within its cache, and below the 32 MiB
+above which glibc returns memory to the system after each call; a GPU is fastest when full."""
 
 
 class Chunk(NamedTuple):
