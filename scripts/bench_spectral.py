@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from verl.spectral import SUM_S, SUM_S_LOG_S, SpectralOptions, prefix_functionals
+from verl.spectral.cost import cheapest_method
 from verl.spectral.nodes import node_set
 from verl.spectral.responses import WORKSPACE_BYTES
 from verl.trainer.metrics_utils import prefix_rows
@@ -288,7 +289,13 @@ class Bench:
             "eigvalsh_over_nested": eigvalsh / nested if eigvalsh and nested else None,
             "floor_s": floor,
             "nested_over_floor": nested / floor if nested else None,
+            "auto": self.auto(shape, stride),
         }
+
+    def auto(self, shape: Shape, stride: int) -> str:
+        """The method that the library takes by itself."""
+        lengths = torch.full((shape.batch,), shape.rows, device=self.device)
+        return cheapest_method(lengths, prefix_rows(lengths, stride), shape.width, self.nodes)
 
     def metadata(self, argv: Sequence[str]) -> dict[str, Any]:
         """Where, when and how the run was made."""
@@ -337,7 +344,7 @@ the previous T (T^3 for nested; T^4 for the others, or one prefix timed and mult
 def page(metadata: dict[str, Any], records: Sequence[dict[str, Any]]) -> str:
     """The results as Markdown, one table per stride."""
     columns = ["B", "T", "D", *(f"{method.label} ms" for method in METHODS.values()), "loop / nested"]
-    columns += ["eigvalsh / nested", "x floor", "peak MiB of nested", "error nested / error loop"]
+    columns += ["eigvalsh / nested", "x floor", "auto takes", "peak MiB of nested", "error nested / error loop"]
     lines = ["", *(f"- {method.label}: {method.description}" for method in METHODS.values())]
     for stride in dict.fromkeys(entry["stride"] for entry in records):
         lines += ["", f"## Stride {stride}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
@@ -351,6 +358,7 @@ def page_row(entry: dict[str, Any]) -> str:
     peak, *errors = methods["nested"].peak_bytes, *(methods[n].max_relative_error for n in ("nested", "float32_loop"))
     cells = [str(entry[name]) for name in Shape._fields] + [str(result) for result in methods.values()]
     cells += [number(entry[name]) for name in ("loop_over_nested", "eigvalsh_over_nested", "nested_over_floor")]
+    cells += [entry["auto"]]
     cells += [number(peak and peak / 2**20), " / ".join("–" if e is None else f"{e:.1e}" for e in errors)]
     return "| " + " | ".join(cells) + " |"
 

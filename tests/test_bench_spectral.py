@@ -92,7 +92,9 @@ def test_the_page_has_a_row_for_every_shape(results):
     content, rows = results
     assert [tuple(int(cell) for cell in row[:3]) for row in rows] == SHAPES
     for row, record in zip(rows, content["records"], strict=True):
-        assert len(row) == 12
+        assert len(row) == 13
+        assert row[10] == record["auto"]
+        assert record["auto"] in ("nested", "eigh")
         assert float(row[3].replace(",", "")) == pytest.approx(1e3 * record["methods"]["nested"]["seconds"], rel=0.01)
 
 

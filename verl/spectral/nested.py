@@ -163,14 +163,15 @@ def _prefix_logs(scatter: Scatter, window: _Window, nodes: NodeSet, workspace_by
     workspace = first.new_empty(batch * group * scatter.blocks.shape[1] * size * size)
     logs = first.new_zeros(batch, len(needed), count)
     failed = torch.zeros(batch, dtype=torch.bool, device=first.device)
-    for low in range(0, len(needed), group):
-        high = min(low + group, len(needed))
-        if needed[low] == 0:
-            break
+    low = 0
+    while low < len(needed) and needed[low] > 0:
+        # Shifts that serve far fewer rows than the group's first are cheaper in a group of their own.
+        high = low + sum(rows > needed[low] // 2 for rows in needed[low : low + group])
         determinants, valid = log_determinants(scatter, shifts[:, low:high], needed[low], workspace)
         at = (window.rows - 1).clamp(min=0, max=needed[low] - 1)
         logs[:, low:high] = determinants.gather(2, at[:, None].expand(-1, high - low, -1))
         failed |= (valid < serves[:, low:high]).any(1)
+        low = high
     return logs, failed
 
 
