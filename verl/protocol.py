@@ -61,6 +61,8 @@ class PolicyBatch:
     """[B, R] int64, 1 on response tokens."""
     old_logprobs: Tensor
     """[B, R] float32, under the policy before the update."""
+    rollout_logprobs: Tensor
+    """[B, R] float32, under the distribution that the rollout engine sampled from."""
     ref_logprobs: Tensor
     """[B, R] float32, under the reference policy; equal to ``old_logprobs`` where no reference is used."""
     advantages: Tensor

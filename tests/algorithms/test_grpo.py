@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, grpo_advantages
+from verl.algorithms.advantages import grpo_advantages
 
 
 def test_literal_advantages():
@@ -33,10 +33,6 @@ def test_group_of_one_names_the_mend():
 def test_shapes_are_checked():
     with pytest.raises(ValueError, match="group_ids"):
         grpo_advantages(torch.ones(2, 2), torch.ones(2, 2), torch.zeros(4, dtype=torch.int64), norm_by_std=True)
-
-
-def test_lookup():
-    assert ADVANTAGE_ESTIMATORS["grpo"] is grpo_advantages
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 4), st.integers(2, 5), st.booleans())

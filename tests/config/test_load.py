@@ -76,8 +76,13 @@ def test_every_yaml_is_the_default_or_in_a_group_that_loads():
             "actor.ppo_mini_batch_size=24: must be divisible by trainer.nnodes*trainer.n_gpus_per_node=16; "
             "the nearest value that is: 32",
         ),
-        ("rollout.n=1", "rollout.n=1: GRPO needs at least 2 responses per prompt; set rollout.n>=2"),
-        ("algorithm.adv_estimator=grop", "algorithm.adv_estimator='grop': must be one of grpo; did you mean 'grpo'?"),
+        ("rollout.n=1", "rollout.n=1: grpo needs at least 2 responses per prompt; set rollout.n>=2"),
+        ("algorithm.adv_estimator=grop", "algorithm.adv_estimator='grop': must be one of grpo, rloo, "),
+        ("algorithm.gamma=1.5", "algorithm.gamma=1.5: must be in [0, 1]"),
+        ("algorithm.kl_ctrl.type=adaptve", "algorithm.kl_ctrl.type='adaptve': must be one of fixed, adaptive; did you"),
+        ("actor.clip_ratio_c=0.5", "actor.clip_ratio_c=0.5: must be above 1, or null"),
+        ("actor.loss_agg_mode=token_mean", "actor.loss_agg_mode='token_mean': must be one of token-mean"),
+        ("actor.tis_level=tokens", "actor.tis_level='tokens': must be one of none, token, sequence; did you mean"),
         (
             "calculator.enable=false",
             "calculator.enable=False: rank shaping needs rank metrics; set calculator.enable=true, or "
@@ -233,7 +238,7 @@ def test_showing_the_config_loads_nothing_heavy(tmp_path: Path):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("rollout.n=1", "error: rollout.n=1: GRPO needs at least 2 responses per prompt; set rollout.n>=2"),
+        ("rollout.n=1", "error: rollout.n=1: grpo needs at least 2 responses per prompt; set rollout.n>=2"),
         ("+data.shufle=1", "error: data.shufle=1: unknown key; did you mean data.shuffle?"),
     ],
 )

@@ -83,7 +83,7 @@ def test_several_massive_tokens_first(first, size):
     torch.testing.assert_close(nested_ranks(hidden, ks), exact_ranks(hidden, ks), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize(("large", "small", "value"), [(30, 8, 3e-5), (60, 64, 1e-5), (100, 60, 1e-5), (5, 4, 1e-5)])
+@pytest.mark.parametrize(("large", "small", "value"), [(30, 8, 3e-5), (60, 64, 1e-5), (400, 400, 1e-5), (5, 4, 1e-5)])
 def test_a_gap_in_the_spectrum_hides_nothing(large, small, value):
     rank = large + small
     left = torch.linalg.qr(random_rows(0, rank + 40, rank + 1) - random_rows(0, rank + 40, rank + 1).mean(0)).Q[
@@ -109,6 +109,26 @@ def test_rows_of_hardly_comparable_size(ratio):
     hidden[10:] *= ratio
     ks = [3, 9, 10, 11, 12, 30]
     torch.testing.assert_close(nested_ranks(hidden, ks), exact_ranks(hidden, ks), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("method", ["nested", "eigh", "svd", "auto"])
+def test_entropies_of_rows_of_hardly_comparable_size(method):
+    small = random_rows(0, 10, 20)
+    hidden = torch.cat([small, 1e165 * random_rows(1, 20, 20)])[None]
+    names, rows = ["effective_rank", "response_entropy"], torch.tensor([[3, 9, 10]])
+    expected = prefix_functionals(small[None], torch.tensor([10]), rows, names, SpectralOptions("svd"))
+    actual = prefix_functionals(hidden, torch.tensor([30]), rows, names, SpectralOptions(method))
+    for name in names:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-6, atol=0)
+
+
+def test_eigenvalues_of_many_equal_rows_invent_no_rank():
+    points = random_rows(0, 2, 64)
+    hidden = points[[0] + [1] * 8999]
+    names, whole = ["traditional_rank", "effective_rank"], torch.tensor([[9000]])
+    result = prefix_functionals(hidden[None], torch.tensor([9000]), whole, names)
+    assert float(result["traditional_rank"]) == 1.0
+    assert float(result["effective_rank"]) == pytest.approx(1.0, abs=1e-9)
 
 
 def test_responses_that_fail_are_named_and_their_neighbours_are_not():

@@ -12,7 +12,8 @@ RANK = (SUM_S, SUM_S_LOG_S)
 def sums_of(nodes, eigenvalues):
     """The fit applied to one spectrum: ``[F]``."""
     logs = (eigenvalues[:, None] / nodes.shifts).log1p().sum(0)
-    return nodes.sums(logs[None, :, None], eigenvalues.sum()[None, None])[:, 0, 0]
+    trace, norm = eigenvalues.sum()[None, None], eigenvalues.norm()[None, None]
+    return nodes.sums(logs[None, :, None], trace, norm)[:, 0, 0]
 
 
 @pytest.mark.parametrize("tolerance", [1e-4, 2.5e-7])

@@ -307,6 +307,9 @@ def test_shapes_and_ranges_are_checked():
 
     with pytest.raises(ValueError, match=r"hidden: expected floating point \[B, T, D\]"):
         ranks(hidden[0], lengths, whole)
+    with pytest.raises(ValueError, match=r"hidden: expected floating point \[B, T, D\]"):
+        ranks(hidden.to(torch.float8_e4m3fn), lengths, whole)
+    assert ranks(hidden, lengths, whole, []) == {}
     with pytest.raises(ValueError, match=r"lengths: expected integers \[2\]"):
         ranks(hidden, lengths[:1], whole)
     with pytest.raises(ValueError, match="between 0 and the 5 padded rows"):

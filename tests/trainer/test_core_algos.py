@@ -1,10 +1,50 @@
-from verl.algorithms import kl
-from verl.algorithms.advantages.grpo import grpo_advantages
-from verl.algorithms.losses.ppo_clip import ppo_clip_loss
+import pytest
+import torch
+
+from verl.algorithms import advantages, kl, losses
+from verl.config.ppo import LOSS_AGG_MODES
+from verl.config.signal import ADV_ESTIMATORS, KL_TYPES
 from verl.trainer.ppo import core_algos
 
+REWARDS = torch.tensor([[0.0, 1.0], [0.0, 3.0], [2.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+MASK = torch.tensor([[1, 1], [1, 1], [1, 0], [1, 1]])
+GROUPS = torch.tensor([7, 7, 8, 8])
+OPTIONS = core_algos.EstimatorOptions(norm_by_std=False, gamma=0.5)
 
-def test_algorithms_are_found_by_name():
-    assert core_algos.ADVANTAGE_ESTIMATORS["grpo"] is grpo_advantages
-    assert core_algos.POLICY_LOSSES["ppo_clip"] is ppo_clip_loss
+
+def test_the_config_offers_what_there_is():
+    assert set(core_algos.ADVANTAGE_ESTIMATORS) == set(ADV_ESTIMATORS)
+    assert set(core_algos.LOSS_AGGREGATIONS) == set(LOSS_AGG_MODES)
+    assert set(core_algos.KL_ESTIMATORS) == set(KL_TYPES)
     assert core_algos.KL_ESTIMATORS["low_var_kl"] is kl.low_var_kl
+    assert core_algos.POLICY_LOSSES == {
+        "ppo_clip": losses.ppo_clip_loss,
+        "gspo": losses.gspo_loss,
+        "cispo": losses.cispo_loss,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("grpo", advantages.grpo_advantages(REWARDS, MASK, GROUPS, False)),
+        ("rloo", advantages.rloo_advantages(REWARDS, MASK, GROUPS)),
+        ("reinforce_plus_plus", advantages.reinforce_plus_plus_advantages(REWARDS, MASK, 0.5)),
+        ("reinforce_plus_plus_baseline", advantages.reinforce_plus_plus_baseline_advantages(REWARDS, MASK, GROUPS)),
+    ],
+)
+def test_estimators_by_name(name, expected):
+    assert torch.equal(core_algos.ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS), expected)
+
+
+def test_aggregations_by_name():
+    # Three responses of 2, 2 and 1 tokens in a step of 10 tokens and 4 responses of at most 8 tokens.
+    loss, mask = REWARDS[:3], MASK[:3]
+    size = losses.StepSize(num_tokens=10, num_sequences=4, max_length=8)
+    results = {name: float(reduce(loss, mask, size)) for name, reduce in core_algos.LOSS_AGGREGATIONS.items()}
+    assert results == {
+        "token-mean": 6 / 10,
+        "seq-mean-token-mean": (0.5 + 1.5 + 2.0) / 4,
+        "seq-mean-token-sum": 6 / 4,
+        "seq-mean-token-sum-norm": 6 / 32,
+    }

@@ -1,8 +1,12 @@
 """A hybrid worker with windows: methods that tests need and training does not."""
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from verl.config.ppo import ActorConfig
 from verl.protocol import PolicyBatch, PromptBatch
 from verl.workers.forward import position_ids
 from verl.workers.fsdp import full_parameters
@@ -12,16 +16,17 @@ from verl.workers.hybrid import HybridWorker
 class ProbeWorker(HybridWorker):
     """Called by name through a ``WorkerGroup``."""
 
-    def gradients(self, batch: PolicyBatch, num_tokens: int) -> dict[str, Tensor]:
+    def gradients(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, Tensor]:
         """Full gradients of one update, without applying it."""
         apply, self.actor.optimizer.step = self.actor.optimizer.step, lambda: None  # type: ignore[method-assign]
-        self.actor.update(batch, num_tokens)
+        self.actor.update(batch, num_tokens, num_sequences)
         self.actor.optimizer.step = apply  # type: ignore[method-assign]
         shards = self.actor.model.named_parameters()
         return {name: parameter.grad.full_tensor() for name, parameter in shards}
 
-    def set_micro_batch_size(self, size: int) -> None:
-        self.actor.micro_batch_size = size
+    def configure_actor(self, config: ActorConfig, micro_batch_size: int, changes: dict[str, Any]) -> None:
+        self.actor.micro_batch_size = micro_batch_size
+        self.actor.config = replace(config, **changes)
 
     def parameters(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in full_parameters(self.actor.model)}

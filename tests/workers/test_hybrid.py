@@ -50,8 +50,16 @@ def policy_batch(rollout: RolloutBatch, old_logprobs: torch.Tensor) -> PolicyBat
     torch.manual_seed(0)
     advantages = torch.randn(len(rollout), 1).expand(old_logprobs.shape) * rollout.response_mask
     reference = old_logprobs + 0.1 * torch.randn(old_logprobs.shape) * rollout.response_mask
-    fields = (rollout.input_ids, rollout.attention_mask, rollout.response_mask, old_logprobs, reference, advantages)
-    return PolicyBatch(*fields, batch_size=[len(rollout)])
+    return PolicyBatch(
+        rollout.input_ids,
+        rollout.attention_mask,
+        rollout.response_mask,
+        old_logprobs,
+        rollout.rollout_logprobs,
+        reference,
+        advantages,
+        batch_size=[len(rollout)],
+    )
 
 
 def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -70,7 +78,7 @@ def test_engine_and_trainer_agree_before_and_after_updates(ray_session, prompts,
     assert (entropy[mask] > 0).all() and (entropy[~mask] == 0).all()
 
     for _ in range(5):
-        workers.run_split("update_actor", policy_batch(rollout, logprobs), int(mask.sum()))
+        workers.run_split("update_actor", policy_batch(rollout, logprobs), int(mask.sum()), len(rollout))
     moved, _ = concat(workers.run_split("compute_logprobs", rollout))
     # Far beyond the tolerance below: stale weights anywhere in the engine, its output head included, would show.
     assert (moved - logprobs).abs()[mask].max() > 0.1
@@ -98,6 +106,15 @@ def test_captured_states_equal_transformers(one, prompts, tiny_model):
         torch.testing.assert_close(states[:, 0], expected[-13:-1], atol=1e-4, rtol=0)
 
 
+VARIANTS = {
+    "ppo_clip": {},
+    "dual clip, tokens reweighed": {"clip_ratio_c": 1.5, "tis_level": "token", "tis_cap": 1.1},
+    "gspo, sequence mean": {"policy_loss": "gspo", "loss_agg_mode": "seq-mean-token-mean"},
+    "cispo, sequence sum": {"policy_loss": "cispo", "loss_agg_mode": "seq-mean-token-sum", "tis_level": "sequence"},
+    "constant length, entropy": {"loss_agg_mode": "seq-mean-token-sum-norm", "entropy_coeff": 0.01},
+}
+
+
 def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, small_config):
     rollout = concat(one.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 1))
     logprobs, _ = concat(one.run_split("compute_logprobs", rollout))
@@ -105,13 +122,19 @@ def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, s
     torch.manual_seed(1)
     batch = policy_batch(rollout, logprobs + 0.3 * torch.randn(logprobs.shape) * rollout.response_mask)
     num_tokens = int(rollout.response_mask.sum())
-    gradients = []
-    for group, micro_batch_size in ((one, 64), (one, 3), (two, 64), (two, 5)):
-        group.run("set_micro_batch_size", micro_batch_size)
-        gradients.append(group.run_split("gradients", batch, num_tokens)[0])
-    assert max(g.abs().max() for g in gradients[0].values()) > 0
-    for other in gradients[1:]:
-        assert relative_difference(gradients[0], other) < 1e-5
+    first = None
+    for name, changes in VARIANTS.items():
+        gradients = []
+        for group, micro_batch_size in ((one, 64), (one, 3), (two, 64), (two, 5)):
+            group.run("configure_actor", small_config.actor, micro_batch_size, changes)
+            gradients.append(group.run_split("gradients", batch, num_tokens, len(batch))[0])
+        assert max(g.abs().max() for g in gradients[0].values()) > 0
+        for other in gradients[1:]:
+            assert relative_difference(gradients[0], other) < 1e-5, name
+        first = first or gradients[0]
+        assert name == "ppo_clip" or relative_difference(first, gradients[0]) > 1e-3, name
+    for group in (one, two):
+        group.run("configure_actor", small_config.actor, small_config.actor.micro_batch_size_per_gpu, {})
 
 
 def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, prompts, small_config):

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from verl.config.checks import require, require_choice, require_positive
 from verl.config.common import DEVICES, ModelConfig, OptimConfig, RunConfig, check_divisible, require_seed
-from verl.config.signal import AlgorithmConfig, CalculatorConfig, RewardManagerConfig, RewardScoreConfig
+from verl.config.signal import (
+    GROUP_ESTIMATORS,
+    KL_TYPES,
+    AlgorithmConfig,
+    CalculatorConfig,
+    RewardManagerConfig,
+    RewardScoreConfig,
+)
+
+LOSS_AGG_MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
 @dataclass(frozen=True)
@@ -49,11 +58,26 @@ class ActorConfig:
     micro_batch_size_per_gpu: int
     """Responses per forward and backward on one worker; changes memory and speed, never the gradient."""
     policy_loss: str
-    """Policy loss, a key of ``verl.algorithms.losses.POLICY_LOSSES``: ``ppo_clip``."""
+    """Policy loss, a key of ``verl.algorithms.losses.POLICY_LOSSES``: ``ppo_clip``; ``gspo`` clips the ratio of whole
+    responses; ``cispo`` weighs the log-probability of every token by the clipped ratio."""
     clip_ratio_low: float
-    """The probability ratio is clipped below at 1 - ``clip_ratio_low``."""
+    """The probability ratio is clipped below at 1 - ``clip_ratio_low``, in (0, 1]."""
     clip_ratio_high: float
     """The probability ratio is clipped above at 1 + ``clip_ratio_high``."""
+    clip_ratio_c: float | None
+    """Dual clip of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
+    -``clip_ratio_c`` * A; null: no such bound."""
+    loss_agg_mode: str
+    """How token losses become one number: ``token-mean`` over all response tokens of the optimizer step;
+    ``seq-mean-token-mean`` the mean over responses of each one's mean; ``seq-mean-token-sum`` of each one's sum;
+    ``seq-mean-token-sum-norm`` of each one's sum over ``data.max_response_length`` (Dr.GRPO)."""
+    entropy_coeff: float
+    """Weight of the entropy bonus in the loss, at least 0."""
+    tis_level: str
+    """Truncated importance sampling against the mismatch between the rollout engine's and the trainer's probabilities:
+    ``none``; ``token`` or ``sequence`` weighs a token's loss by the ratio of the token or of its whole response."""
+    tis_cap: float
+    """Largest such weight, above 0."""
     use_kl_loss: bool
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: float
@@ -65,11 +89,23 @@ class ActorConfig:
     def __post_init__(self) -> None:
         for field in ("ppo_mini_batch_size", "ppo_epochs", "micro_batch_size_per_gpu"):
             require_positive(f"actor.{field}", getattr(self, field))
-        require_choice("actor.policy_loss", self.policy_loss, ["ppo_clip"])
-        require(0 < self.clip_ratio_low < 1, "actor.clip_ratio_low", self.clip_ratio_low, "must be in (0, 1)")
+        require_choice("actor.policy_loss", self.policy_loss, ["ppo_clip", "gspo", "cispo"])
+        require(0 < self.clip_ratio_low <= 1, "actor.clip_ratio_low", self.clip_ratio_low, "must be in (0, 1]")
         require_positive("actor.clip_ratio_high", self.clip_ratio_high)
         require(self.kl_loss_coef >= 0, "actor.kl_loss_coef", self.kl_loss_coef, "must be at least 0")
-        require_choice("actor.kl_loss_type", self.kl_loss_type, ["kl", "abs", "mse", "low_var_kl"])
+        require_choice("actor.kl_loss_type", self.kl_loss_type, KL_TYPES)
+        if self.clip_ratio_c is not None:
+            require(self.clip_ratio_c > 1, "actor.clip_ratio_c", self.clip_ratio_c, "must be above 1, or null")
+            require(
+                self.policy_loss == "ppo_clip",
+                "actor.clip_ratio_c",
+                self.clip_ratio_c,
+                "is for ppo_clip alone; set null",
+            )
+        require_choice("actor.loss_agg_mode", self.loss_agg_mode, LOSS_AGG_MODES)
+        require(self.entropy_coeff >= 0, "actor.entropy_coeff", self.entropy_coeff, "must be at least 0")
+        require_choice("actor.tis_level", self.tis_level, ["none", "token", "sequence"])
+        require_positive("actor.tis_cap", self.tis_cap)
 
 
 def check_sampling(prefix: str, n: int, temperature: float, top_p: float, top_k: int) -> None:
@@ -187,13 +223,26 @@ class PPOConfig:
         require_seed(self.seed)
         n, batch, mini = self.rollout.n, self.data.train_batch_size, self.actor.ppo_mini_batch_size
         workers = self.trainer.world_size
-        if self.algorithm.adv_estimator == "grpo":
-            require(n >= 2, "rollout.n", n, "GRPO needs at least 2 responses per prompt; set rollout.n>=2")
+        estimator = self.algorithm.adv_estimator
+        if estimator in GROUP_ESTIMATORS:
+            require(n >= 2, "rollout.n", n, f"{estimator} needs at least 2 responses per prompt; set rollout.n>=2")
         check_divisible("data.train_batch_size", batch, "actor.ppo_mini_batch_size", mini)
         world = "trainer.nnodes*trainer.n_gpus_per_node"
         check_divisible("data.train_batch_size", batch, world, workers)
         check_divisible("actor.ppo_mini_batch_size", mini, world, workers)
+        horizon = self.algorithm.kl_ctrl.horizon
+        require(
+            self.algorithm.kl_ctrl.type == "fixed" or batch * n < 5 * horizon,
+            "algorithm.kl_ctrl.horizon",
+            horizon,
+            f"adaptive control would overshoot with {batch * n} responses a step; set it above {batch * n / 5:g}",
+        )
         self._check_rank_signal()
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether a reference policy is held, for the KL divergence in the loss or in the reward."""
+        return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
 
     def _check_rank_signal(self) -> None:
         if not self.reward_manager.active:

@@ -11,9 +11,44 @@ from verl.config.checks import require, require_choice, require_positive
 BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
 """The metrics of one response and layer, in the order that ``calculator.metric_indices`` indexes."""
 
+KL_TYPES = ["kl", "abs", "mse", "low_var_kl"]
+
 SVD_METHODS = ["full", "lowrank"]
 
 HYPOTHESIS_TYPES = ["PlanB", "FixTwo", "FixOne"]
+
+
+GROUP_ESTIMATORS = ["grpo", "rloo", "reinforce_plus_plus_baseline"]
+"""Estimators that compare the responses to one prompt, so need at least two of them."""
+
+ADV_ESTIMATORS = [*GROUP_ESTIMATORS, "reinforce_plus_plus"]
+
+
+@dataclass(frozen=True)
+class KLControlConfig:
+    """The weight of the KL divergence in the reward."""
+
+    type: str
+    """``fixed``, or ``adaptive``: the weight grows while the divergence is above its target, and shrinks below it."""
+    kl_coef: float
+    """The weight, at the start if ``adaptive``."""
+    target_kl: float
+    """Divergence per response token in nats that ``adaptive`` aims at."""
+    horizon: float
+    """Responses over which ``adaptive`` corrects an error of 20% or more by a fifth; larger is slower."""
+
+    def __post_init__(self) -> None:
+        require_choice("algorithm.kl_ctrl.type", self.type, ["fixed", "adaptive"])
+        require(self.kl_coef >= 0, "algorithm.kl_ctrl.kl_coef", self.kl_coef, "must be at least 0")
+        require_positive("algorithm.kl_ctrl.target_kl", self.target_kl)
+        require_positive("algorithm.kl_ctrl.horizon", self.horizon)
+        if self.type == "adaptive":
+            require(
+                self.kl_coef > 0,
+                "algorithm.kl_ctrl.kl_coef",
+                self.kl_coef,
+                "adaptive control multiplies it; set it above 0",
+            )
 
 
 @dataclass(frozen=True)
@@ -21,12 +56,22 @@ class AlgorithmConfig:
     """How rewards become advantages."""
 
     adv_estimator: str
-    """Advantage estimator, a key of ``verl.algorithms.advantages.ADVANTAGE_ESTIMATORS``: ``grpo``."""
+    """Advantage estimator, a key of ``verl.algorithms.advantages.ADVANTAGE_ESTIMATORS``: ``grpo``, ``rloo``,
+    ``reinforce_plus_plus`` or ``reinforce_plus_plus_baseline``."""
     norm_adv_by_std_in_grpo: bool
     """Divide the group-centred score by the group's standard deviation (GRPO); false gives Dr.GRPO's form."""
+    gamma: float
+    """Discount per token of ``reinforce_plus_plus``, in [0, 1]."""
+    use_kl_in_reward: bool
+    """Subtract the KL divergence from the reference policy from every token's reward."""
+    kl_penalty: str
+    """Its estimator, a key of ``verl.algorithms.kl.KL_ESTIMATORS``: ``kl``, ``abs``, ``mse`` or ``low_var_kl``."""
+    kl_ctrl: KLControlConfig
 
     def __post_init__(self) -> None:
-        require_choice("algorithm.adv_estimator", self.adv_estimator, ["grpo"])
+        require_choice("algorithm.adv_estimator", self.adv_estimator, ADV_ESTIMATORS)
+        require(0 <= self.gamma <= 1, "algorithm.gamma", self.gamma, "must be in [0, 1]")
+        require_choice("algorithm.kl_penalty", self.kl_penalty, KL_TYPES)
 
 
 @dataclass(frozen=True)

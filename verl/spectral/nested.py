@@ -33,6 +33,12 @@ class Scatter(NamedTuple):
     """Lower triangle of Z Z^T ``[b, n, n]`` when the whole response is one block."""
     blocks: Tensor
     """Contrasts in blocks ``[b, blocks, s, D]``, zero past the end."""
+    before: Tensor | None
+    """Scatter of what comes before each block ``[b, blocks, D, D]``, unless there is one alone."""
+    trace: Tensor
+    """tr S_k for k = 1..n: ``[b, n]``."""
+    norm: Tensor
+    """Frobenius norm of S_k, sqrt(tr S_k^2), or a larger bound on its largest eigenvalue: ``[b, n]``."""
 
 
 class Sums(NamedTuple):
@@ -69,9 +75,11 @@ def elements_per_shift(rows: int, width: int) -> int:
 
 
 def nested_bytes(rows: int, width: int, shifts: int) -> int:
-    """Memory of one response if all its shifts are factored at once; its contrasts with two temporaries, and Z Z^T
-    with a copy, come on top of the shifts."""
-    return 8 * (3 * rows * width + 2 * rows * rows + shifts * elements_per_shift(rows, width))
+    """Memory of one response if all its shifts are factored at once; its contrasts with two temporaries, and Z Z^T with
+    a copy or the scatter before each block, come on top of the shifts."""
+    size = block_rows(rows, width)
+    shared = 2 * rows * rows if size == rows else 2 * math.ceil(rows / size) * width * width
+    return 8 * (3 * rows * width + shared + shifts * elements_per_shift(rows, width))
 
 
 def contrasts(rows: Tensor) -> Tensor:
@@ -100,19 +108,23 @@ def nested_sums(rows: Tensor, lengths: Tensor, prefixes: Tensor, nodes: NodeSet,
     states = contrasts(rows)
     valid = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
     states.masked_fill_(~valid[:, :, None], 0.0)
-    squares = states.square().sum(2)
-    window = _window(squares.cumsum(1), prefixes, nodes)
-    # A contrast that is not 0 but whose square has been lost to underflow leaves a prefix without a trace.
-    lost = (states.abs().amax(2) > 0) & (squares.cumsum(1) < SMALLEST_TRACE)
-    logs, failed = _prefix_logs(_scatter(states), window, nodes, workspace_bytes)
-    return Sums(window.sums(logs, nodes), window.scale, failed | lost.any(1))
+    scatter = _scatter(states)
+    window = _window(scatter, prefixes, nodes)
+    logs, failed = _prefix_logs(scatter, window, nodes, workspace_bytes)
+    return Sums(window.sums(logs, nodes), window.scale, failed | lost_to_underflow(states, lengths))
+
+
+def lost_to_underflow(states: Tensor, lengths: Tensor) -> Tensor:
+    """``[b]``: a prefix of contrasts ``[b, n, D]`` is not 0, but so small that its squares are, or nearly."""
+    lost = (states.abs().amax(2) > 0) & (states.square().sum(2).cumsum(1) < SMALLEST_TRACE)
+    return (lost & (torch.arange(states.shape[1], device=states.device) < lengths[:, None])).any(1)
 
 
 class _Window(NamedTuple):
     """Where each prefix reads the shifts: all ``[b, P]``.
 
-    The trace bounds the largest eigenvalue. Shifts are counted from the largest trace of the response; a prefix whose
-    trace is ratio^m times smaller reads its determinants m shifts further down, as if it had been scaled up.
+    The Frobenius norm of S_k bounds its largest eigenvalue. Shifts are counted from the largest norm of the response; a
+    prefix whose norm is ratio^m times smaller reads its determinants m shifts further down, as if scaled up.
     """
 
     rows: Tensor
@@ -121,27 +133,29 @@ class _Window(NamedTuple):
     offset: Tensor
     """The m above."""
     trace: Tensor
-    """Trace in units of the square of ``scale``: in (1 / ratio, 1], or 0 where absent."""
+    """Trace in units of the square of ``scale``, or 0 where absent."""
+    norm: Tensor
+    """Norm in the same units: in (1 / ratio, 1], or 0 where absent."""
     scale: Tensor
 
     def sums(self, logs: Tensor, nodes: NodeSet) -> Tensor:
         """Sums ``[F, b, P]`` from the determinants ``[b, Q, P]`` of shifts counted from the response's largest."""
         at = self.offset[:, None] + torch.arange(len(nodes.shifts), device=logs.device)[:, None]
-        return torch.where(self.present, nodes.sums(logs.gather(1, at), self.trace), 0.0)
+        return torch.where(self.present, nodes.sums(logs.gather(1, at), self.trace, self.norm), 0.0)
 
 
-def _window(traces: Tensor, prefixes: Tensor, nodes: NodeSet) -> _Window:
-    """``traces [b, n]`` are tr S_k for k = 1..n."""
-    trace = traces.gather(1, (prefixes - 1).clamp(min=0))
+def _window(scatter: Scatter, prefixes: Tensor, nodes: NodeSet) -> _Window:
+    last = (prefixes - 1).clamp(min=0)
+    trace, norm = scatter.trace.gather(1, last), scatter.norm.gather(1, last)
     present = (prefixes >= 2) & (trace >= SMALLEST_TRACE)
     # The grid is anchored at the response's first trace, so that where a prefix falls between two shifts does not
     # depend on the rows that follow it.
-    anchor = torch.where(traces >= SMALLEST_TRACE, traces, torch.inf).amin(1, keepdim=True)
-    step = torch.where(present, (trace / anchor).log() / math.log(nodes.ratio), 0.0).ceil()
-    offset = torch.where(present, step.amax(1, keepdim=True) - step, 0.0)
+    anchor = torch.where(scatter.trace >= SMALLEST_TRACE, scatter.trace, torch.inf).amin(1, keepdim=True)
+    step = torch.where(present, (norm / anchor).log() / math.log(nodes.ratio), 0.0).ceil()
+    offset = torch.where(present, step.masked_fill(~present, -torch.inf).amax(1, keepdim=True) - step, 0.0)
     square = torch.where(present, anchor * nodes.ratio**step, 1.0)
-    trace = torch.where(present, trace, 0.0)
-    return _Window(prefixes, present, offset.long(), trace / square, square.sqrt())
+    trace, norm = (torch.where(present, part / square, 0.0) for part in (trace, norm))
+    return _Window(prefixes, present, offset.long(), trace, norm.clamp(max=1), square.sqrt())
 
 
 def _prefix_logs(scatter: Scatter, window: _Window, nodes: NodeSet, workspace_bytes: int) -> tuple[Tensor, Tensor]:
@@ -189,14 +203,33 @@ def _rows_served(window: _Window, count: int) -> Tensor:
 
 
 def _scatter(states: Tensor) -> Scatter:
-    """Blocks of contrasts ``[b, n, D]``, and their Gram matrix if there is one block alone."""
+    """What all shifts need of contrasts ``[b, n, D]``."""
     batch, count, width = states.shape
     size = block_rows(count, width)
     if size == count:
-        return Scatter(lower_gram(states), states[:, None])
-    blocks = math.ceil(count / size)
-    padded = torch.nn.functional.pad(states, (0, 0, 0, blocks * size - count))
-    return Scatter(None, padded.view(batch, blocks, size, width))
+        gram = lower_gram(states)
+        trace, square = (part.cumsum(1) for part in _moments(gram))
+        return Scatter(gram, states[:, None], None, trace, _norm(trace, square))
+    number = math.ceil(count / size)
+    blocks = torch.nn.functional.pad(states, (0, 0, 0, number * size - count)).view(batch, number, size, width)
+    products = blocks.mT @ blocks
+    # Subtracting from the inclusive sum would round a small part before a large one to nothing.
+    before = torch.cat([torch.zeros_like(products[:, :1]), products[:, :-1].cumsum(1)], dim=1)
+    trace, square = _moments(blocks @ blocks.mT)
+    square = square + 2 * ((blocks @ before) * blocks).sum(-1)
+    trace, square = (part.flatten(1)[:, :count].cumsum(1) for part in (trace, square))
+    return Scatter(None, blocks, before, trace, _norm(trace, square))
+
+
+def _moments(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """What row i adds to tr S and to tr S^2 within its block: K_ii, and K_ii^2 + 2 sum_{j<i} K_ij^2, of ``gram`` K."""
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    return diagonal, 2 * gram.tril().square().sum(-1) - diagonal.square()
+
+
+def _norm(trace: Tensor, square: Tensor) -> Tensor:
+    """sqrt(tr S^2), or where that is lost to underflow the trace, which bounds the largest eigenvalue as well."""
+    return torch.where(square > SMALLEST_TRACE, square.clamp(min=0).sqrt(), trace)
 
 
 def lower_gram(rows: Tensor, tile: int = 128) -> Tensor:
@@ -220,20 +253,18 @@ def log_determinants(scatter: Scatter, shifts: Tensor, rows: int, workspace: Ten
     if scatter.gram is not None:
         logs, valid = log_pivots(scatter.gram[:, :rows, :rows], 1 / shifts, workspace)
     else:
-        logs, valid = _block_log_pivots(scatter.blocks, shifts, rows, workspace)
+        logs, valid = _block_log_pivots(scatter, shifts, rows, workspace)
     return logs.cumsum(-1), valid
 
 
-def _block_log_pivots(blocks: Tensor, shifts: Tensor, rows: int, workspace: Tensor) -> tuple[Tensor, Tensor]:
+def _block_log_pivots(scatter: Scatter, shifts: Tensor, rows: int, workspace: Tensor) -> tuple[Tensor, Tensor]:
     """As of the whole, block by block: with S the scatter of what comes before a block Z_b, the Schur complement of
     I + Z Z^T / t is I + Z_b (S + t I)^{-1} Z_b^T, a sum of positive terms, so nothing cancels."""
+    assert scatter.before is not None
     batch, group = shifts.shape
-    size = blocks.shape[2]
+    size = scatter.blocks.shape[2]
     count = math.ceil(rows / size)
-    blocks = blocks[:, :count]
-    products = blocks.mT @ blocks
-    # Subtracting from the inclusive sum would round a small part before a large one to nothing.
-    before = torch.cat([torch.zeros_like(products[:, :1]), products[:, :-1].cumsum(1)], dim=1)
+    blocks, before = scatter.blocks[:, :count], scatter.before[:, :count]
     system = before[:, None].repeat(1, group, 1, 1, 1)
     system.diagonal(dim1=3, dim2=4).add_(shifts[:, :, None, None])
     lower, info = torch.linalg.cholesky_ex(system)

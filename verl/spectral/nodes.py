@@ -36,21 +36,24 @@ class NodeSet(NamedTuple):
     """float64 ``[n]`` on the CPU, descending with a common ratio."""
     weights: Tensor
     """float64 ``[F, n]`` on the CPU: w_q of each function."""
+    slopes: Tensor
+    """float64 ``[F]`` on the CPU: the coefficient a of the trace."""
     ratio: float
     """t_q / t_(q+1), above 1."""
     error: float
     """Largest error of the fit over [lo, 1], relative to s^power (for powers below 2: to s^power + 1/CLUSTER)."""
 
-    def sums(self, logs: Tensor, trace: Tensor) -> Tensor:
-        """Spectral sums ``[F, b, P]`` from log-determinants ``[b, n, P]`` and traces ``[b, P]``, at most 1.
+    def sums(self, logs: Tensor, trace: Tensor, norm: Tensor) -> Tensor:
+        """Spectral sums ``[F, b, P]`` from log-determinants ``[b, n, P]``, traces and Frobenius norms ``[b, P]``.
 
-        f(L) + sum_q w_q (log det(I + S / t_q) - log(1 + L / t_q)) with L = tr S: the fit's error at a spectrum of the
-        one eigenvalue L is subtracted, and with it the term a L. So a spectrum of one eigenvalue is exact, and an
-        entropy near 0 keeps digits of its own.
+        f(N) + sum_q w_q (log det(I + S / t_q) - log(1 + N / t_q)) + a (L - N) with L = tr S and N = sqrt(tr S^2), at
+        most 1: the fit's error at a spectrum of the one eigenvalue N is subtracted. So a spectrum of one eigenvalue is
+        exact, and an entropy near 0 keeps digits of its own.
         """
-        single = (trace[:, None] / self.shifts.to(logs.device)[:, None]).log1p()
-        exact = torch.stack([function(trace.sqrt()) for function in self.functions])
-        return torch.einsum("fq,bqp->fbp", self.weights.to(logs.device), logs - single) + exact
+        weights, slopes, shifts = (part.to(logs.device) for part in (self.weights, self.slopes, self.shifts))
+        single = (norm[:, None] / shifts[:, None]).log1p()
+        exact = torch.stack([function(norm.sqrt()) for function in self.functions])
+        return torch.einsum("fq,bqp->fbp", weights, logs - single) + exact + slopes[:, None, None] * (trace - norm)
 
 
 @lru_cache(maxsize=64)
@@ -100,4 +103,5 @@ def _fit(functions: tuple[SpectralFunction, ...], condition: float, count: int, 
         columns.append(coefficients)
         error = max(error, float(((basis @ coefficients - target) * weight).abs().max()))
     ratio = math.exp((above - lowest + below) / (count - 1))
-    return NodeSet(functions, shifts, torch.stack(columns)[:, :-1].contiguous(), ratio, error)
+    fitted = torch.stack(columns)
+    return NodeSet(functions, shifts, fitted[:, :-1].contiguous(), fitted[:, -1].contiguous(), ratio, error)

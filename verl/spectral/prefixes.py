@@ -34,7 +34,7 @@ from verl.spectral.functions import (
     entropy_of_sums,
     rank_eps,
 )
-from verl.spectral.nested import nested_bytes, nested_sums
+from verl.spectral.nested import contrasts, lost_to_underflow, nested_bytes, nested_sums
 from verl.spectral.nodes import NodeSet, node_set
 from verl.spectral.responses import WORKSPACE_BYTES, check_hidden, chunks, largest_entries
 
@@ -50,8 +50,9 @@ class SpectralOptions:
     tolerance: float = 3e-7
     """Bound on the error that the fit of ``nested`` adds to a sum, relative to the sum; 1e-9 to 1e-2."""
     condition: float = 1e6
-    """Down to which share, 1 / condition, of the root of a prefix's sum of squares ``nested`` resolves singular values,
-    10 to 1e6; smaller ones are counted too low. A decade less saves 3 of 27 factorisations."""
+    """``nested`` resolves singular values down to about 2 / condition of (sum of s^4)^(1/4): of the largest one if it
+    stands alone, of n^(1/4) times it if n are equal. Smaller ones are counted too low. 10 to 1e6; a decade less saves
+    3 of 27 factorisations."""
     svd_rank: int | None = None
     """Keep only this many largest singular values of each prefix; not with ``nested``, and ``auto`` means ``eigh``."""
     on_nonfinite: str = "raise"
@@ -142,6 +143,8 @@ def prefix_functionals(
         Name to float64 ``[B, P]``. Effective ranks lie in [1, min(k - 1, D)], response entropies in
         [0, log min(k - 1, D)].
     """
+    if not names:
+        return {}
     known = [*ENTROPIES, "traditional_rank"]
     for name in names:
         if name not in known:
@@ -214,15 +217,18 @@ def _pieces(
     eps = rank_eps(hidden.dtype)
     for chunk in chunks(hidden, lengths, largest, bytes_for, limit):
         prefixes = prefix_rows[chunk.which]
+        ranks: Tensor | None = None
+        decomposed = partial(decomposed_sums, functions=functions, svd_rank=options.svd_rank, eps=eps)
         if nodes is not None:
             sums, scale, failed = nested_sums(chunk.rows, chunk.lengths, prefixes, nodes, limit)
-            ranks = None
-            if bool(failed.any()):
-                exact, _ = decomposed_sums(chunk.rows[failed], prefixes[failed], functions, "svd", None, eps)
-                sums[:, failed], scale[failed] = exact, 1.0
         else:
-            sums, ranks = decomposed_sums(chunk.rows, prefixes, functions, method, options.svd_rank, eps)
-            scale = torch.ones_like(ranks)
+            sums, scale, ranks = decomposed(chunk.rows, prefixes, method=method)
+            failed = lost_to_underflow(contrasts(chunk.rows), chunk.lengths)
+        if method != "svd" and bool(failed.any()):
+            exact = decomposed(chunk.rows[failed], prefixes[failed], method="svd")
+            sums[:, failed], scale[failed] = exact.sums, exact.scale
+            if ranks is not None:
+                ranks[failed] = exact.ranks
         yield _Piece(chunk.which, prefixes, sums, scale * chunk.scale[:, None], ranks)
 
 

@@ -13,6 +13,9 @@ WORKSPACE_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
 """Bound on the float64 matrices held at once, by device type. A CPU is fastest within its cache, and below the 32 MiB
 above which glibc returns memory to the system after each call; a GPU is fastest when full."""
 
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""The types that hidden states may have."""
+
 
 class Chunk(NamedTuple):
     """Responses of similar length."""
@@ -29,7 +32,7 @@ class Chunk(NamedTuple):
 
 def check_hidden(hidden: Tensor, lengths: Tensor) -> None:
     """Raise ``ValueError`` unless ``hidden`` is floating ``[B, T, D]`` and ``lengths`` integers ``[B]`` in [0, T]."""
-    if hidden.dim() != 3 or not hidden.is_floating_point():
+    if hidden.dim() != 3 or hidden.dtype not in FLOATING:
         raise ValueError(f"hidden: expected floating point [B, T, D], got {hidden.dtype} {tuple(hidden.shape)}")
     batch, padded_rows, width = hidden.shape
     if width == 0:

@@ -1,12 +1,14 @@
 """The policy in training: log-probabilities and the clipped update."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from verl.algorithms.kl import KL_ESTIMATORS
-from verl.algorithms.losses import POLICY_LOSSES, token_mean
+from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, rollout_weights
 from verl.config.common import ModelConfig
 from verl.config.ppo import ActorConfig
 from verl.protocol import PolicyBatch, RolloutBatch
@@ -50,27 +52,37 @@ class Actor(Policy):
     """The policy with its optimizer."""
 
     def __init__(
-        self, config: ActorConfig, model: ModelConfig, mesh: DeviceMesh, temperature: float, total_steps: int
+        self,
+        config: ActorConfig,
+        model: ModelConfig,
+        mesh: DeviceMesh,
+        temperature: float,
+        total_steps: int,
+        max_response_length: int,
     ) -> None:
         super().__init__(model, mesh, config.micro_batch_size_per_gpu, temperature, trainable=True)
         self.config = config
+        self.max_response_length = max_response_length
         self.optimizer, self.scheduler = make_optimizer(self.model, config.optim, total_steps)
 
-    def update(self, batch: PolicyBatch, num_tokens: int) -> dict[str, float]:
+    def update(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step on this rank's share of a mini-batch.
 
         Args:
             batch: this rank's responses.
-            num_tokens: response tokens of the whole mini-batch, over all ranks. It is the one denominator of the loss,
-                so that every token weighs the same however the mini-batch is split over ranks and micro-batches.
+            num_tokens: response tokens of the whole mini-batch, over all ranks. With ``num_sequences`` it is the one
+                denominator of the loss, so that every token weighs the same however the mini-batch is split over ranks
+                and micro-batches.
+            num_sequences: responses of the whole mini-batch, over all ranks.
 
         Returns:
             Metrics of the whole mini-batch, the same on every rank.
         """
         self.optimizer.zero_grad()
         totals: dict[str, Tensor] = {}
+        size = StepSize(num_tokens, num_sequences, self.max_response_length)
         for micro in batch.split(self.micro_batch_size):
-            loss, metrics = self._loss(micro, num_tokens)
+            loss, metrics = self._loss(micro, size)
             # FSDP averages gradients over ranks, while the losses of the ranks add up to the mini-batch's loss.
             (loss * dist.get_world_size()).backward()
             for name, value in metrics.items():
@@ -84,22 +96,30 @@ class Actor(Policy):
         means = dict(zip(totals, (summed / num_tokens).tolist(), strict=True))
         return {f"actor/{k}": v for k, v in means.items()} | {"actor/grad_norm": grad_norm, "actor/lr": learning_rate}
 
-    def _loss(self, micro: PolicyBatch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, micro: PolicyBatch, size: StepSize) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's share of the mini-batch's loss, and sums over its tokens for the log."""
+        config = self.config
         columns = trim_columns(micro.input_ids, micro.attention_mask, micro.response_mask)
         input_ids, attention_mask, mask = (t.to(self.device) for t in columns)
         num_response = mask.shape[1]
-        old, ref, advantages = (
-            t[:, :num_response].to(self.device) for t in (micro.old_logprobs, micro.ref_logprobs, micro.advantages)
+        old, rollout, ref, advantages = (
+            t[:, :num_response].to(self.device)
+            for t in (micro.old_logprobs, micro.rollout_logprobs, micro.ref_logprobs, micro.advantages)
         )
         logprobs, entropy = token_logprobs(self.model, input_ids, attention_mask, num_response, self.temperature)
-        per_token, metrics = POLICY_LOSSES[self.config.policy_loss](
-            logprobs, old, advantages, mask, self.config.clip_ratio_low, self.config.clip_ratio_high
-        )
+        policy_loss = POLICY_LOSSES[config.policy_loss]
+        if config.clip_ratio_c is not None:
+            policy_loss = partial(policy_loss, clip_ratio_c=config.clip_ratio_c)
+        per_token, metrics = policy_loss(logprobs, old, advantages, mask, config.clip_ratio_low, config.clip_ratio_high)
+        if config.tis_level != "none":
+            weights, tis_metrics = rollout_weights(old, rollout, mask, config.tis_level, config.tis_cap)
+            per_token, metrics = per_token * weights, metrics | tis_metrics
         del metrics["num_tokens"]
         metrics |= {"entropy": (entropy * mask).sum(), "pg_loss": (per_token * mask).sum()}
-        if self.config.use_kl_loss:
-            kl = KL_ESTIMATORS[self.config.kl_loss_type](logprobs, ref)
+        if config.entropy_coeff:
+            per_token = per_token - config.entropy_coeff * entropy
+        if config.use_kl_loss:
+            kl = KL_ESTIMATORS[config.kl_loss_type](logprobs, ref)
             metrics["kl_loss"] = (kl * mask).sum()
-            per_token = per_token + self.config.kl_loss_coef * kl
-        return token_mean(per_token, mask, num_tokens), metrics
+            per_token = per_token + config.kl_loss_coef * kl
+        return LOSS_AGGREGATIONS[config.loss_agg_mode](per_token, mask, size), metrics

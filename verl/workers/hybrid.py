@@ -26,9 +26,10 @@ class HybridWorker:
         mesh = join_world(place)
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         temperature = config.rollout.temperature
-        self.actor = Actor(config.actor, config.model, mesh, temperature, total_updates)
+        max_length = config.data.max_response_length
+        self.actor = Actor(config.actor, config.model, mesh, temperature, total_updates, max_length)
         self.reference: Policy | None = None
-        if config.actor.use_kl_loss:
+        if config.uses_reference:
             micro_batch_size = config.actor.micro_batch_size_per_gpu
             self.reference = Policy(config.model, mesh, micro_batch_size, temperature, trainable=False)
         self.rollout = VLLMRollout(
@@ -52,12 +53,12 @@ class HybridWorker:
 
     def compute_ref_logprobs(self, batch: RolloutBatch) -> Tensor:
         """Log-probabilities [B, R] under the reference policy."""
-        assert self.reference is not None, "no reference policy without actor.use_kl_loss"
+        assert self.reference is not None, "no reference policy without a KL divergence in loss or reward"
         return self.reference.compute_logprobs(batch)[0]
 
-    def update_actor(self, batch: PolicyBatch, num_tokens: int) -> dict[str, float]:
+    def update_actor(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step on this worker's share of a mini-batch."""
-        return self.actor.update(batch, num_tokens)
+        return self.actor.update(batch, num_tokens, num_sequences)
 
     def sync_weights(self) -> None:
         """Give the rollout engine the policy's weights."""

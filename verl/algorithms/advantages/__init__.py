@@ -1,7 +1,50 @@
 """Advantage estimators by name: ``algorithm.adv_estimator`` selects one."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from verl.algorithms.advantages.gae import gae_advantages
 from verl.algorithms.advantages.grpo import grpo_advantages
+from verl.algorithms.advantages.reinforce_plus_plus import reinforce_plus_plus_advantages
+from verl.algorithms.advantages.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline_advantages
+from verl.algorithms.advantages.remax import remax_advantages
+from verl.algorithms.advantages.rloo import rloo_advantages
+from verl.algorithms.advantages.whiten import whitened
 
-ADVANTAGE_ESTIMATORS = {"grpo": grpo_advantages}
 
-__all__ = ["ADVANTAGE_ESTIMATORS", "grpo_advantages"]
+class EstimatorOptions(NamedTuple):
+    """What an estimator may be told beyond rewards, mask and groups."""
+
+    norm_by_std: bool
+    """Divide by the group's standard deviation (``grpo``)."""
+    gamma: float
+    """Discount per token (``reinforce_plus_plus``)."""
+
+
+Estimator = Callable[[Tensor, Tensor, Tensor, EstimatorOptions], Tensor]
+
+ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
+    "grpo": lambda rewards, mask, groups, options: grpo_advantages(rewards, mask, groups, options.norm_by_std),
+    "rloo": lambda rewards, mask, groups, _: rloo_advantages(rewards, mask, groups),
+    "reinforce_plus_plus": lambda rewards, mask, _, options: reinforce_plus_plus_advantages(
+        rewards, mask, options.gamma
+    ),
+    "reinforce_plus_plus_baseline": lambda rewards, mask, groups, _: reinforce_plus_plus_baseline_advantages(
+        rewards, mask, groups
+    ),
+}
+"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> advantages [B, R]."""
+
+__all__ = [
+    "ADVANTAGE_ESTIMATORS",
+    "EstimatorOptions",
+    "gae_advantages",
+    "grpo_advantages",
+    "reinforce_plus_plus_advantages",
+    "reinforce_plus_plus_baseline_advantages",
+    "remax_advantages",
+    "rloo_advantages",
+    "whitened",
+]

@@ -1,7 +1,8 @@
 """Group-relative advantages: GRPO (arXiv 2402.03300) and Dr.GRPO (arXiv 2503.20783)."""
 
-import torch
 from torch import Tensor
+
+from verl.algorithms.advantages.groups import check_shapes, group_responses, on_response_tokens
 
 STD_EPS = 1e-6
 
@@ -24,26 +25,10 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
     Raises:
         ValueError: shapes do not fit, or a group has a single response.
     """
-    if (
-        token_rewards.dim() != 2
-        or response_mask.shape != token_rewards.shape
-        or group_ids.shape != token_rewards.shape[:1]
-    ):
-        raise ValueError(
-            f"token_rewards {tuple(token_rewards.shape)}, response_mask {tuple(response_mask.shape)}, "
-            f"group_ids {tuple(group_ids.shape)}: expected [B, R], [B, R] and [B]"
-        )
-    # float64 makes the group sums independent of the responses' order to well below float32's resolution.
-    scores = token_rewards.double().sum(1)
-    ids, group, counts = group_ids.unique(return_inverse=True, return_counts=True)
-    if bool((counts < 2).any()):
-        lonely = int(ids[counts < 2][0])
-        raise ValueError(
-            f"group_ids: group {lonely} has 1 response: GRPO needs at least 2 responses per prompt; set rollout.n>=2"
-        )
-    sums = torch.zeros(len(ids), dtype=torch.float64, device=scores.device)
-    centred = scores - (sums.index_add(0, group, scores) / counts)[group]
+    check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"group_ids": group_ids})
+    groups = group_responses(group_ids, "GRPO")
+    centred = groups.centred(token_rewards.double().sum(1))
     if norm_by_std:
-        variance = sums.index_add(0, group, centred.square()) / (counts - 1)
-        centred = centred / (variance.sqrt() + STD_EPS)[group]
-    return torch.where(response_mask.bool(), centred[:, None], 0.0).to(token_rewards.dtype)
+        variance = groups.sums(centred.square()) / (groups.counts - 1)
+        centred = centred / (variance.sqrt() + STD_EPS)[groups.index]
+    return on_response_tokens(centred, response_mask).to(token_rewards.dtype)

@@ -1,8 +1,53 @@
-"""Policy losses by name, and how per-token losses become one number."""
+"""Policy losses by name, the critic's loss, and how per-token losses become one number."""
 
-from verl.algorithms.losses.aggregate import token_mean
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from verl.algorithms.losses.aggregate import constant_length, sequence_mean, sequence_sum, token_mean
+from verl.algorithms.losses.cispo import cispo_loss
+from verl.algorithms.losses.gspo import gspo_loss
+from verl.algorithms.losses.importance import rollout_weights
 from verl.algorithms.losses.ppo_clip import ppo_clip_loss
+from verl.algorithms.losses.value import explained_variance, value_loss
 
-POLICY_LOSSES = {"ppo_clip": ppo_clip_loss}
+POLICY_LOSSES = {"ppo_clip": ppo_clip_loss, "gspo": gspo_loss, "cispo": cispo_loss}
 
-__all__ = ["POLICY_LOSSES", "ppo_clip_loss", "token_mean"]
+
+class StepSize(NamedTuple):
+    """Counts of a whole optimiser step, over all micro-batches and ranks."""
+
+    num_tokens: int
+    """Response tokens."""
+    num_sequences: int
+    """Responses."""
+    max_length: int
+    """Longest response allowed, in tokens."""
+
+
+LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, StepSize], Tensor]] = {
+    "token-mean": lambda loss, mask, size: token_mean(loss, mask, size.num_tokens),
+    "seq-mean-token-mean": lambda loss, mask, size: sequence_mean(loss, mask, size.num_sequences),
+    "seq-mean-token-sum": lambda loss, mask, size: sequence_sum(loss, mask, size.num_sequences),
+    "seq-mean-token-sum-norm": lambda loss, mask, size: constant_length(
+        loss, mask, size.num_sequences, size.max_length
+    ),
+}
+"""Name -> f(loss [B, R], response_mask [B, R], size of the step) -> the micro-batch's share of the step's loss."""
+
+__all__ = [
+    "LOSS_AGGREGATIONS",
+    "POLICY_LOSSES",
+    "StepSize",
+    "cispo_loss",
+    "constant_length",
+    "explained_variance",
+    "gspo_loss",
+    "ppo_clip_loss",
+    "rollout_weights",
+    "sequence_mean",
+    "sequence_sum",
+    "token_mean",
+    "value_loss",
+]

@@ -1,19 +1,72 @@
-"""How per-token losses become the number that is differentiated."""
+"""How per-token losses become the number that is differentiated.
+
+Every count is passed in and belongs to the whole optimiser step, over all micro-batches and ranks: dividing each
+micro-batch by its own count would weigh a response by how its neighbours happen to be, and the gradient would change
+with the split into micro-batches and ranks. The results of the micro-batches add up to the loss of the step.
+"""
 
 import torch
 from torch import Tensor
 
 
 def token_mean(per_token: Tensor, mask: Tensor, num_tokens: Tensor | float) -> Tensor:
-    """Sum of ``per_token [B, R]`` over the mask, divided by ``num_tokens``; a scalar.
+    """Sum of ``per_token [B, R]`` over the mask, divided by ``num_tokens``; a scalar. Every token weighs the same.
 
-    ``num_tokens`` is the number of response tokens of the whole optimiser step, over all micro-batches and ranks.
+    ``num_tokens`` is the number of response tokens of the whole optimiser step.
 
     Raises:
         ValueError: ``num_tokens`` is not positive.
     """
-    # One global count, passed in: dividing each micro-batch by its own count would weigh a token by how short its
-    # neighbours are, and the gradient would change with the split into micro-batches and ranks.
-    if not num_tokens > 0:
-        raise ValueError(f"num_tokens={float(num_tokens)}: must be the positive token count of the optimiser step")
-    return torch.where(mask.bool(), per_token, 0.0).sum() / num_tokens
+    _check_positive("num_tokens", num_tokens, "token count of the optimiser step")
+    return _masked(per_token, mask).sum() / num_tokens
+
+
+def sequence_mean(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
+    """Mean of ``per_token [B, R]`` over each response's tokens, summed, divided by ``num_sequences``; a scalar.
+
+    Every response weighs the same, whatever its length, as in GRPO (arXiv 2402.03300) and GSPO (arXiv 2507.18071). A
+    response without tokens contributes 0. ``num_sequences`` is the number of responses of the whole optimiser step.
+
+    Raises:
+        ValueError: ``num_sequences`` is not positive.
+    """
+    _check_positive("num_sequences", num_sequences, "response count of the optimiser step")
+    lengths = mask.bool().sum(-1).clamp(min=1)
+    return (_masked(per_token, mask).sum(-1) / lengths).sum() / num_sequences
+
+
+def sequence_sum(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
+    """Sum of ``per_token [B, R]`` over the mask, divided by ``num_sequences``; a scalar.
+
+    A response weighs as much as it has tokens. ``num_sequences`` is the number of responses of the whole optimiser
+    step.
+
+    Raises:
+        ValueError: ``num_sequences`` is not positive.
+    """
+    _check_positive("num_sequences", num_sequences, "response count of the optimiser step")
+    return _masked(per_token, mask).sum() / num_sequences
+
+
+def constant_length(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float, length: float) -> Tensor:
+    """Sum of ``per_token [B, R]`` over the mask, divided by ``num_sequences * length``; a scalar.
+
+    Dr.GRPO (arXiv 2503.20783): a constant stands in for the response's own length, which would make a wrong response
+    cheaper per token the longer it is. ``num_sequences`` is the number of responses of the whole optimiser step,
+    ``length`` in tokens, such as the longest response allowed; never the padded width R, which changes with the batch.
+
+    Raises:
+        ValueError: ``num_sequences`` or ``length`` is not positive.
+    """
+    _check_positive("num_sequences", num_sequences, "response count of the optimiser step")
+    _check_positive("length", length, "number of tokens that every response is divided by")
+    return _masked(per_token, mask).sum() / (num_sequences * length)
+
+
+def _masked(per_token: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask.bool(), per_token, 0.0)
+
+
+def _check_positive(name: str, value: Tensor | float, meaning: str) -> None:
+    if not value > 0:
+        raise ValueError(f"{name}={float(value)}: must be the positive {meaning}")

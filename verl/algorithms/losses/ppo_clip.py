@@ -1,4 +1,6 @@
-"""The clipped surrogate of PPO (arXiv 1707.06347), with separate lower and upper clip ranges."""
+"""The clipped surrogate of PPO (arXiv 1707.06347), with separate lower and upper clip ranges and dual clip."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -14,8 +16,12 @@ def ppo_clip_loss(
     response_mask: Tensor,
     clip_low: float,
     clip_high: float,
+    clip_ratio_c: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Per-token loss -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logprobs - old_logprobs).
+
+    Dual clip (arXiv 1912.09729) bounds the loss where A < 0, which plain clipping leaves open towards large ratios:
+    there it is min(that loss, -clip_ratio_c A), with no gradient at the bound.
 
     Args:
         logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy being trained.
@@ -24,19 +30,20 @@ def ppo_clip_loss(
         response_mask: ``[B, R]``, true or 1 on response tokens; what padding holds never matters.
         clip_low: the ratio is clipped below at 1 - clip_low, in [0, 1].
         clip_high: the ratio is clipped above at 1 + clip_high, at least 0.
+        clip_ratio_c: the ratio that bounds the loss where A < 0, finite and above 1; ``None`` leaves it open.
 
     Returns:
         Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens, so that they can be added
         over micro-batches and ranks and divided by the sum of ``num_tokens`` once: ``clip_fraction`` (tokens on
-        which clipping is active), ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens``.
+        which clipping is active), ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens``, and with dual
+        clip ``dual_clip_fraction`` (tokens on which its bound is active).
 
     Raises:
-        ValueError: a clip range is out of bounds.
+        ValueError: a clip range or ``clip_ratio_c`` is out of bounds.
     """
-    if not 0 <= clip_low <= 1:
-        raise ValueError(f"clip_low={clip_low}: must be in [0, 1]")
-    if clip_high < 0:
-        raise ValueError(f"clip_high={clip_high}: must be at least 0")
+    check_clip_ranges(clip_low, clip_high)
+    if clip_ratio_c is not None and not 1 < clip_ratio_c < math.inf:
+        raise ValueError(f"clip_ratio_c={clip_ratio_c}: must be finite and above 1, or None for no dual clip")
     mask = response_mask.bool()
     # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
     log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
@@ -49,4 +56,18 @@ def ppo_clip_loss(
         "ppo_kl": -log_ratio.detach().sum(),
         "num_tokens": mask.sum().to(plain.dtype),
     }
-    return torch.maximum(plain, clipped), metrics
+    losses = torch.maximum(plain, clipped)
+    if clip_ratio_c is not None:
+        bound = -clip_ratio_c * advantages
+        bounded = (advantages < 0) & (losses > bound)
+        losses = torch.where(bounded, bound, losses)
+        metrics["dual_clip_fraction"] = bounded.sum().to(plain.dtype)
+    return losses, metrics
+
+
+def check_clip_ranges(clip_low: float, clip_high: float) -> None:
+    """Raise ``ValueError`` unless ``clip_low`` is in [0, 1] and ``clip_high`` at least 0."""
+    if not 0 <= clip_low <= 1:
+        raise ValueError(f"clip_low={clip_low}: must be in [0, 1]")
+    if not clip_high >= 0:
+        raise ValueError(f"clip_high={clip_high}: must be at least 0")

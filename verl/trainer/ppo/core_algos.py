@@ -1,8 +1,19 @@
 """The algorithms by name, where users of veRL look for them; they live in ``verl.algorithms``."""
 
-from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS
+from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, EstimatorOptions
 from verl.algorithms.kl import KL_ESTIMATORS
-from verl.algorithms.losses import POLICY_LOSSES, token_mean
+from verl.algorithms.kl_control import kl_controller, kl_penalised_rewards
+from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, token_mean
 from verl.algorithms.shaping import shaped_advantages
 
-__all__ = ["ADVANTAGE_ESTIMATORS", "KL_ESTIMATORS", "POLICY_LOSSES", "shaped_advantages", "token_mean"]
+__all__ = [
+    "ADVANTAGE_ESTIMATORS",
+    "KL_ESTIMATORS",
+    "LOSS_AGGREGATIONS",
+    "POLICY_LOSSES",
+    "EstimatorOptions",
+    "kl_controller",
+    "kl_penalised_rewards",
+    "shaped_advantages",
+    "token_mean",
+]

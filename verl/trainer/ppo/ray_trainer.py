@@ -18,7 +18,12 @@ from verl.rewards.pool import PendingScores, VerifierPool
 from verl.single_controller import WorkerGroup, concat
 from verl.trainer.checkpoints import save_checkpoint
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
-from verl.trainer.ppo.core_algos import ADVANTAGE_ESTIMATORS
+from verl.trainer.ppo.core_algos import (
+    ADVANTAGE_ESTIMATORS,
+    EstimatorOptions,
+    kl_controller,
+    kl_penalised_rewards,
+)
 from verl.trainer.progress import RunDisplay
 from verl.trainer.reward_manager_versions import RewardManager
 from verl.trainer.rollout_metrics import (
@@ -62,6 +67,8 @@ class RayPPOTrainer:
         self.tracker = tracker
         self.display = display
         self.reward_manager = RewardManager(config.reward_manager)
+        control = config.algorithm.kl_ctrl
+        self.kl_control = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
         self.timer = PhaseTimer(display.phase)
         self.total_steps = config.trainer.num_steps(len(train_loader))
         self.step = 0
@@ -79,7 +86,7 @@ class RayPPOTrainer:
             pending = self._submit_scores(prompts, rollout)
             logprobs, ref_logprobs = self._compute_logprobs(rollout)
             scores = self._collect_scores(rollout, pending)
-            advantages = self._compute_advantages(rollout, scores)
+            advantages = self._compute_advantages(rollout, scores, logprobs, ref_logprobs)
             self._update_actor(rollout, logprobs, ref_logprobs, advantages)
             self._update_baselines(rollout, scores)
             self._sync_weights()
@@ -122,7 +129,7 @@ class RayPPOTrainer:
         mask = rollout.response_mask
         self.metrics |= logprob_agreement(rollout.rollout_logprobs, logprobs, mask)
         self.metrics["actor/rollout_entropy"] = (entropy.double().sum() / mask.sum()).item()
-        if not self.config.actor.use_kl_loss:
+        if not self.config.uses_reference:
             return logprobs, logprobs
         with self.timer.phase("reference"):
             return logprobs, concat(self.workers.run_split("compute_ref_logprobs", batch))
@@ -139,24 +146,39 @@ class RayPPOTrainer:
     def _dataset_scalars(self, rollout: RolloutBatch, diff_stride: int) -> dict[str, float]:
         return {} if self.calculator is None else dataset_scalars(rollout, self.calculator, diff_stride)
 
-    def _compute_advantages(self, rollout: RolloutBatch, scores: Tensor) -> Tensor:
+    def _compute_advantages(
+        self, rollout: RolloutBatch, scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor
+    ) -> Tensor:
         """Advantages [B, R] float32, rank shaping included."""
         with self.timer.phase("advantages"):
             mask = rollout.response_mask
             token_rewards = torch.zeros(mask.shape, dtype=torch.float64)
             token_rewards[torch.arange(len(mask)), mask.sum(dim=1) - 1] = scores.double()
+            algorithm = self.config.algorithm
+            if algorithm.use_kl_in_reward:
+                token_rewards = self._penalise(token_rewards, logprobs, ref_logprobs, mask)
             shaping = None
             if self.config.reward_manager.active:
                 shaping = self.reward_manager.shape(token_rewards, mask, layer_metrics(rollout.rank_metrics))
                 token_rewards = shaping.token_rewards
                 self.metrics |= shaping.metrics
-            algorithm = self.config.algorithm
             estimate = ADVANTAGE_ESTIMATORS[algorithm.adv_estimator]
-            advantages = estimate(token_rewards, mask, rollout.group_ids, algorithm.norm_adv_by_std_in_grpo)
+            options = EstimatorOptions(algorithm.norm_adv_by_std_in_grpo, algorithm.gamma)
+            advantages = estimate(token_rewards, mask, rollout.group_ids, options)
             if shaping is not None:
                 advantages, metrics = self.reward_manager.shape_advantages(advantages, mask, shaping.phi)
                 self.metrics |= metrics
         return advantages.float()
+
+    def _penalise(self, token_rewards: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
+        """Token rewards less the weighted KL divergence; the weight is then adapted to the divergence found."""
+        control = self.kl_control
+        rewards, mean_kl = kl_penalised_rewards(
+            token_rewards, logprobs, ref_logprobs, mask, control.coef, self.config.algorithm.kl_penalty
+        )
+        self.metrics |= {"actor/reward_kl_penalty": mean_kl.item(), "actor/reward_kl_penalty_coeff": control.coef}
+        control.update(mean_kl.item(), len(mask))
+        return rewards
 
     def _update_actor(self, rollout: RolloutBatch, logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor) -> None:
         """Optimizer steps on consecutive mini-batches; their metrics are averaged."""
@@ -165,6 +187,7 @@ class RayPPOTrainer:
             rollout.attention_mask,
             rollout.response_mask,
             logprobs,
+            rollout.rollout_logprobs,
             ref_logprobs,
             advantages,
             batch_size=[len(rollout)],
@@ -173,7 +196,7 @@ class RayPPOTrainer:
         with self.timer.phase("update"):
             updates = [
                 # All ranks report the same totals of the mini-batch.
-                self.workers.run_split("update_actor", mini, int(mini.response_mask.sum()))[0]
+                self.workers.run_split("update_actor", mini, int(mini.response_mask.sum()), len(mini))[0]
                 for _ in range(self.config.actor.ppo_epochs)
                 for mini in batch.split(size)
             ]
@@ -207,7 +230,11 @@ class RayPPOTrainer:
             save_checkpoint(root, self.step, lambda folder: self.workers.run("save_actor", folder), self._state())
 
     def _state(self) -> dict[str, Any]:
-        return {"step": self.step, "reward_manager": self.reward_manager.state_dict()}
+        return {
+            "step": self.step,
+            "reward_manager": self.reward_manager.state_dict(),
+            "kl_control": self.kl_control.state_dict(),
+        }
 
     def _log(self) -> None:
         """Hand the step's metrics to the trackers and the display."""

@@ -1,0 +1,95 @@
+"""What every advantage estimator promises, whatever its formula."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl.algorithms.advantages import (
+    gae_advantages,
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+    remax_advantages,
+    rloo_advantages,
+    whitened,
+)
+
+# Each takes token rewards [B, R], values [B, R], mask [B, R], group ids [B] and baseline scores [B]. GRPO is not
+# here: its rewards are 0 on padding by contract, so it sums whole rows.
+ESTIMATORS = {
+    "gae_advantages": lambda rewards, values, mask, groups, scores: gae_advantages(rewards, values, mask, 0.9, 0.8)[0],
+    "gae_returns": lambda rewards, values, mask, groups, scores: gae_advantages(rewards, values, mask, 0.9, 0.8)[1],
+    "whitened": lambda rewards, values, mask, groups, scores: whitened(rewards, mask),
+    "rloo": lambda rewards, values, mask, groups, scores: rloo_advantages(rewards, mask, groups),
+    "reinforce++": lambda rewards, values, mask, groups, scores: reinforce_plus_plus_advantages(rewards, mask, 0.9),
+    "reinforce++_baseline": lambda rewards, values, mask, groups, scores: reinforce_plus_plus_baseline_advantages(
+        rewards, mask, groups
+    ),
+    "remax": lambda rewards, values, mask, groups, scores: remax_advantages(rewards, mask, scores),
+}
+
+each_estimator = pytest.mark.parametrize("estimate", ESTIMATORS.values(), ids=ESTIMATORS.keys())
+seeds = st.integers(0, 2**31 - 1)
+
+
+def batch(seed):
+    """Six responses of up to five tokens, some empty, with gaps; two groups, interleaved."""
+    generator = torch.Generator().manual_seed(seed)
+    rewards, values = torch.randn(2, 6, 5, generator=generator, dtype=torch.float64)
+    mask = torch.rand(6, 5, generator=generator) < torch.rand(6, 1, generator=generator) * 1.5
+    return rewards, values, mask, torch.tensor([4, -1, 4, -1, -1, 4]), torch.randn(6, generator=generator)
+
+
+@each_estimator
+@given(seed=seeds, padding=st.sampled_from([float("nan"), float("inf"), -1e30, 7.0]))
+@settings(max_examples=20, deadline=None)
+def test_what_stands_on_padding_never_matters(estimate, seed, padding):
+    rewards, values, mask, groups, scores = batch(seed)
+    clean = estimate(rewards.where(mask, 0.0), values.where(mask, 0.0), mask, groups, scores)
+    dirty = estimate(rewards.where(mask, padding), values.where(mask, padding), mask.long(), groups, scores)
+    assert torch.equal(dirty, clean)
+    assert clean.isfinite().all()
+    assert not clean[~mask].any()
+
+
+@each_estimator
+@given(seed=seeds)
+@settings(max_examples=20, deadline=None)
+def test_more_padding_never_matters(estimate, seed):
+    rewards, values, mask, groups, scores = batch(seed)
+
+    def wider(tensor):
+        return torch.nn.functional.pad(tensor, (2, 3), value=0 if tensor is mask else 5)
+
+    result = estimate(wider(rewards), wider(values), wider(mask), groups, scores)
+    expected = estimate(rewards, values, mask, groups, scores)
+    torch.testing.assert_close(result[:, 2:-3], expected, rtol=1e-12, atol=1e-12)
+
+
+@each_estimator
+@given(seed=seeds)
+@settings(max_examples=20, deadline=None)
+def test_permuting_responses_permutes_the_result(estimate, seed):
+    tensors = batch(seed)
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
+    permuted = estimate(*(tensor[order] for tensor in tensors))
+    torch.testing.assert_close(permuted, estimate(*tensors)[order], rtol=1e-10, atol=1e-12)
+
+
+@each_estimator
+@given(seed=seeds)
+@settings(max_examples=10, deadline=None)
+def test_float32_rewards_lose_nothing_inside(estimate, seed):
+    rewards, values, mask, groups, scores = batch(seed)
+    single = estimate(rewards.float(), values, mask, groups, scores)
+    double = estimate(rewards.float().double(), values, mask, groups, scores)
+    assert torch.equal(single, double.float())
+
+
+@each_estimator
+def test_inputs_are_not_changed_and_an_empty_batch_is_empty(estimate):
+    tensors = batch(0)
+    copies = [tensor.clone() for tensor in tensors]
+    estimate(*tensors)
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, copies, strict=True))
+    assert estimate(*(tensor[:0] for tensor in tensors)).shape == (0, 5)

@@ -1,0 +1,130 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl.algorithms.losses import explained_variance, value_loss
+
+
+def f64(values, **options):
+    return torch.tensor(values, dtype=torch.float64, **options)
+
+
+def test_literal_losses_and_gradients():
+    # clip range 0.5 around 1, 1, 1, 1, 0. Within; beyond, towards the return; beyond, away from it; beyond and past
+    # the return, still nearer than the bound; at the return.
+    values = f64([[1.25, 2.0, 2.0, 2.0, 0.25]], requires_grad=True)
+    old = f64([[1.0, 1.0, 1.0, 1.0, 0.0]])
+    returns = f64([[2.25, 3.0, 0.0, 1.875, 0.25]])
+    losses, metrics = value_loss(values, old, returns, torch.ones(1, 5), 0.5)
+    # squares of 1; of 1.5 (clipped) over 1; of 2 over 1.5 (clipped); of 0.375 (clipped) over 0.125; of 0
+    torch.testing.assert_close(losses, f64([[0.5, 1.125, 2.0, 0.0703125, 0.0]]), rtol=1e-12, atol=0)
+    losses.sum().backward()
+    torch.testing.assert_close(values.grad, f64([[-1.0, 0.0, 2.0, 0.0, 0.0]]), rtol=1e-12, atol=0)
+    assert metrics["value_clip_fraction"].item() == 2
+    assert metrics["num_tokens"].item() == 5
+    assert metrics["returns"].item() == 7.375
+    assert metrics["value_error"].item() == 3.375
+    assert metrics["returns_squared"].item() == 5.0625 + 9.0 + 0.0 + 3.515625 + 0.0625
+    assert metrics["value_error_squared"].item() == 1.5625 + 4.0 + 1.0 + 0.765625 + 0.0625
+    assert not any(value.requires_grad for value in metrics.values())
+
+
+def test_padding_never_matters():
+    nan, inf = math.nan, math.inf
+    values = torch.tensor([[1.0, nan, inf], [nan, -inf, 0.0]], requires_grad=True)
+    old = torch.tensor([[1.0, 0.0, -inf], [nan, 1.0, inf]])
+    returns = torch.tensor([[3.0, nan, 1.0], [inf, nan, 0.0]])
+    losses, metrics = value_loss(values, old, returns, torch.tensor([[1, 0, 0], [0, 0, 0]]), 0.5)
+    losses.sum().backward()
+    assert losses.tolist() == [[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    assert values.grad.tolist() == [[-2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    assert {name: value.item() for name, value in metrics.items()} == {
+        "value_clip_fraction": 0.0,
+        "num_tokens": 1.0,
+        "returns": 3.0,
+        "returns_squared": 9.0,
+        "value_error": 2.0,
+        "value_error_squared": 4.0,
+    }
+
+
+def test_infinite_clip_range_is_the_plain_square():
+    losses, metrics = value_loss(f64([[7.0]]), f64([[0.0]]), f64([[9.0]]), torch.ones(1, 1), math.inf)
+    assert (losses.item(), metrics["value_clip_fraction"].item()) == (2.0, 0.0)
+
+
+@pytest.mark.parametrize("clip_range", [0.0, -0.5, math.nan])
+def test_clip_range_is_checked(clip_range):
+    ones = torch.ones(1, 1)
+    with pytest.raises(ValueError, match="clip_range"):
+        value_loss(ones, ones, ones, ones, clip_range)
+
+
+def test_literal_explained_variance():
+    # returns 1, 3 (variance 1); errors 0.5, -0.5 (variance 0.25)
+    sums = {"num_tokens": 2.0, "returns": 4.0, "returns_squared": 10.0, "value_error": 0.0, "value_error_squared": 0.5}
+    assert explained_variance(sums) == 0.75
+    # a constant offset of the critic costs nothing, as usual for this number
+    assert explained_variance(sums | {"value_error": 2.0, "value_error_squared": 2.0}) == 1.0
+    assert math.isnan(explained_variance(sums | {"returns": 4.0, "returns_squared": 8.0}))
+    assert math.isnan(explained_variance(dict.fromkeys(sums, 0.0)))
+
+
+@pytest.mark.parametrize("count", [3, 6, 7, 11, 100])
+def test_equal_returns_have_no_variance_despite_rounding(count):
+    returns = torch.full((1, count), 0.1, dtype=torch.float64)
+    _, metrics = value_loss(returns, 0 * returns, returns, torch.ones(1, count), 0.5)
+    assert math.isnan(explained_variance({name: value.item() for name, value in metrics.items()}))
+
+
+@given(st.integers(0, 2**31 - 1), st.floats(0.05, 2))
+@settings(max_examples=60, deadline=None)
+def test_gradient_agrees_with_finite_differences(seed, clip_range):
+    generator = torch.Generator().manual_seed(seed)
+    start, old, returns = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
+    mask = torch.rand(4, 5, generator=generator) < 0.7
+
+    def losses_at(values):
+        return value_loss(values, old, returns, mask, clip_range)[0]
+
+    values = start.clone().requires_grad_()
+    losses_at(values).sum().backward()
+    step = 1e-6
+    slope = (losses_at(start + step) - losses_at(start - step)) / (2 * step)
+    # Not at the kinks: where the clip sets in, and where the two squares cross.
+    clipped = old + (start - old).clamp(-clip_range, clip_range)
+    crossing = ((start - returns).abs() - (clipped - returns).abs()).abs() < 1e-4
+    kinks = ((start - old).abs() - clip_range).abs() < 1e-4
+    smooth = ~kinks & (~crossing | ((start - old).abs() < clip_range))
+    torch.testing.assert_close(values.grad[smooth], slope[smooth], rtol=1e-6, atol=1e-7)
+
+
+@given(st.integers(0, 2**31 - 1))
+@settings(max_examples=40, deadline=None)
+def test_never_below_the_plain_loss_and_metrics_add(seed):
+    generator = torch.Generator().manual_seed(seed)
+    values, old, returns = torch.randn(3, 6, 5, generator=generator)
+    mask = torch.rand(6, 5, generator=generator) < 0.7
+    mask[0] = True
+    losses, whole = value_loss(values, old, returns, mask, 0.5)
+    assert (losses >= torch.where(mask, 0.5 * (values - returns).square(), 0.0)).all()
+    parts = [value_loss(values[i], old[i], returns[i], mask[i], 0.5)[1] for i in torch.arange(6).split([1, 3, 2])]
+    for name, value in whole.items():
+        torch.testing.assert_close(sum(part[name] for part in parts), value)
+    targets, errors = returns[mask].double(), returns[mask].double() - old[mask].double()
+    expected = 1 - float(errors.var(correction=0) / targets.var(correction=0))
+    assert explained_variance({name: value.item() for name, value in whole.items()}) == pytest.approx(expected)
+
+
+@given(st.integers(0, 2**31 - 1))
+@settings(max_examples=30, deadline=None)
+def test_within_the_range_nothing_counts_as_clipped(seed):
+    # in float32, old + (values - old) would differ from values by a rounding
+    generator = torch.Generator().manual_seed(seed)
+    values, old, returns = torch.randn(3, 4, 5, generator=generator)
+    losses, metrics = value_loss(values, old, returns, torch.ones(4, 5), 20.0)
+    assert metrics["value_clip_fraction"].item() == 0
+    assert torch.equal(losses, 0.5 * (values - returns).square())

@@ -1,0 +1,48 @@
+"""Generalized advantage estimation, for PPO with a critic (Schulman et al. 2015, arXiv 1506.02438)."""
+
+import torch
+from torch import Tensor
+
+from verl.algorithms.advantages.groups import check_shapes
+
+
+def gae_advantages(
+    token_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Advantage of each response token over the critic's expectation, and the critic's regression target.
+
+    Eq. 16 of the paper: A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l}, where the temporal difference is
+    delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the last response token: a response that was cut off at its
+    maximal length counts as finished. ``lam=0`` gives delta_t (eq. 17), ``lam=1`` the discounted return minus V_t
+    (eq. 18). The advantages are not whitened.
+
+    Positions outside the mask are skipped: the token after a gap follows the one before it.
+
+    Args:
+        token_rewards: ``[B, R]`` floating point; outside the mask anything.
+        values: the critic's V_t in units of reward, ``[B, R]``; outside the mask anything.
+        response_mask: ``[B, R]``, true or 1 on response tokens.
+        gamma: discount per token, in [0, 1].
+        lam: share of the later temporal differences, in [0, 1]; small trusts the critic, large the rewards.
+
+    Returns:
+        Advantages and returns (advantages + values), both ``[B, R]`` in the dtype of ``token_rewards`` and 0
+        outside the mask.
+
+    Raises:
+        ValueError: shapes do not fit.
+    """
+    check_shapes({"token_rewards": token_rewards, "values": values, "response_mask": response_mask}, {})
+    # Tokens first: the recursion runs over rows that are contiguous.
+    mask = response_mask.bool().T.contiguous()
+    rewards, baseline = token_rewards.double().T.contiguous(), values.double().T.contiguous()
+    advantages = torch.zeros_like(rewards)
+    next_advantage = next_value = rewards.new_zeros(rewards.shape[1])
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_value - baseline[t]
+        next_advantage = torch.where(mask[t], delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(mask[t], baseline[t], next_value)
+        advantages[t] = next_advantage
+    returns = torch.where(mask, advantages + baseline, 0.0)
+    advantages = torch.where(mask, advantages, 0.0)
+    return advantages.T.contiguous().to(token_rewards.dtype), returns.T.contiguous().to(token_rewards.dtype)

@@ -1,0 +1,80 @@
+"""What the estimators share: shape checks, scores, and statistics over the responses to one prompt (G groups)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def check_shapes(per_token: dict[str, Tensor], per_response: dict[str, Tensor]) -> None:
+    """Check that tensors, by argument name, are ``[B, R]`` (``per_token``) and ``[B]`` (``per_response``).
+
+    Raises:
+        ValueError: they are not, or B and R differ between them; names every tensor with its shape.
+    """
+    first = next(iter(per_token.values()))
+    fits = (
+        first.dim() == 2
+        and all(tensor.shape == first.shape for tensor in per_token.values())
+        and all(tensor.shape == first.shape[:1] for tensor in per_response.values())
+    )
+    if not fits:
+        found = [f"{name} {tuple(tensor.shape)}" for name, tensor in (per_token | per_response).items()]
+        expected = ["[B, R]"] * len(per_token) + ["[B]"] * len(per_response)
+        raise ValueError(f"{', '.join(found)}: expected {', '.join(expected[:-1])} and {expected[-1]}")
+
+
+def response_scores(token_rewards: Tensor, response_mask: Tensor) -> Tensor:
+    """Score of each response, ``[B]`` float64: the sum of ``token_rewards [B, R]`` over its response tokens."""
+    return torch.where(response_mask.bool(), token_rewards.double(), 0.0).sum(1)
+
+
+def on_response_tokens(values: Tensor, response_mask: Tensor) -> Tensor:
+    """``values [B]`` repeated on every response token, ``[B, R]``; 0 outside the mask."""
+    return torch.where(response_mask.bool(), values[:, None], 0.0)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which responses answer the same prompt.
+
+    Statistics are taken in float64: group sums are then independent of the responses' order to well below
+    float32's resolution.
+    """
+
+    index: Tensor
+    """Group of each response, ``[B]`` int64 in 0..G-1."""
+    counts: Tensor
+    """Responses in each group, ``[G]`` int64, each at least 2."""
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sum of ``values [B]`` over each group, ``[G]`` float64."""
+        zeros = torch.zeros(len(self.counts), dtype=torch.float64, device=values.device)
+        return zeros.index_add(0, self.index, values.double())
+
+    def means(self, values: Tensor) -> Tensor:
+        """Mean of ``values [B]`` over each group, ``[G]`` float64."""
+        return self.sums(values) / self.counts
+
+    def centred(self, values: Tensor) -> Tensor:
+        """``values [B]`` minus the mean of their group, ``[B]`` float64."""
+        return values.double() - self.means(values)[self.index]
+
+
+def group_responses(group_ids: Tensor, method: str) -> Groups:
+    """The groups of ``group_ids [B]`` int64, which are equal for responses to the same prompt; in any order.
+
+    Args:
+        method: the estimator's name in the error message.
+
+    Raises:
+        ValueError: a group has a single response, so there is nothing to compare it with.
+    """
+    ids, index, counts = group_ids.unique(return_inverse=True, return_counts=True)
+    if bool((counts < 2).any()):
+        lonely = int(ids[counts < 2][0])
+        raise ValueError(
+            f"group_ids: group {lonely} has 1 response: {method} needs at least 2 responses per prompt; "
+            "set rollout.n>=2"
+        )
+    return Groups(index, counts)

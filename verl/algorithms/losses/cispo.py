@@ -1,0 +1,49 @@
+"""Clipped importance-sampling weights: CISPO (MiniMax-M1, arXiv 2506.13585)."""
+
+import torch
+from torch import Tensor
+
+from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO, check_clip_ranges
+
+
+def cispo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Per-token loss -sg[clip(r, 1 - clip_low, 1 + clip_high)] A logprobs with r = exp(logprobs - old_logprobs).
+
+    sg stops the gradient: clipping bounds the weight of a token's gradient and never removes it, whatever the sign of
+    A. The loss's value has no meaning of its own; its gradient is that of -r A wherever the weight is not clipped.
+
+    Args:
+        logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy being trained.
+        old_logprobs: ``[B, R]`` the same under the policy that the step started from.
+        advantages: ``[B, R]``.
+        response_mask: ``[B, R]``, true or 1 on response tokens; what padding holds never matters.
+        clip_low: the weight is clipped below at 1 - clip_low, in [0, 1]; 1 leaves it open below, as the paper does.
+        clip_high: the weight is clipped above at 1 + clip_high, at least 0.
+
+    Returns:
+        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``clip_fraction`` (tokens
+        whose weight is clipped), ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens``.
+
+    Raises:
+        ValueError: a clip range is out of bounds.
+    """
+    check_clip_ranges(clip_low, clip_high)
+    mask = response_mask.bool()
+    logprobs = torch.where(mask, logprobs, 0.0)
+    log_ratio = logprobs.detach() - torch.where(mask, old_logprobs, 0.0)
+    advantages = torch.where(mask, advantages, 0.0)
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    metrics = {
+        "clip_fraction": (weight != ratio).sum().to(ratio.dtype),
+        "ppo_kl": -log_ratio.sum(),
+        "num_tokens": mask.sum().to(ratio.dtype),
+    }
+    return -weight * advantages * logprobs, metrics

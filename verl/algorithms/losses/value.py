@@ -1,0 +1,73 @@
+"""The value loss of PPO's critic: the square of arXiv 1707.06347, eq. 9, clipped as in OpenAI baselines' ``ppo2``."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, response_mask: Tensor, clip_range: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Per-token loss 0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2).
+
+    The larger of the two: a value that has moved further than ``clip_range`` towards its return G gets no gradient,
+    one that has moved away from it keeps all of it.
+
+    Args:
+        values: v, ``[B, R]``, in units of reward, under the critic being trained.
+        old_values: v_old, ``[B, R]``, the same under the critic that the step started from.
+        returns: G, ``[B, R]``.
+        response_mask: ``[B, R]``, true or 1 on response tokens; what padding holds never matters.
+        clip_range: in units of reward, above 0; infinity for no clip.
+
+    Returns:
+        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``value_clip_fraction``
+        (tokens on which clipping is active), ``num_tokens``, and for :func:`explained_variance` ``returns``,
+        ``returns_squared``, ``value_error`` and ``value_error_squared``, the errors being returns - old_values.
+
+    Raises:
+        ValueError: ``clip_range`` is not positive.
+    """
+    if not clip_range > 0:
+        raise ValueError(f"clip_range={clip_range}: must be above 0; infinity for no clip")
+    mask = response_mask.bool()
+    values, old_values, returns = (torch.where(mask, t, 0.0) for t in (values, old_values, returns))
+    # Bounds instead of a clipped difference: within them the clipped value is v to the last bit.
+    clipped_values = values.clamp(old_values - clip_range, old_values + clip_range)
+    plain = 0.5 * (values - returns).square()
+    clipped = 0.5 * (clipped_values - returns).square()
+    # float64: a variance is the small difference of such sums.
+    targets = returns.detach().double()
+    errors = targets - old_values.detach().double()
+    metrics = {
+        "value_clip_fraction": (clipped > plain).sum().to(plain.dtype),
+        "num_tokens": mask.sum().to(plain.dtype),
+        "returns": targets.sum(),
+        "returns_squared": targets.square().sum(),
+        "value_error": errors.sum(),
+        "value_error_squared": errors.square().sum(),
+    }
+    return torch.maximum(plain, clipped), metrics
+
+
+def explained_variance(sums: Mapping[str, float]) -> float:
+    """1 - Var(returns - old_values) / Var(returns), from the metrics of :func:`value_loss` added over a whole batch.
+
+    1 for a perfect critic, 0 for one no better than a constant; NaN where all returns are equal.
+    """
+    count = sums["num_tokens"]
+    variance = _variance(sums["returns"], sums["returns_squared"], count)
+    if not variance > 0:
+        return math.nan
+    return 1 - _variance(sums["value_error"], sums["value_error_squared"], count) / variance
+
+
+def _variance(total: float, total_squared: float, count: float) -> float:
+    """Variance from sums, 0 where it cannot be told from rounding."""
+    if not count > 0:
+        return 0.0
+    mean_square = total_squared / count
+    variance = mean_square - (total / count) ** 2
+    return variance if variance > 1e-12 * mean_square else 0.0
