@@ -68,6 +68,18 @@ def test_entropy_carries_no_gradient_and_logprobs_do(model, tokens):
     assert logprobs.requires_grad and not entropy.requires_grad
 
 
+def test_entropy_carries_a_gradient_on_request(model, tokens):
+    head = model.get_output_embeddings().weight
+    _, entropy = token_logprobs(model, tokens, torch.ones_like(tokens), 2, 1.0, differentiable_entropy=True)
+    (gradient,) = torch.autograd.grad(entropy.sum(), head)
+    before = entropy.sum().item()
+    with torch.no_grad():
+        head += 1e-3 * gradient / gradient.norm()
+        _, moved = token_logprobs(model, tokens, torch.ones_like(tokens), 2, 1.0)
+        head -= 1e-3 * gradient / gradient.norm()
+    assert moved.sum().item() - before == pytest.approx(1e-3 * gradient.norm().item(), rel=0.1)
+
+
 @torch.no_grad()
 def test_padding_on_either_side_changes_nothing(model, tokens):
     plain, plain_entropy = token_logprobs(model, tokens, torch.ones_like(tokens), 4, 1.0)

@@ -106,7 +106,14 @@ class Actor(Policy):
             t[:, :num_response].to(self.device)
             for t in (micro.old_logprobs, micro.rollout_logprobs, micro.ref_logprobs, micro.advantages)
         )
-        logprobs, entropy = token_logprobs(self.model, input_ids, attention_mask, num_response, self.temperature)
+        logprobs, entropy = token_logprobs(
+            self.model,
+            input_ids,
+            attention_mask,
+            num_response,
+            self.temperature,
+            differentiable_entropy=config.entropy_coeff > 0,
+        )
         policy_loss = POLICY_LOSSES[config.policy_loss]
         if config.clip_ratio_c is not None:
             policy_loss = partial(policy_loss, clip_ratio_c=config.clip_ratio_c)
@@ -115,7 +122,7 @@ class Actor(Policy):
             weights, tis_metrics = rollout_weights(old, rollout, mask, config.tis_level, config.tis_cap)
             per_token, metrics = per_token * weights, metrics | tis_metrics
         del metrics["num_tokens"]
-        metrics |= {"entropy": (entropy * mask).sum(), "pg_loss": (per_token * mask).sum()}
+        metrics |= {"entropy": (entropy.detach() * mask).sum(), "pg_loss": (per_token * mask).sum()}
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropy
         if config.use_kl_loss:

@@ -27,7 +27,12 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 
 
 def token_logprobs(
-    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, num_last: int, temperature: float
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    num_last: int,
+    temperature: float,
+    differentiable_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each of the last ``num_last`` tokens of every row, and the entropy it was drawn with.
 
@@ -36,9 +41,10 @@ def token_logprobs(
         input_ids, attention_mask: [B, S].
         num_last: number of final columns to score, below S.
         temperature: softmax temperature of the policy.
+        differentiable_entropy: whether the entropy carries a gradient, which takes another [B, num_last, V] of memory.
 
     Returns:
-        logprobs [B, num_last] float32, entropy in nats [B, num_last] float32 without gradient.
+        logprobs [B, num_last] float32, entropy in nats [B, num_last] float32.
     """
     logits = model(
         input_ids=input_ids,
@@ -50,6 +56,6 @@ def token_logprobs(
     distribution = (logits.float() / temperature).log_softmax(dim=-1)
     targets = input_ids[:, -num_last:].unsqueeze(-1)
     logprobs = distribution.gather(-1, targets).squeeze(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(differentiable_entropy and torch.is_grad_enabled()):
         entropy = -(distribution.exp() * distribution).sum(dim=-1)
     return logprobs, entropy
