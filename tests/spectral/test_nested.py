@@ -5,7 +5,7 @@ import torch
 
 from verl.spectral import SpectralOptions, prefix_functionals
 from verl.spectral.functions import SUM_S, SUM_S_LOG_S
-from verl.spectral.nested import contrasts, log_determinants, lower_gram, nested_sums
+from verl.spectral.nested import _scatter, contrasts, log_determinants, lower_gram, nested_sums
 from verl.spectral.nodes import node_set
 
 NODES = node_set((SUM_S, SUM_S_LOG_S), 2.5e-7, 1e6)
@@ -43,8 +43,6 @@ def test_lower_gram(rows):
 
 @pytest.mark.parametrize("size", [(30, 50), (90, 8)], ids=["one block", "blocks"])
 def test_determinants(size):
-    from verl.spectral.nested import _scatter
-
     states = contrasts(random_rows(0, 2, *size))
     shifts = torch.tensor([[1.0, 0.1], [30.0, 1e-3]], dtype=torch.float64)
     workspace = torch.empty(10**6, dtype=torch.float64)
@@ -58,20 +56,18 @@ def test_determinants(size):
                 torch.testing.assert_close(actual, expected)
 
 
+def ranks(hidden, ks, method):
+    lengths, prefixes = torch.tensor([len(hidden)]), torch.tensor([ks])
+    results = prefix_functionals(hidden[None], lengths, prefixes, ["effective_rank"], SpectralOptions(method))
+    return results["effective_rank"][0]
+
+
 def nested_ranks(hidden, ks):
-    length = len(hidden)
-    options = SpectralOptions("nested")
-    return prefix_functionals(hidden[None], torch.tensor([length]), torch.tensor([ks]), ["effective_rank"], options)[
-        "effective_rank"
-    ][0]
+    return ranks(hidden, ks, "nested")
 
 
 def exact_ranks(hidden, ks):
-    length = len(hidden)
-    options = SpectralOptions("svd")
-    return prefix_functionals(hidden[None], torch.tensor([length]), torch.tensor([ks]), ["effective_rank"], options)[
-        "effective_rank"
-    ][0]
+    return ranks(hidden, ks, "svd")
 
 
 @pytest.mark.parametrize("first", [1, 2, 3, 5])
