@@ -19,20 +19,27 @@ def test_literal_contrasts():
     rows = torch.tensor([[[0.0], [2.0], [4.0]]], dtype=torch.float64)
     # sqrt(1/2) (2 - 0) and sqrt(2/3) (4 - 1)
     expected = torch.tensor([[[0.0], [2**0.5], [6**0.5]]], dtype=torch.float64)
-    torch.testing.assert_close(contrasts(rows), expected)
+    torch.testing.assert_close(contrasts(rows, torch.tensor([3])), expected)
 
 
 def test_contrasts_of_every_prefix_have_its_centred_scatter():
     rows = random_rows(0, 2, 9, 4) + 5
-    states = contrasts(rows)
+    states = contrasts(rows, torch.tensor([9, 9]))
     for k in range(1, 10):
         centred = rows[:, :k] - rows[:, :k].mean(1, keepdim=True)
         leading = states[:, :k]
         torch.testing.assert_close(leading.mT @ leading, centred.mT @ centred)
 
 
+def test_contrasts_past_the_end_are_zero():
+    rows = random_rows(0, 1, 5, 2)
+    rows[0, 3:] = torch.nan
+    states = contrasts(rows, torch.tensor([3]))
+    assert states[0, 1:3].all() and not states[0, 3:].any()
+
+
 def test_equal_rows_have_no_contrasts():
-    assert not contrasts(torch.full((1, 50, 3), 0.1, dtype=torch.float64) - 0.1).any()
+    assert not contrasts(torch.full((1, 50, 3), 0.1, dtype=torch.float64) - 0.1, torch.tensor([50])).any()
 
 
 @pytest.mark.parametrize("rows", [1, 127, 128, 300])
@@ -43,7 +50,7 @@ def test_lower_gram(rows):
 
 @pytest.mark.parametrize("size", [(30, 50), (90, 8)], ids=["one block", "blocks"])
 def test_determinants(size):
-    states = contrasts(random_rows(0, 2, *size))
+    states = contrasts(random_rows(0, 2, *size), torch.tensor([size[0]] * 2))
     shifts = torch.tensor([[1.0, 0.1], [30.0, 1e-3]], dtype=torch.float64)
     workspace = torch.empty(10**6, dtype=torch.float64)
     logs, valid = log_determinants(_scatter(states), shifts, size[0] - 3, workspace)
@@ -131,9 +138,10 @@ def test_responses_that_fail_are_named_and_their_neighbours_are_not():
     rows = random_rows(0, 2, 12, 6)
     rows[1, :8] *= 1e-160
     lengths, prefixes = torch.tensor([12, 12]), torch.tensor([[5, 12], [5, 12]])
-    result = nested_sums(rows, lengths, prefixes, NODES, 10**6)
+    states = contrasts(rows, lengths)
+    result = nested_sums(states, prefixes, NODES, 10**6)
     assert result.failed.tolist() == [False, True]
-    alone = nested_sums(rows[:1], lengths[:1], prefixes[:1], NODES, 10**6)
+    alone = nested_sums(states[:1], prefixes[:1], NODES, 10**6)
     torch.testing.assert_close(result.sums[:, :1], alone.sums)
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from verl.spectral.factor import PANEL
+from verl.spectral.factor import PANEL, device_kind
 from verl.spectral.nested import block_rows, factor_operations
 
 
@@ -34,7 +34,7 @@ RATES = {
 
 def cheapest_method(lengths: Tensor, prefixes: Tensor, width: int, shifts: int) -> str:
     """``nested`` or ``eigh`` for responses of ``lengths [B]``, their ``prefixes [B, P]`` and D = ``width``."""
-    device = "cpu" if prefixes.device.type == "cpu" else "cuda"
+    device = device_kind(prefixes.device)
     rates = RATES[device]
     sizes, counts = (part.tolist() for part in lengths[lengths >= 2].unique(return_counts=True))
     nested = sum(

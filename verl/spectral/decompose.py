@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from verl.spectral.functions import SpectralFunction, traditional_rank
-from verl.spectral.nested import contrasts
 
 
 def noise_share(rows: int) -> float:
@@ -37,28 +36,28 @@ class Spectra(NamedTuple):
     """float64 ``[n, min(k, D, svd_rank)]``, descending."""
 
 
-def spectra(rows: Tensor, prefixes: Tensor, method: str, svd_rank: int | None) -> Iterator[Spectra]:
-    """Every prefix of 2 or more rows of ``rows [b, n, D]``, grouped by its number of rows.
+def spectra(matrices: Tensor, prefixes: Tensor, method: str, svd_rank: int | None) -> Iterator[Spectra]:
+    """Every prefix of 2 or more rows, grouped by its number of rows.
 
-    ``prefixes [b, P]`` are rows k of each prefix; ``method`` is ``eigh`` or ``svd``; only the ``svd_rank`` largest
-    singular values are given, None for all.
+    ``matrices [b, n, D]`` are the rows themselves if ``method`` is ``svd``, their contrasts if it is ``eigh``;
+    ``prefixes [b, P]`` are rows k of each prefix; only the ``svd_rank`` largest singular values are given, None for
+    all.
     """
-    width = rows.shape[2]
+    width = matrices.shape[2]
     sizes = [k for k in prefixes.unique().tolist() if k >= 2]
     if method == "eigh":
-        states = contrasts(rows)
         largest = max((k for k in sizes if k <= width), default=0)
-        gram = states[:, :largest] @ states[:, :largest].mT
+        gram = matrices[:, :largest] @ matrices[:, :largest].mT
     for k in sizes:
         response, column = (prefixes == k).nonzero(as_tuple=True)
         source, inverse = response.unique(return_inverse=True)
         if method == "svd":
-            leading = rows[source, :k]
+            leading = matrices[source, :k]
             values = torch.linalg.svdvals(leading - leading.mean(1, keepdim=True))
         elif k <= width:
             values = _singular_values(gram[source, :k, :k], k)
         else:
-            leading = states[source, :k]
+            leading = matrices[source, :k]
             values = _singular_values(leading.mT @ leading, k)
         yield Spectra(response, column, values[inverse, :svd_rank])
 
@@ -75,7 +74,7 @@ class DecomposedSums(NamedTuple):
 
 
 def decomposed_sums(
-    rows: Tensor,
+    matrices: Tensor,
     prefixes: Tensor,
     functions: Sequence[SpectralFunction],
     method: str,
@@ -86,11 +85,11 @@ def decomposed_sums(
 
     Arguments as in :func:`spectra`; ``eps`` is the relative precision that the rank assumes of the entries.
     """
-    sums = rows.new_zeros(len(functions), *prefixes.shape)
-    scale, ranks = rows.new_ones(prefixes.shape), rows.new_zeros(prefixes.shape)
-    for part in spectra(rows, prefixes, method, svd_rank):
+    sums = matrices.new_zeros(len(functions), *prefixes.shape)
+    scale, ranks = matrices.new_ones(prefixes.shape), matrices.new_zeros(prefixes.shape)
+    for part in spectra(matrices, prefixes, method, svd_rank):
         at = part.response, part.column
-        ranks[at] = traditional_rank(part.singular_values, prefixes[at], rows.shape[2], eps)
+        ranks[at] = traditional_rank(part.singular_values, prefixes[at], matrices.shape[2], eps)
         largest = part.singular_values[:, 0]
         scale[at] = torch.where(largest > 0, largest, 1.0)
         scaled = part.singular_values / scale[at][:, None]
@@ -100,8 +99,8 @@ def decomposed_sums(
 
 
 def decomposition_bytes(rows: int, width: int) -> int:
-    """Memory of one response of ``rows`` rows: the rows and two temporaries, a Gram matrix, its centred copy and
-    the decomposition's own."""
+    """Memory of one response of ``rows`` rows: the rows and two temporaries, a Gram matrix, its copy and the
+    decomposition's own."""
     return 8 * 3 * rows * (width + min(rows, width))
 
 

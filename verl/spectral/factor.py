@@ -12,6 +12,11 @@ PANEL = {"cpu": 48, "cuda": 64}
 sets: 64 columns were a fifth slower than 48 for matrices of 512 rows (AMD EPYC, MKL)."""
 
 
+def device_kind(device: torch.device) -> str:
+    """``cpu`` or ``cuda``: what constants that were tuned by kind of device are listed under."""
+    return "cpu" if device.type == "cpu" else "cuda"
+
+
 def log_pivots(gram: Tensor, inverse_shifts: Tensor, workspace: Tensor) -> tuple[Tensor, Tensor]:
     """Squared diagonals of the Cholesky factors of ``I + G / t``, for b matrices and g shifts each, as logarithms.
 
@@ -26,7 +31,7 @@ def log_pivots(gram: Tensor, inverse_shifts: Tensor, workspace: Tensor) -> tuple
     """
     batch, size = gram.shape[:2]
     group = inverse_shifts.shape[1]
-    panel = PANEL["cpu" if gram.device.type == "cpu" else "cuda"]
+    panel = PANEL[device_kind(gram.device)]
     lower = workspace[: batch * group * size * size].view(batch * group, size, size)
     pivots = gram.new_empty(batch * group, size)
     infos = []

@@ -82,8 +82,8 @@ def nested_bytes(rows: int, width: int, shifts: int) -> int:
     return 8 * (3 * rows * width + shared + shifts * elements_per_shift(rows, width))
 
 
-def contrasts(rows: Tensor) -> Tensor:
-    """Helmert contrasts ``[b, n, D]`` of ``rows [b, n, D]``; the first is 0.
+def contrasts(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Helmert contrasts ``[b, n, D]`` of ``rows [b, n, D]``: the first is 0, and so are those past ``lengths [b]``.
 
     Row k is ``sqrt((k - 1) / k)`` times its distance from the mean of the rows before it.
     """
@@ -92,32 +92,28 @@ def contrasts(rows: Tensor) -> Tensor:
     result = torch.zeros_like(rows)
     torch.sub(rows[:, 1:], means, out=result[:, 1:])
     result[:, 1:].mul_((before / (before + 1)).sqrt())
-    return result
+    past_end = torch.arange(rows.shape[1], device=rows.device) >= lengths[:, None]
+    return result.masked_fill_(past_end[:, :, None], 0.0)
 
 
-def nested_sums(rows: Tensor, lengths: Tensor, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int) -> Sums:
+def nested_sums(states: Tensor, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int) -> Sums:
     """Sums of the fitted functions over the spectrum of each prefix.
 
     Args:
-        rows: float64 ``[b, n, D]``, entries at most 4, whatever past a response's end.
-        lengths: ``[b]`` rows of each response.
+        states: contrasts of each response's rows, float64 ``[b, n, D]``.
         prefixes: ``[b, P]`` rows k of each prefix, at most the response's length; P is at least 1.
         nodes: the fit, of F functions.
         workspace_bytes: bound on the memory for matrices; one matrix may exceed it.
     """
-    states = contrasts(rows)
-    valid = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
-    states.masked_fill_(~valid[:, :, None], 0.0)
     scatter = _scatter(states)
     window = _window(scatter, prefixes, nodes)
     logs, failed = _prefix_logs(scatter, window, nodes, workspace_bytes)
-    return Sums(window.sums(logs, nodes), window.scale, failed | lost_to_underflow(states, lengths))
+    return Sums(window.sums(logs, nodes), window.scale, failed | lost_to_underflow(states))
 
 
-def lost_to_underflow(states: Tensor, lengths: Tensor) -> Tensor:
+def lost_to_underflow(states: Tensor) -> Tensor:
     """``[b]``: a prefix of contrasts ``[b, n, D]`` is not 0, but so small that its squares are, or nearly."""
-    lost = (states.abs().amax(2) > 0) & (states.square().sum(2).cumsum(1) < SMALLEST_TRACE)
-    return (lost & (torch.arange(states.shape[1], device=states.device) < lengths[:, None])).any(1)
+    return ((states.abs().amax(2) > 0) & (states.square().sum(2).cumsum(1) < SMALLEST_TRACE)).any(1)
 
 
 class _Window(NamedTuple):

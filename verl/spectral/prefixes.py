@@ -25,6 +25,7 @@ from torch import Tensor
 
 from verl.spectral.cost import cheapest_method
 from verl.spectral.decompose import decomposed_sums, decomposition_bytes, spectra
+from verl.spectral.factor import device_kind
 from verl.spectral.functions import (
     ENERGY,
     ENERGY_LOG_S,
@@ -186,7 +187,8 @@ def prefix_singular_values(
     result[largest.isnan()] = torch.nan
     limit = _workspace_bytes(options, hidden.device)
     for chunk in chunks(hidden, lengths, largest, partial(decomposition_bytes, width=hidden.shape[2]), limit):
-        for part in spectra(chunk.rows, prefix_rows[chunk.which], options.method, options.svd_rank):
+        matrices = chunk.rows if options.method == "svd" else contrasts(chunk.rows, chunk.lengths)
+        for part in spectra(matrices, prefix_rows[chunk.which], options.method, options.svd_rank):
             values = part.singular_values * chunk.scale[part.response, None]
             result[chunk.which[part.response], part.column, : values.shape[1]] = values
     return result
@@ -214,17 +216,21 @@ def _pieces(
         bytes_for = partial(nested_bytes, width=width, shifts=len(nodes.shifts))
     else:
         bytes_for = partial(decomposition_bytes, width=width)
-    eps = rank_eps(hidden.dtype)
+    decomposed = partial(decomposed_sums, functions=functions, svd_rank=options.svd_rank, eps=rank_eps(hidden.dtype))
     for chunk in chunks(hidden, lengths, largest, bytes_for, limit):
         prefixes = prefix_rows[chunk.which]
         ranks: Tensor | None = None
-        decomposed = partial(decomposed_sums, functions=functions, svd_rank=options.svd_rank, eps=eps)
-        if nodes is not None:
-            sums, scale, failed = nested_sums(chunk.rows, chunk.lengths, prefixes, nodes, limit)
-        else:
+        if method == "svd":
             sums, scale, ranks = decomposed(chunk.rows, prefixes, method=method)
-            failed = lost_to_underflow(contrasts(chunk.rows), chunk.lengths)
-        if method != "svd" and bool(failed.any()):
+            yield _Piece(chunk.which, prefixes, sums, scale * chunk.scale[:, None], ranks)
+            continue
+        states = contrasts(chunk.rows, chunk.lengths)
+        if nodes is not None:
+            sums, scale, failed = nested_sums(states, prefixes, nodes, limit)
+        else:
+            sums, scale, ranks = decomposed(states, prefixes, method=method)
+            failed = lost_to_underflow(states)
+        if bool(failed.any()):
             exact = decomposed(chunk.rows[failed], prefixes[failed], method="svd")
             sums[:, failed], scale[failed] = exact.sums, exact.scale
             if ranks is not None:
@@ -274,4 +280,4 @@ def _decomposing(options: SpectralOptions) -> SpectralOptions:
 def _workspace_bytes(options: SpectralOptions, device: torch.device) -> int:
     if options.workspace_bytes is not None:
         return options.workspace_bytes
-    return WORKSPACE_BYTES["cpu" if device.type == "cpu" else "cuda"]
+    return WORKSPACE_BYTES[device_kind(device)]

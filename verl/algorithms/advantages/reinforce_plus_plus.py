@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from verl.algorithms.advantages.gae import gae_advantages
 from verl.algorithms.advantages.groups import check_shapes
 from verl.algorithms.advantages.whiten import whitened
 
@@ -29,12 +30,7 @@ def reinforce_plus_plus_advantages(token_rewards: Tensor, response_mask: Tensor,
         ValueError: shapes do not fit.
     """
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {})
-    # Tokens first: the recursion runs over rows that are contiguous.
-    mask = response_mask.bool().T.contiguous()
-    rewards = token_rewards.double().T.contiguous()
-    returns = torch.zeros_like(rewards)
-    next_return = rewards.new_zeros(rewards.shape[1])
-    for t in reversed(range(len(rewards))):
-        next_return = torch.where(mask[t], rewards[t] + gamma * next_return, next_return)
-        returns[t] = next_return
-    return whitened(returns.T.contiguous(), response_mask).to(token_rewards.dtype)
+    # The return is GAE's advantage over a critic that expects nothing, with lam = 1 (its eq. 18).
+    rewards = token_rewards.double()
+    returns, _ = gae_advantages(rewards, torch.zeros_like(rewards), response_mask, gamma, lam=1.0)
+    return whitened(returns, response_mask).to(token_rewards.dtype)

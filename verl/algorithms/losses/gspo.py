@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO, check_clip_ranges
+from verl.algorithms.losses.ppo_clip import clipped_surrogate
 
 
 def gspo_loss(
@@ -39,7 +39,6 @@ def gspo_loss(
     Raises:
         ValueError: a clip range is out of bounds.
     """
-    check_clip_ranges(clip_low, clip_high)
     mask = response_mask.bool()
     # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
     logprobs = torch.where(mask, logprobs, 0.0)
@@ -48,12 +47,10 @@ def gspo_loss(
     sequence_log_ratio = log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
     # The difference in brackets is exactly 0 and carries the gradient.
     token_log_ratio = sequence_log_ratio + (logprobs - logprobs.detach())
-    ratio = token_log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    plain = -ratio * advantages
-    clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    losses, num_clipped = clipped_surrogate(token_log_ratio, advantages, clip_low, clip_high)
     metrics = {
-        "clip_fraction": (clipped > plain).sum().to(plain.dtype),
+        "clip_fraction": num_clipped,
         "ppo_kl": -log_ratio.sum(),
-        "num_tokens": mask.sum().to(plain.dtype),
+        "num_tokens": mask.sum().to(losses.dtype),
     }
-    return torch.maximum(plain, clipped), metrics
+    return losses, metrics

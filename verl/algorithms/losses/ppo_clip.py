@@ -41,28 +41,38 @@ def ppo_clip_loss(
     Raises:
         ValueError: a clip range or ``clip_ratio_c`` is out of bounds.
     """
-    check_clip_ranges(clip_low, clip_high)
     if clip_ratio_c is not None and not 1 < clip_ratio_c < math.inf:
         raise ValueError(f"clip_ratio_c={clip_ratio_c}: must be finite and above 1, or None for no dual clip")
     mask = response_mask.bool()
     # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
     log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
     advantages = torch.where(mask, advantages, 0.0)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    plain = -ratio * advantages
-    clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    losses, num_clipped = clipped_surrogate(log_ratio, advantages, clip_low, clip_high)
     metrics = {
-        "clip_fraction": (clipped > plain).sum().to(plain.dtype),
+        "clip_fraction": num_clipped,
         "ppo_kl": -log_ratio.detach().sum(),
-        "num_tokens": mask.sum().to(plain.dtype),
+        "num_tokens": mask.sum().to(losses.dtype),
     }
-    losses = torch.maximum(plain, clipped)
     if clip_ratio_c is not None:
         bound = -clip_ratio_c * advantages
         bounded = (advantages < 0) & (losses > bound)
         losses = torch.where(bounded, bound, losses)
-        metrics["dual_clip_fraction"] = bounded.sum().to(plain.dtype)
+        metrics["dual_clip_fraction"] = bounded.sum().to(losses.dtype)
     return losses, metrics
+
+
+def clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_ratio), and the number of clipped entries.
+
+    ``log_ratio`` and ``advantages`` are ``[B, R]``, 0 on padding. Raises ``ValueError`` as :func:`check_clip_ranges`.
+    """
+    check_clip_ranges(clip_low, clip_high)
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    plain = -ratio * advantages
+    clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    return torch.maximum(plain, clipped), (clipped > plain).sum().to(plain.dtype)
 
 
 def check_clip_ranges(clip_low: float, clip_high: float) -> None:
