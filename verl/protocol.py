@@ -5,7 +5,6 @@ Prompts are padded on the left to the same P and responses on the right to the s
 first response token of every row.
 """
 
-import torch
 from tensordict import TensorDict, tensorclass
 from torch import Tensor
 
@@ -86,10 +85,3 @@ def layer_metrics(rank_metrics: TensorDict) -> dict[str, dict[str, Tensor]]:
     names = list(rank_metrics.keys())
     layers = rank_metrics[names[0]].shape[1] if names else 0
     return {str(i + 1): {name: rank_metrics[name][:, i] for name in names} for i in range(layers)}
-
-
-def stack_layer_metrics(metrics: dict[str, dict[str, Tensor]], batch_size: int) -> TensorDict:
-    """The inverse of ``layer_metrics``."""
-    names = list(next(iter(metrics.values()), {}))
-    columns = {name: torch.stack([layer[name] for layer in metrics.values()], dim=1) for name in names}
-    return TensorDict(columns, batch_size=[batch_size])

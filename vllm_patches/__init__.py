@@ -7,36 +7,34 @@ option, and then every finished completion carries the states its tokens were sa
     out = llm.generate(prompts)
     out[0].outputs[0].hidden_states  # [num_tokens, num_layers, hidden]
 
-This package imports vllm and torch, and nothing else.
+Options are those of :class:`vllm_patches.options.CaptureOptions`; README.md tells what is supported. This package
+imports vllm, torch, numpy, packaging and safetensors, and nothing else.
 """
 
-import logging
+import functools
 
 import vllm
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
-SUPPORTED = SpecifierSet(">=0.24,<0.34")
+from vllm_patches.compat import SUPPORTED, is_supported
 
 
-def is_supported(version: str) -> bool:
-    """Whether the capture knows this version of vLLM; local and pre-release parts do not matter."""
-    return Version(version).base_version in SUPPORTED
-
-
+@functools.cache
 def register() -> None:
     """Entry point of the group ``vllm.general_plugins``; vLLM calls it once or more in every process it starts.
 
-    Outside the supported versions it only warns: the classes it would patch may not be there, and engines that never
-    asked for hidden states must not suffer.
+    With an unknown vLLM nothing is patched but the start of engines that ask for hidden states: it fails with the
+    version found and the range supported.
     """
-    if is_supported(vllm.__version__):
-        # Late: a version check must come before the import of what other versions may lack.
-        from vllm_patches.install import install
+    # Late: vLLM calls plugins while it imports itself, and what other versions lack must not be touched.
+    from vllm_patches import frontend
 
-        install()
+    if is_supported(vllm.__version__):
+        from vllm_patches import worker
+
+        frontend.install()
+        worker.install()
     else:
-        logging.getLogger(__name__).warning("vllm %s: hidden states need vllm%s", vllm.__version__, SUPPORTED)
+        frontend.refuse_unknown_versions()
 
 
 __all__ = ["SUPPORTED", "is_supported", "register"]

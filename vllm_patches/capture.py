@@ -1,94 +1,196 @@
-"""Collects, step by step, the rows that vLLM samples tokens from, and hands them out per request.
+"""Which state belongs to which token of which request, however the scheduler batched, chunked or recomputed it.
 
-vLLM gives a model's ``compute_logits`` exactly one row per running request: the hidden state, after the final norm,
-from which that request's next token is sampled. Row j of a finished request is therefore the state that its token j
-was sampled from, however the scheduler batched, chunked, preempted or recomputed it.
+A state is known by its request and its position in the sequence: response token j of a prompt of P tokens was sampled
+from the state at position P - 1 + j. What is computed again, after a preemption, lands where it was before.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from vllm_patches.buffer import NOBODY, RowBuffer
+from vllm_patches.options import CaptureOptions, Reducer
+
+STATES = "states"
+PROMPT = "prompt"
+REDUCED = "reduced."
+"""Names in a result: states of the response, of the prompt, and what a reducer made of the former (a prefix)."""
+
 
 @dataclass(frozen=True)
-class CaptureOptions:
-    """``additional_config["hidden_states"]``, parsed."""
+class Step:
+    """One forward pass of an engine over N tokens of R requests, requests one after another."""
 
-    layers: tuple[int, ...] = (-1,)
-    """Captured layers; -1 is the state after the final norm."""
+    request_ids: Sequence[str]
+    """R vLLM-internal ids."""
+    computed: np.ndarray
+    """[R], tokens of each request computed before this step: the position of its first token in it."""
+    scheduled: np.ndarray
+    """[R], tokens of each request in this step."""
+    sampled: np.ndarray
+    """[R] bool, whether the token sampled from the request's last state is kept; not so for unfinished prompts."""
+    last_rows: Tensor
+    """int64 [R] on the device, row of each request's last token."""
+    states: Sequence[Tensor]
+    """For each captured layer [N or more, hidden]."""
 
-    @classmethod
-    def parse(cls, raw: Any) -> "CaptureOptions":
-        """Read the user's mapping.
 
-        Raises:
-            ValueError: for an option or a layer that is not supported, naming those that are.
-        """
-        if not isinstance(raw, dict):
-            raise ValueError(
-                f"additional_config['hidden_states']={raw!r}: must be a mapping such as {{'layers': [-1]}}"
-            )
-        unknown = set(raw) - {"layers"}
-        if unknown:
-            raise ValueError(
-                f"additional_config['hidden_states'] has unknown options {sorted(unknown)}; known: ['layers']"
-            )
-        layers = raw.get("layers", [-1])
-        if layers not in ([-1], (-1,)):
-            raise ValueError(
-                f"additional_config['hidden_states']['layers']={layers}: only the state after the final norm, "
-                "[-1], can be captured"
-            )
-        return cls(tuple(layers))
+@dataclass
+class _Request:
+    """A request the engine has begun."""
+
+    owner: int
+    prompt_length: int
+    finished: bool = False
+    """The engine will compute nothing more for it."""
+    taken: bool = False
+    """Nobody will ask for its states any more."""
 
 
 class HiddenStateCapture:
-    """The states of every running request of one engine; rows stay on the device that computed them."""
+    """The states of every request of one worker, from its first step until somebody takes them."""
 
-    def __init__(self, options: CaptureOptions) -> None:
+    def __init__(self, options: CaptureOptions, buffer: RowBuffer) -> None:
         self.options = options
-        self._rows: dict[str, list[Tensor]] = defaultdict(list)
+        self.buffer = buffer
+        self._reducer = options.load_reducer()
+        self._requests: dict[str, _Request] = {}
+        self._owners = itertools.count()
 
-    def record(self, states: Tensor, request_ids: Sequence[str], discarded: Sequence[bool]) -> None:
-        """Keep one engine step.
+    def begin(self, request_id: str, prompt_length: int) -> None:
+        """The engine schedules a request for the first time, or again after a preemption."""
+        if request_id not in self._requests:
+            self._requests[request_id] = _Request(next(self._owners), prompt_length)
+
+    def finish(self, request_id: str) -> None:
+        """The engine has let go of a request; its states stay until they are taken."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.finished = True
+            self._forget(request_id, request)
+
+    def record(self, step: Step) -> None:
+        """Keep the states of one step that somebody may ask for."""
+        requests = [self._requests.get(request_id) for request_id in step.request_ids]
+        owners = np.array([NOBODY if r is None or r.taken else r.owner for r in requests], dtype=np.int64)
+        wanted = owners != NOBODY
+        last_positions = (step.computed + step.scheduled - 1).astype(np.int64)
+        prompts = np.array([0 if r is None else r.prompt_length for r in requests], dtype=np.int64)
+        if self.options.keeps_prompts and (wanted & (step.computed < prompts)).any():
+            self._record_all(step, owners, prompts, last_positions)
+        elif self.options.keeps_responses and (wanted & step.sampled).any():
+            rows = [states.index_select(0, step.last_rows) for states in step.states]
+            self.buffer.append(rows, np.where(step.sampled, owners, NOBODY), last_positions)
+
+    def take(self, requests: Iterable[tuple[str, int]]) -> list[dict[str, Tensor]]:
+        """Hand out the states of requests and forget them.
 
         Args:
-            states: [num_requests, hidden], one row per running request, in the order of ``request_ids``.
-            request_ids: vLLM's internal request ids.
-            discarded: true where the row's token is thrown away because its prompt is not yet computed to the end.
-        """
-        # The engine reuses its buffers in the next step; one copy per step is cheaper than one per request.
-        kept = states.detach().clone()
-        for row, request_id, is_discarded in zip(kept, request_ids, discarded, strict=True):
-            if not is_discarded:
-                self._rows[request_id].append(row)
+            requests: ids with the number of response tokens whose states are wanted, from the first. Asynchronous
+                scheduling may have computed more.
 
-    def pop(self, request_id: str, num_tokens: int) -> Tensor:
-        """Hand out a finished request's states, [num_tokens, num_layers, hidden], and forget the request.
-
-        Asynchronous scheduling may compute one step more than the request needed; that row is dropped.
+        Returns:
+            For each request, as the options ask: ``states [num_tokens, num_layers, hidden]`` or the reducer's tensors
+            as ``reduced.<name>``, and ``prompt [prompt_length, num_layers, hidden]``, with NaN where the prefix cache
+            spared the engine the computation.
 
         Raises:
-            RuntimeError: if fewer rows were seen than tokens sampled, which would mean misaligned states.
+            RuntimeError: if a state of the response is missing, which would mean that states are misaligned.
+            TypeError: if the reducer returns something else than it should.
         """
-        rows = self._rows.pop(request_id, [])
-        if len(rows) < num_tokens:
-            raise RuntimeError(
-                f"request {request_id}: captured {len(rows)} hidden states for {num_tokens} tokens; "
-                "this engine configuration is not supported by the hidden-state capture"
-            )
-        if num_tokens == 0:
-            return torch.empty(0, len(self.options.layers), 0)
-        return torch.stack(rows[:num_tokens]).unsqueeze(1)
+        results: list[dict[str, Tensor]] = []
+        responses: list[Tensor] = []
+        for request_id, num_tokens in requests:
+            result = {}
+            if self.options.keeps_responses:
+                responses.append(self._response(request_id, num_tokens))
+            if self.options.keeps_prompts:
+                result[PROMPT] = self._prompt(request_id)
+            results.append(result)
+            self.drop(request_id)
+        if self.options.keeps_responses:
+            for result, response in zip(results, self._reduced(responses), strict=True):
+                result |= response
+        if self.options.device == "cpu":
+            results = [{name: value.cpu() for name, value in result.items()} for result in results]
+        return results
 
-    def __contains__(self, request_id: str) -> bool:
-        """Whether rows of this request are held."""
-        return request_id in self._rows
+    def drop(self, request_id: str) -> None:
+        """Nobody will ask for this request any more; what it still computes is not kept."""
+        request = self._requests.get(request_id)
+        if request is not None and not request.taken:
+            request.taken = True
+            self.buffer.release(request.owner)
+            self._forget(request_id, request)
 
     def __len__(self) -> int:
-        """Number of requests whose rows are held."""
-        return len(self._rows)
+        """Number of requests known."""
+        return len(self._requests)
+
+    def _forget(self, request_id: str, request: _Request) -> None:
+        if request.finished and request.taken:
+            del self._requests[request_id]
+
+    def _record_all(self, step: Step, owners: np.ndarray, prompts: np.ndarray, last_positions: np.ndarray) -> None:
+        """Keep rows of prompt tokens, and of the sampling positions if responses are kept, in one stretch."""
+        lengths = step.scheduled
+        row_owners = np.repeat(owners, lengths)
+        starts = np.cumsum(lengths) - lengths
+        positions = np.arange(len(row_owners)) + np.repeat(step.computed - starts, lengths)
+        # The prompt's last state is also the first token's: computed again, it must not replace what was sampled from.
+        ends = prompts - 1 if self.options.keeps_responses else prompts
+        needed = positions < np.repeat(ends, lengths)
+        if self.options.keeps_responses:
+            needed |= (positions == np.repeat(last_positions, lengths)) & np.repeat(step.sampled, lengths)
+        rows = [states[: len(row_owners)] for states in step.states]
+        self.buffer.append(rows, np.where(needed, row_owners, NOBODY), positions)
+
+    def _response(self, request_id: str, num_tokens: int) -> Tensor:
+        request = self._requests.get(request_id)
+        if request is None or request.taken:
+            # Aborted before its first step, or taken twice.
+            states, found = self.buffer.gather(NOBODY, 0, 0)
+        else:
+            states, found = self.buffer.gather(request.owner, request.prompt_length - 1, num_tokens)
+        if found.sum() != num_tokens:
+            raise RuntimeError(
+                f"request {request_id}: {int(found.sum())} hidden states for {num_tokens} tokens; this engine "
+                "configuration is not supported by the hidden-state capture, please report it"
+            )
+        return states
+
+    def _prompt(self, request_id: str) -> Tensor:
+        request = self._requests.get(request_id)
+        if request is None or request.taken:
+            return self.buffer.gather(NOBODY, 0, 0)[0]
+        return self.buffer.gather(request.owner, 0, request.prompt_length)[0]
+
+    def _reduced(self, responses: list[Tensor]) -> list[dict[str, Tensor]]:
+        if self._reducer is None:
+            return [{STATES: states} for states in responses]
+        filled = [states for states in responses if len(states)]
+        reduced = iter(_checked(self._reducer(filled), len(filled), self.options.reducer) if filled else [])
+        return [
+            {REDUCED + name: value for name, value in next(reduced).items()} if len(states) else {}
+            for states in responses
+        ]
+
+
+def _checked(results: object, count: int, name: str | None) -> list[dict[str, Tensor]]:
+    """The reducer's results, if they are what its contract says."""
+    if not isinstance(results, list) or len(results) != count:
+        raise TypeError(
+            f"reducer {name}: must return a list of {count} dicts, one per request; got {results!r:.200}"
+        )
+    for result in results:
+        wrong = not isinstance(result, dict) or not all(isinstance(value, torch.Tensor) for value in result.values())
+        if wrong:
+            raise TypeError(f"reducer {name}: must return dicts of names to tensors; got {result!r:.200}")
+    return results
+
+
+__all__ = ["PROMPT", "REDUCED", "STATES", "HiddenStateCapture", "Reducer", "Step"]

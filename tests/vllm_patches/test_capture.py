@@ -1,89 +1,225 @@
-"""Which rows belong to which request; the engine itself is met in tests/workers/test_hybrid.py."""
+"""Which state belongs to which token: against a scheduler that chunks, batches, preempts and recomputes at random."""
 
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
-from vllm_patches import is_supported
-from vllm_patches.capture import CaptureOptions, HiddenStateCapture
+from vllm_patches.buffer import RowBuffer
+from vllm_patches.capture import PROMPT, STATES, HiddenStateCapture, Step
+from vllm_patches.options import CaptureOptions
 
-
-@pytest.fixture
-def capture() -> HiddenStateCapture:
-    return HiddenStateCapture(CaptureOptions())
-
-
-def rows(*values: float) -> torch.Tensor:
-    """One row per request, of width 2: the value and its negative."""
-    return torch.tensor([[value, -value] for value in values])
+SELF = __name__
 
 
-def test_rows_follow_their_request_through_a_changing_batch(capture: HiddenStateCapture):
-    capture.record(rows(1, 10), ["a", "b"], [False, False])
-    capture.record(rows(20, 2), ["b", "a"], [False, False])  # the engine reorders its batch as it likes
-    capture.record(rows(3, 100), ["a", "c"], [False, False])
-    assert capture.pop("a", 3).tolist() == [[[1, -1]], [[2, -2]], [[3, -3]]]
-    assert capture.pop("b", 2).tolist() == [[[10, -10]], [[20, -20]]]
-    assert len(capture) == 1 and "c" in capture and "a" not in capture
+def make_capture(max_rows: int = 1000, **options: object) -> HiddenStateCapture:
+    parsed = CaptureOptions.parse({"hidden_states": options})
+    return HiddenStateCapture(parsed, RowBuffer(1, 2, torch.float32, "cpu", max_rows * 8))
 
 
-def test_rows_of_unfinished_prompts_are_discarded(capture: HiddenStateCapture):
-    capture.record(rows(1, 10), ["a", "b"], [True, False])
-    capture.record(rows(2, 20), ["a", "b"], [False, False])
-    assert capture.pop("a", 1).tolist() == [[[2, -2]]]
-    assert capture.pop("b", 2).tolist() == [[[10, -10]], [[20, -20]]]
+def state_of(request: int, position: int, attempt: int = 0) -> list[float]:
+    return [1000.0 * request + position, float(attempt)]
 
 
-def test_the_step_computed_too_many_is_dropped(capture: HiddenStateCapture):
-    for value in (1, 2, 3):
-        capture.record(rows(value), ["a"], [False])
-    assert capture.pop("a", 2).tolist() == [[[1, -1]], [[2, -2]]]
+def make_step(work: list[tuple[str, int, int, bool, list[list[float]]]]) -> Step:
+    """``work``: request id, tokens computed before, tokens in this step, whether its token is kept, their states."""
+    scheduled = np.array([count for _, _, count, _, _ in work])
+    return Step(
+        request_ids=[request_id for request_id, *_ in work],
+        computed=np.array([computed for _, computed, *_ in work], dtype=np.int32),
+        scheduled=scheduled,
+        sampled=np.array([sampled for *_, sampled, _ in work]),
+        last_rows=torch.from_numpy(np.cumsum(scheduled) - 1),
+        # vLLM pads the batch for CUDA graphs; the padding must not matter.
+        states=[torch.tensor([row for *_, rows in work for row in rows] + [[-7.0, -7.0]])],
+    )
+
+
+def test_the_state_a_token_was_sampled_from():
+    capture = make_capture()
+    capture.begin("a", 3)
+    capture.record(make_step([("a", 0, 2, False, [[0, 0], [1, 0]])]))  # a chunk that ends before the prompt does
+    capture.begin("b", 1)
+    capture.record(make_step([("a", 2, 1, True, [[2, 0]]), ("b", 0, 1, True, [[10, 0]])]))
+    capture.record(make_step([("b", 1, 1, True, [[11, 0]]), ("a", 3, 1, True, [[3, 0]])]))  # in another order
+    (a,) = capture.take([("a", 2)])
+    assert a[STATES][:, 0, 0].tolist() == [2, 3]
+    # One step more than the request needed, as asynchronous scheduling does.
+    capture.record(make_step([("b", 2, 1, True, [[12, 0]]), ("a", 4, 1, True, [[4, 0]])]))
+    (b,) = capture.take([("b", 2)])
+    assert b[STATES][:, 0, 0].tolist() == [10, 11]
+    assert capture.buffer.num_rows == 0
+    capture.finish("a")
+    capture.finish("b")
     assert len(capture) == 0
 
 
-def test_recorded_rows_survive_the_reuse_of_the_engines_buffer(capture: HiddenStateCapture):
-    buffer = rows(1)
-    capture.record(buffer, ["a"], [False])
-    buffer.fill_(9)
-    assert capture.pop("a", 1).tolist() == [[[1, -1]]]
+def test_prompts_and_what_the_prefix_cache_spared():
+    capture = make_capture(phase="both")
+    capture.begin("a", 4)
+    capture.record(make_step([("a", 2, 2, True, [[2, 0], [3, 0]])]))
+    capture.record(make_step([("a", 4, 1, True, [[4, 0]])]))
+    (result,) = capture.take([("a", 2)])
+    assert result[STATES][:, 0, 0].tolist() == [3, 4]
+    prompt = result[PROMPT][:, 0, 0]
+    assert prompt.isnan().tolist() == [True, True, False, False] and prompt[2:].tolist() == [2, 3]
 
 
-def test_too_few_rows_are_an_error(capture: HiddenStateCapture):
-    capture.record(rows(1), ["a"], [False])
-    with pytest.raises(RuntimeError, match="request a: captured 1 hidden states for 2 tokens"):
-        capture.pop("a", 2)
-    with pytest.raises(RuntimeError, match="request b: captured 0 hidden states for 1 tokens"):
-        capture.pop("b", 1)
+def test_prefill_alone_keeps_no_response():
+    capture = make_capture(phase="prefill")
+    capture.begin("a", 2)
+    capture.record(make_step([("a", 0, 2, True, [[0, 0], [1, 0]])]))
+    capture.record(make_step([("a", 2, 1, True, [[2, 0]])]))
+    assert capture.buffer.num_rows == 2
+    (result,) = capture.take([("a", 2)])
+    assert set(result) == {PROMPT} and result[PROMPT][:, 0, 0].tolist() == [0, 1]
 
 
-def test_as_many_rows_as_requests(capture: HiddenStateCapture):
-    with pytest.raises(ValueError):
-        capture.record(rows(1, 2), ["a"], [False])
+def test_a_token_sampled_anew_has_its_new_state():
+    capture = make_capture()
+    capture.begin("a", 1)
+    capture.record(make_step([("a", 0, 1, True, [[0, 1]])]))
+    capture.record(make_step([("a", 1, 1, True, [[1, 1]])]))
+    # The second token was thrown away, the weights changed, and the request starts over with one token of response.
+    capture.record(make_step([("a", 0, 1, False, [[0, 2]])]))
+    capture.record(make_step([("a", 1, 1, True, [[1, 2]])]))
+    (result,) = capture.take([("a", 2)])
+    assert result[STATES][:, 0].tolist() == [[0, 1], [1, 2]]
 
 
-def test_no_tokens_no_rows(capture: HiddenStateCapture):
-    assert capture.pop("a", 0).shape[:2] == (0, 1)
+def test_dropped_requests_hold_nothing():
+    capture = make_capture()
+    capture.begin("a", 1)
+    capture.record(make_step([("a", 0, 1, True, [[0, 0]])]))
+    capture.drop("a")
+    capture.record(make_step([("a", 1, 1, True, [[1, 0]])]))
+    assert capture.buffer.num_rows == 0
+    capture.finish("a")
+    capture.drop("never begun")
+    assert len(capture) == 0
 
 
-def test_versions_outside_the_range_are_left_alone():
-    known = ["0.24.0", "0.32.0+cpu", "0.33.1.dev3"]
-    assert [is_supported(version) for version in known] == [True, True, True]
-    assert [is_supported(version) for version in ["0.23.4", "0.34.0rc1", "1.0"]] == [False, False, False]
+def test_requests_nobody_began_are_ignored():
+    """Warm-up runs of an engine."""
+    capture = make_capture()
+    capture.record(make_step([("dummy", 0, 1, True, [[0, 0]])]))
+    assert capture.buffer.num_rows == 0
 
 
-def test_options_default_to_the_final_norm():
-    assert CaptureOptions.parse({}).layers == (-1,)
-    assert CaptureOptions.parse({"layers": [-1]}).layers == (-1,)
+def test_an_empty_response():
+    capture = make_capture(phase="both")
+    (result,) = capture.take([("aborted while waiting", 0)])
+    assert result[STATES].shape == result[PROMPT].shape == (0, 1, 2)
+
+
+def test_a_missing_state_is_an_error():
+    capture = make_capture()
+    capture.begin("a", 1)
+    capture.record(make_step([("a", 0, 1, True, [[0, 0]])]))
+    with pytest.raises(RuntimeError, match="request a: 1 hidden states for 2 tokens"):
+        capture.take([("a", 2)])
+    with pytest.raises(RuntimeError, match="request b: 0 hidden states for 1 tokens"):
+        capture.take([("b", 1)])
+
+
+def total(states: list[Tensor], scale: int) -> list[dict[str, Tensor]]:
+    return [{"sum": scale * response.sum(dim=0), "length": torch.tensor(len(response))} for response in states]
+
+
+def too_few(states: list[Tensor]) -> list[dict[str, Tensor]]:
+    return []
+
+
+def not_tensors(states: list[Tensor]) -> list[dict[str, float]]:
+    return [{"sum": 1.0} for _ in states]
+
+
+def test_a_reducer_takes_the_states_place():
+    capture = make_capture(reducer=f"{SELF}:total", reducer_options={"scale": 10})
+    for request_id, value in (("a", 1.0), ("b", 2.0)):
+        capture.begin(request_id, 1)
+        capture.record(make_step([(request_id, 0, 1, True, [[value, 0]])]))
+        capture.record(make_step([(request_id, 1, 1, True, [[value, 1]])]))
+    a, empty, b = capture.take([("a", 2), ("aborted", 0), ("b", 1)])
+    assert a["reduced.sum"].tolist() == [[20, 10]] and a["reduced.length"] == 2
+    assert b["reduced.sum"].tolist() == [[20, 0]] and b["reduced.length"] == 1
+    assert empty == {}
 
 
 @pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (True, r"additional_config\['hidden_states'\]=True: must be a mapping such as"),
-        ({"layer": [-1]}, r"unknown options \['layer'\]; known: \['layers'\]"),
-        ({"layers": [3]}, r"\['layers'\]=\[3\]: only the state after the final norm, \[-1\]"),
-        ({"layers": -1}, r"\['layers'\]=-1: only the state after the final norm, \[-1\]"),
-    ],
+    ("name", "message"), [("too_few", "must return a list of 1 dicts"), ("not_tensors", "names to tensors")]
 )
-def test_options_that_cannot_be_served_are_named(raw: object, message: str):
-    with pytest.raises(ValueError, match=message):
-        CaptureOptions.parse(raw)
+def test_a_reducer_that_breaks_its_contract_is_named(name: str, message: str):
+    capture = make_capture(reducer=f"{SELF}:{name}")
+    capture.begin("a", 1)
+    capture.record(make_step([("a", 0, 1, True, [[0, 0]])]))
+    with pytest.raises(TypeError, match=f"reducer {SELF}:{name}: .*{message}"):
+        capture.take([("a", 1)])
+
+
+@dataclass
+class Request:
+    number: int
+    prompt: int
+    response: int
+    tokens: int = 0
+    """Prompt and response tokens known so far."""
+    computed: int = 0
+    begun: bool = False
+    sampled_in: dict[int, int] = field(default_factory=dict)
+    """Position -> attempt in which the token after it was sampled."""
+
+
+class Scheduler:
+    """Computes requests in random chunks, preempts at random, as vLLM may."""
+
+    def __init__(self, requests: list[Request], seed: int) -> None:
+        self.requests = requests
+        self.random = random.Random(seed)
+        self.attempt = 0
+
+    def step(self, capture: HiddenStateCapture) -> None:
+        self.attempt += 1
+        work = []
+        for request in self.random.sample(self.requests, self.random.randint(1, len(self.requests))):
+            if request.begun and self.random.random() < 0.1:
+                request.computed = 0
+            if request.computed == 0:
+                capture.begin(f"r{request.number}", request.prompt)
+                request.begun = True
+            left = request.tokens - request.computed
+            count = self.random.randint(1, left)
+            rows = [state_of(request.number, request.computed + i, self.attempt) for i in range(count)]
+            work.append((f"r{request.number}", request.computed, count, count == left, rows))
+            request.computed += count
+            if count == left:
+                request.sampled_in[request.computed - 1] = self.attempt
+                request.tokens += 1
+        capture.record(make_step(work))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=5), st.integers(), st.booleans())
+def test_every_token_has_its_state_however_it_was_scheduled(sizes: list[tuple[int, int]], seed: int, both: bool):
+    capture = make_capture(max_rows=12, phase="both" if both else "decode")
+    requests = [Request(i, prompt, response, tokens=prompt) for i, (prompt, response) in enumerate(sizes)]
+    scheduler = Scheduler(list(requests), seed)
+    while scheduler.requests:
+        scheduler.step(capture)
+        for request in [r for r in scheduler.requests if r.tokens - r.prompt >= r.response]:
+            scheduler.requests.remove(request)
+            (result,) = capture.take([(f"r{request.number}", request.response)])
+            positions = range(request.prompt - 1, request.prompt - 1 + request.response)
+            assert result[STATES][:, 0].tolist() == [
+                state_of(request.number, p, request.sampled_in[p]) for p in positions
+            ]
+            if both:
+                expected = [state_of(request.number, p)[0] for p in range(request.prompt)]
+                assert result[PROMPT][:, 0, 0].tolist() == expected
+            capture.finish(f"r{request.number}")
+    assert len(capture) == capture.buffer.num_rows == 0

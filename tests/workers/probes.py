@@ -31,8 +31,8 @@ class ProbeWorker(HybridWorker):
     def parameters(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in full_parameters(self.actor.model)}
 
-    def greedy_with_states(self, prompts: PromptBatch, num_tokens: int) -> list[tuple[list[int], Tensor]]:
-        """vLLM's greedy tokens with the hidden states it sampled them from."""
+    def engine_greedy(self, prompts: PromptBatch, num_tokens: int) -> list[list[int]]:
+        """vLLM's greedy tokens."""
         from vllm import SamplingParams
 
         token_prompts = [
@@ -41,7 +41,7 @@ class ProbeWorker(HybridWorker):
         ]
         parameters = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
         outputs = self.rollout.engine.generate(token_prompts, parameters, use_tqdm=False)
-        return [(list(o.outputs[0].token_ids), o.outputs[0].hidden_states) for o in outputs]
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
     @torch.no_grad()
     def trainer_greedy(self, prompts: PromptBatch, num_tokens: int) -> Tensor:

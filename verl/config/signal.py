@@ -80,6 +80,9 @@ class CalculatorConfig:
 
     enable: bool
     """Capture hidden states and compute rank metrics; needed by ``reward_manager.add_reward`` and ``add_adv``."""
+    layers: list[int]
+    """Layers whose hidden states are measured, counted from either end: -1 is the state after the final norm, any other
+    the output of that decoder layer. Logged as ``layer_1``, ``layer_2``, ... in this order; Phi is their mean."""
     metric_indices: list[int]
     """Indices into ``BASE_METRICS`` of the metrics to compute."""
     compute_diff: bool
@@ -115,6 +118,8 @@ class CalculatorConfig:
     """The same in validation."""
 
     def __post_init__(self) -> None:
+        require(len(self.layers) > 0, "calculator.layers", self.layers, "name at least one")
+        require(len(set(self.layers)) == len(self.layers), "calculator.layers", self.layers, "name each once")
         require(len(self.metric_indices) > 0, "calculator.metric_indices", self.metric_indices, "name at least one")
         for index in self.metric_indices:
             require(

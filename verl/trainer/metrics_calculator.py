@@ -1,11 +1,15 @@
 """Rank metrics of a batch of responses, layer by layer (arXiv 2509.23808).
 
-Runs where the hidden states are: it depends on torch, ``verl.spectral`` and ``verl.config`` alone and can be
-pickled into a rollout worker.
+Runs where the hidden states are, inside the rollout engine: it depends on torch, ``verl.spectral`` and ``verl.config``
+alone.
 """
+
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from verl.config.signal import CalculatorConfig
 from verl.spectral import SpectralOptions
@@ -13,6 +17,9 @@ from verl.trainer.metrics_utils import acceleration, base_metrics, prefix_counts
 
 RankMetrics = dict[str, dict[str, Tensor]]
 """Layer key ("1".."L") to metric name to float64 ``[B]``."""
+
+PADDED_BYTES = 256 << 20
+"""Bound on the padded copy of hidden states that :func:`reduce_states` measures at once."""
 
 
 class RepresentationMetricsCalculator:
@@ -121,6 +128,43 @@ class RepresentationMetricsCalculator:
             metrics[f"{name} diff"] = velocity(prefixes[name], counts) + masked
             metrics[f"{name} diff 2"] = acceleration(prefixes[name], counts) + masked
         return metrics
+
+
+def capture_options(config: CalculatorConfig) -> dict[str, Any]:
+    """What a vLLM engine is asked for (``additional_config["hidden_states"]``): every response's rank metrics."""
+    reducer = f"{__name__}:{reduce_states.__name__}"
+    return {"layers": config.layers, "reducer": reducer, "reducer_options": asdict(config)}
+
+
+def reduce_states(states: list[Tensor], **calculator: Any) -> list[dict[str, Tensor]]:
+    """Rank metrics of finished responses, where their hidden states are.
+
+    Args:
+        states: for each response ``[T, L, D]``, T at least 1.
+        calculator: the fields of :class:`CalculatorConfig`.
+
+    Returns:
+        For each response metric name to float64 ``[L]``, and ``mean_state``, float32 ``[L, D]``. They depend on that
+        response alone, not on the others of the list.
+
+    Raises:
+        ValueError: as :class:`RepresentationMetricsCalculator`; responses are counted within the list.
+    """
+    measure = RepresentationMetricsCalculator(CalculatorConfig(**calculator))
+    results: list[dict[str, Tensor]] = []
+    longest = max(len(response) for response in states)
+    at_once = max(1, PADDED_BYTES // max(1, longest * states[0][0].nbytes))
+    for start in range(0, len(states), at_once):
+        responses = states[start : start + at_once]
+        padded = pad_sequence(responses, batch_first=True)
+        lengths = torch.tensor([len(response) for response in responses], device=padded.device)
+        layers = measure(padded, torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]).values()
+        names = next(iter(layers))
+        metrics = {name: torch.stack([layer[name] for layer in layers], dim=1) for name in names}
+        for row, response in enumerate(responses):
+            measured = {name: values[row] for name, values in metrics.items()}
+            results.append(measured | {"mean_state": response.float().mean(dim=0)})
+    return results
 
 
 def _options(config: CalculatorConfig, svd_method: str, method: str) -> SpectralOptions:

@@ -1,6 +1,7 @@
 """The hybrid worker: trained policy, reference policy and rollout engine in one process per device."""
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch
 from verl.workers.actor import Actor, Policy
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.fsdp import export_huggingface, full_parameters
-from verl.workers.rollout.vllm_rollout import RankMetrics, VLLMRollout
+from verl.workers.rollout.vllm_rollout import VLLMRollout
 
 
 class HybridWorker:
@@ -20,8 +21,9 @@ class HybridWorker:
     """
 
     def __init__(
-        self, config: PPOConfig, place: WorkerPlace, total_updates: int, rank_metrics: RankMetrics | None
+        self, config: PPOConfig, place: WorkerPlace, total_updates: int, capture: dict[str, Any] | None
     ) -> None:
+        """``capture``: what the rollout engine measures of its hidden states, see :class:`VLLMRollout`."""
         seed_everything(config.seed)
         mesh = join_world(place)
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -40,7 +42,7 @@ class HybridWorker:
             place.device_type,
             config.seed,
             self.tokenizer.pad_token_id,
-            rank_metrics,
+            capture,
         )
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:

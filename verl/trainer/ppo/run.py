@@ -9,7 +9,7 @@ from verl.data.tokenizers import load_tokenizer
 from verl.rewards.pool import VerifierPool
 from verl.single_controller import WorkerGroup
 from verl.trainer.launch import ray_cluster, resolve_device
-from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
+from verl.trainer.metrics_calculator import RepresentationMetricsCalculator, capture_options
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.tracking import Tracker
@@ -59,7 +59,7 @@ def run_ppo(config: PPOConfig) -> None:
         workers = WorkerGroup(
             "verl.workers.hybrid:HybridWorker",
             config,
-            (updates, calculator),
+            (updates, capture_options(config.calculator) if config.calculator.enable else None),
             trainer.nnodes,
             trainer.n_gpus_per_node,
             device_type,

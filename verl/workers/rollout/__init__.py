@@ -7,7 +7,7 @@ def engine_environment(device_type: str) -> dict[str, str]:
     """Environment of a worker process that holds a vLLM engine; what the user has set already is kept."""
     wanted = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine must share its process with the trained model
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the hidden-state capture knows the first model runner
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second is not tried with the trainer yet
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }

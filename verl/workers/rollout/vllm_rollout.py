@@ -1,31 +1,27 @@
 """The vLLM engine in a worker's own process: samples responses and measures their hidden states on the spot.
 
-Legend: B responses, P prompt length, R response length, T tokens of the longest response, L layers, D hidden width.
+Legend: B responses, P prompt length, R response length, L layers, D hidden width.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import vllm
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from vllm import LLM, CompletionOutput, SamplingParams
 from vllm.platforms import current_platform
 
 from verl.config.ppo import DataConfig, RolloutConfig, SamplingConfig
-from verl.protocol import PromptBatch, RolloutBatch, stack_layer_metrics
-
-RankMetrics = Callable[[Tensor, Tensor], dict[str, dict[str, Tensor]]]
-"""``(hidden_states [B, T, L, D], mask [B, T]) -> {layer: {name: [B]}}``, as ``RepresentationMetricsCalculator``."""
+from verl.protocol import PromptBatch, RolloutBatch
 
 CPU_KV_CACHE_MB = 512
 """KV cache of a CPU engine where the config leaves its size open, MiB."""
 
 
 class VLLMRollout:
-    """Samples responses with log-probabilities, and rank metrics where a calculator is given."""
+    """Samples responses with log-probabilities, and measures their hidden states where ``capture`` asks for it."""
 
     def __init__(
         self,
@@ -36,11 +32,12 @@ class VLLMRollout:
         device_type: str,
         seed: int,
         pad_token_id: int,
-        rank_metrics: RankMetrics | None,
+        capture: dict[str, Any] | None,
     ) -> None:
+        """``capture``: options of ``vllm_patches``, whose reducer gives metrics ``[L]`` and ``mean_state [L, D]``."""
         self.pad_token_id = pad_token_id
         self.max_response_length = data.max_response_length
-        self.rank_metrics = rank_metrics
+        self.measures = capture is not None
         on_cpu = device_type == "cpu"
         if current_platform.is_cpu() != on_cpu:
             raise RuntimeError(
@@ -51,8 +48,8 @@ class VLLMRollout:
         options: dict[str, Any] = {}
         if kv_cache_memory_mb:
             options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20
-        if rank_metrics is not None:
-            options["additional_config"] = {"hidden_states": {"layers": [-1]}}
+        if capture is not None:
+            options["additional_config"] = {"hidden_states": capture}
         self.engine = LLM(
             model_path,
             dtype=("float32" if on_cpu else "bfloat16") if config.dtype == "auto" else config.dtype,
@@ -129,15 +126,12 @@ class VLLMRollout:
 
     def _measure(self, completions: list[CompletionOutput]) -> tuple[TensorDict, Tensor]:
         """Rank metrics and mean states of finished responses; the states themselves stay in this process."""
-        if self.rank_metrics is None:
+        if not self.measures:
             return TensorDict({}, batch_size=[len(completions)]), torch.zeros(len(completions), 0, 0)
-        states = [_hidden_states(completion) for completion in completions]
-        lengths = torch.tensor([len(s) for s in states], device=states[0].device)
-        padded = pad_sequence(states, batch_first=True)
-        mask = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
-        metrics = stack_layer_metrics(self.rank_metrics(padded, mask), len(states))
-        means = torch.stack([s.float().mean(dim=0) for s in states])
-        return metrics.cpu(), means.cpu()
+        measured = [_measured(completion) for completion in completions]
+        stacked = {name: torch.stack([response[name] for response in measured]) for name in measured[0]}
+        means = stacked.pop("mean_state")
+        return TensorDict(stacked, batch_size=[len(completions)]), means
 
 
 def mix_seed(seed: int, uid: int) -> int:
@@ -168,12 +162,11 @@ def _sampled_logprobs(completion: CompletionOutput) -> list[float]:
     return [position[token].logprob for token, position in zip(completion.token_ids, completion.logprobs, strict=True)]
 
 
-def _hidden_states(completion: CompletionOutput) -> Tensor:
-    states = getattr(completion, "hidden_states", None)
-    if states is None:
+def _measured(completion: CompletionOutput) -> dict[str, Tensor]:
+    measured = getattr(completion, "hidden_states", None)
+    if measured is None:
         raise RuntimeError(
-            f"vLLM {vllm.__version__} returned no hidden states: its plugin is not active. Use vLLM 0.24 to 0.33 "
-            "and VLLM_USE_V2_MODEL_RUNNER=0, install the project with `pip install -e .`, and if VLLM_PLUGINS is set, "
-            "add verl_hidden_states to it"
+            f"vLLM {vllm.__version__} returned no hidden states: its plugin is not active. Install the project with "
+            "`pip install -e .`, and if VLLM_PLUGINS is set, add verl_hidden_states to it"
         )
-    return states
+    return measured

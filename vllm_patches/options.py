@@ -1,0 +1,135 @@
+"""What a user asks for: ``additional_config={"hidden_states": {...}}``, checked before an engine starts."""
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KEY = "hidden_states"
+"""Name of the options within vLLM's ``additional_config``."""
+
+PHASES = ("decode", "prefill", "both")
+DEVICES = ("cpu", "device")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+Reducer = Callable[[list[Tensor]], list[Mapping[str, Tensor]]]
+"""States ``[num_tokens, num_layers, hidden]`` of finished requests in, one mapping of named tensors per request out."""
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """``additional_config["hidden_states"]``, parsed."""
+
+    layers: tuple[int, ...] = (-1,)
+    """Captured layers, in the order of the result. Layer k, counted from either end, is what ``transformers`` calls
+    ``hidden_states[1:][k]``: the output of decoder layer k, and of the last one the state after the final norm."""
+    phase: str = "decode"
+    """``decode``: the states that response tokens were sampled from; ``prefill``: those of the prompt; ``both``."""
+    dtype: str = "auto"
+    """What states are stored and returned in; ``auto`` is the model's own."""
+    device: str = "cpu"
+    """Where results are: ``cpu``, or ``device``, where they were computed (the engine must be in this process)."""
+    max_bytes: int = 1 << 30
+    """Bound on the buffer on the device, bytes per worker. Rows beyond it wait in host memory."""
+    reducer: str | None = None
+    """Import path ``module:function`` of a :data:`Reducer`, called where the states are; its result takes their
+    place."""
+    reducer_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the reducer; JSON."""
+
+    @classmethod
+    def parse(cls, additional_config: Any) -> "CaptureOptions | None":
+        """Read vLLM's ``additional_config``; None if it does not ask for hidden states.
+
+        Raises:
+            ValueError: for an unknown option or value, naming those that exist.
+        """
+        if not isinstance(additional_config, Mapping) or additional_config.get(KEY) is None:
+            return None
+        raw = additional_config[KEY]
+        if not isinstance(raw, Mapping):
+            raise _error("", raw, "must be a mapping such as {'layers': [-1]}")
+        known = [option.name for option in fields(cls)]
+        unknown = sorted(set(raw) - set(known))
+        if unknown:
+            raise _error("", dict(raw), f"unknown options {unknown}; known: {known}")
+        options = cls(**{**raw, "layers": _layers(raw.get("layers", cls.layers))})
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        for name, choices in (("phase", PHASES), ("device", DEVICES), ("dtype", DTYPES)):
+            if getattr(self, name) not in choices:
+                raise _error(name, getattr(self, name), f"must be one of {list(choices)}")
+        if not isinstance(self.max_bytes, int) or isinstance(self.max_bytes, bool) or self.max_bytes <= 0:
+            raise _error("max_bytes", self.max_bytes, "must be a positive number of bytes")
+        if not isinstance(self.reducer_options, Mapping):
+            raise _error("reducer_options", self.reducer_options, "must be a mapping of keyword arguments")
+        if self.reducer is None and self.reducer_options:
+            raise _error("reducer_options", self.reducer_options, "there is no reducer to give them to")
+        if self.reducer is not None:
+            if self.phase == "prefill":
+                raise _error("reducer", self.reducer, "it reduces the states of responses; phase='prefill' keeps none")
+            self.load_reducer()
+
+    def load_reducer(self) -> Reducer | None:
+        """Import the reducer; None if there is none.
+
+        Raises:
+            ValueError: if there is no such function.
+        """
+        if self.reducer is None:
+            return None
+        try:
+            module, _, name = self.reducer.partition(":")
+            function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        except (ImportError, AttributeError, ValueError) as error:
+            raise _error("reducer", self.reducer, f"must be 'module:function' ({error})") from error
+        return functools.partial(function, **self.reducer_options)
+
+    def resolve_layers(self, num_layers: int) -> tuple[int, ...]:
+        """The captured layers counted from the first, 0 to ``num_layers - 1``; the last is after the final norm.
+
+        Raises:
+            ValueError: if the model has no such layer, or one is named twice.
+        """
+        for layer in self.layers:
+            if not -num_layers <= layer < num_layers:
+                raise _error(
+                    "layers",
+                    list(self.layers),
+                    f"the model has {num_layers} layers: from {-num_layers} to {num_layers - 1}",
+                )
+        resolved = tuple(layer % num_layers for layer in self.layers)
+        if len(set(resolved)) != len(resolved):
+            raise _error("layers", list(self.layers), f"names a layer of the model's {num_layers} twice")
+        return resolved
+
+    def resolve_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
+        """The dtype states are stored in."""
+        return model_dtype if self.dtype == "auto" else getattr(torch, self.dtype)
+
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether states of prompt tokens are kept."""
+        return self.phase in ("prefill", "both")
+
+    @property
+    def keeps_responses(self) -> bool:
+        """Whether states that response tokens were sampled from are kept."""
+        return self.phase in ("decode", "both")
+
+
+def _layers(raw: Any) -> tuple[int, ...]:
+    if not isinstance(raw, list | tuple) or not raw or not all(type(layer) is int for layer in raw):
+        raise _error("layers", raw, "must be a list of whole numbers such as [-1] or [5, 11, -1]")
+    return tuple(raw)
+
+
+def _error(option: str, value: Any, reason: str) -> ValueError:
+    where = f"additional_config['{KEY}']" + (f"['{option}']" if option else "")
+    return ValueError(f"{where}={value!r}: {reason}")

@@ -1,0 +1,85 @@
+"""What each of vLLM's model runners says of the step it has just computed, in one form.
+
+Both keep their results between ``execute_model`` and ``sample_tokens`` in ``execute_model_state``; everything else
+about a step is in the batch they prepared for it.
+"""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vllm_patches.capture import Step
+from vllm_patches.compat import require
+
+
+class Layers:
+    """Captured layers among the tensors that a model returns.
+
+    A model returns the state after the final norm and, where EAGLE-3 layers are set on it, a list of the inputs of
+    those layers in ascending order. Input k + 1 is the output of layer k.
+    """
+
+    def __init__(self, layers: tuple[int, ...], num_layers: int) -> None:
+        """``layers`` from 0 to ``num_layers - 1``, the last one being the state after the final norm."""
+        self.auxiliary = tuple(sorted(layer + 1 for layer in layers if layer != num_layers - 1))
+        self._places = [None if layer == num_layers - 1 else self.auxiliary.index(layer + 1) for layer in layers]
+
+    def pick(self, final: Tensor, auxiliary: list[Tensor] | None) -> list[Tensor]:
+        """The captured layers' tensors in the order asked for."""
+        return [final if place is None else (auxiliary or [])[place] for place in self._places]
+
+
+def check_runner(runner: Any, is_v2: bool) -> None:
+    """Refuse a runner that lacks what :func:`read_step` reads.
+
+    Raises:
+        RuntimeError: naming what is missing.
+    """
+    require(runner, "execute_model", "execute_model_state", "use_aux_hidden_state_outputs", "profile_run")
+    if not is_v2:
+        require(runner, "input_batch", "query_start_loc", "discard_request_mask")
+        require(runner.input_batch, "req_ids", "num_reqs", "num_computed_tokens_cpu")
+
+
+def read_step(runner: Any, layers: Layers, is_v2: bool) -> Step:
+    """The step whose results wait in ``runner.execute_model_state``."""
+    return (_read_v2 if is_v2 else _read_v1)(runner, layers)
+
+
+def _read_v1(runner: Any, layers: Layers) -> Step:
+    """``v1/worker/gpu_model_runner.py`` and, derived from it, the CPU's.
+
+    Relies on ``input_batch`` and the buffers of ``_prepare_inputs`` staying as they are until the next step.
+    """
+    state, batch = runner.execute_model_state, runner.input_batch
+    count = batch.num_reqs
+    starts = runner.query_start_loc
+    return Step(
+        request_ids=batch.req_ids[:count],
+        computed=batch.num_computed_tokens_cpu[:count],
+        scheduled=np.diff(starts.np[: count + 1]),
+        sampled=~runner.discard_request_mask.np[:count],
+        last_rows=starts.gpu[1 : count + 1] - 1,
+        states=layers.pick(state.hidden_states, state.aux_hidden_states),
+    )
+
+
+def _read_v2(runner: Any, layers: Layers) -> Step:
+    """``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
+
+    A token is sampled and kept from the step on in which the tokens known beforehand, the prompt and, after a
+    preemption, the response so far (``prefill_len_np``), are computed.
+    """
+    state = runner.execute_model_state
+    batch = state.input_batch
+    count = batch.num_reqs
+    computed, scheduled = batch.num_computed_tokens_np[:count], batch.num_scheduled_tokens[:count]
+    return Step(
+        request_ids=batch.req_ids[:count],
+        computed=computed,
+        scheduled=scheduled,
+        sampled=computed + scheduled >= batch.prefill_len_np[:count],
+        last_rows=batch.query_start_loc[1 : count + 1].long() - 1,
+        states=layers.pick(state.hidden_states, state.aux_hidden_states),
+    )

@@ -1,0 +1,139 @@
+"""The side of the engine that computes: where hidden states are seen, kept and asked for.
+
+Two things are added to vLLM's worker, whatever runner it has: after ``load_model`` the states of every
+``execute_model`` of its runner are recorded, and ``take_hidden_states`` hands them out through vLLM's own
+``collective_rpc``. The model itself, its compilation and its CUDA graphs are not touched.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+from vllm.distributed import get_tp_group
+from vllm.model_executor.models.interfaces import supports_eagle3
+from vllm.v1.worker.gpu_worker import Worker
+
+from vllm_patches.buffer import RowBuffer
+from vllm_patches.capture import HiddenStateCapture
+from vllm_patches.compat import require
+from vllm_patches.options import CaptureOptions
+from vllm_patches.runners import Layers, check_runner, read_step
+
+
+def install() -> None:
+    """Patch the worker class; the CPU's and other devices' derive from it."""
+    Worker.load_model = _then_attach(Worker.load_model)
+    Worker.take_hidden_states = take_hidden_states
+
+
+def take_hidden_states(
+    worker: Any, requests: list[tuple[str, int]], dropped: list[str], as_bytes: bool
+) -> list[dict[str, Tensor]] | list[bytes] | None:
+    """Hand out the states of ``requests``, (id, number of tokens), and forget those of ``dropped``.
+
+    Called on all workers; those that keep no states answer None. ``as_bytes`` gives each request's tensors in the
+    safetensors format, for the way between processes.
+    """
+    capture: HiddenStateCapture | None = worker.hidden_state_capture
+    if capture is None:
+        return None
+    for request_id in dropped:
+        capture.drop(request_id)
+    # Results are ordinary tensors, which a user may differentiate, even if the engine calls in inference mode.
+    with torch.inference_mode(False), torch.no_grad():
+        results = capture.take(requests)
+        return [_to_bytes(result) for result in results] if as_bytes else results
+
+
+def _to_bytes(result: dict[str, Tensor]) -> bytes:
+    # Copies, for safetensors refuses tensors that share memory.
+    return safetensors.torch.save({name: value.to("cpu", copy=True).contiguous() for name, value in result.items()})
+
+
+def _then_attach(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        options = CaptureOptions.parse(self.vllm_config.additional_config)
+        if options is not None and not hasattr(self, "hidden_state_capture"):
+            self.hidden_state_capture = attach(self.model_runner, options)
+
+    return load_model
+
+
+def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
+    """Let a runner record its steps; None where another rank of the tensor-parallel group keeps the same states.
+
+    Relies on the lists of new and of finished requests in the scheduler's output; a request resumed after a preemption
+    is among the new ones with one runner and not with the other.
+
+    Raises:
+        RuntimeError: if this vLLM lacks what is relied on.
+        ValueError: if the model cannot give the layers asked for.
+    """
+    config = runner.vllm_config
+    is_v2 = config.use_v2_model_runner
+    check_runner(runner, is_v2)
+    num_layers = config.model_config.get_total_num_hidden_layers()
+    layers = Layers(options.resolve_layers(num_layers), num_layers)
+    if layers.auxiliary:
+        _ask_for_auxiliary_states(runner, layers.auxiliary)
+    external = config.parallel_config.distributed_executor_backend == "external_launcher"
+    # With an external launcher every rank is an engine of its own, whose user asks that rank alone.
+    if get_tp_group().rank_in_group != 0 and not external:
+        return None
+
+    model_config = config.model_config
+    dtype = options.resolve_dtype(model_config.dtype)
+    width = model_config.get_hidden_size()
+    buffer = RowBuffer(len(options.layers), width, dtype, runner.device, options.max_bytes)
+    capture = HiddenStateCapture(options, buffer)
+    execute_model = runner.execute_model
+
+    @functools.wraps(execute_model)
+    def execute_and_record(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        result = execute_model(scheduler_output, *args, **kwargs)
+        for request_id in scheduler_output.finished_req_ids:
+            capture.finish(request_id)
+        for new in scheduler_output.scheduled_new_reqs:
+            capture.begin(new.req_id, len(new.prompt_embeds if new.prompt_token_ids is None else new.prompt_token_ids))
+        if runner.execute_model_state is not None:
+            with torch.inference_mode():
+                capture.record(read_step(runner, layers, is_v2))
+        return result
+
+    runner.execute_model = execute_and_record
+    if runner.device.type != "cpu":
+        runner.profile_run = _beside_buffer(runner.profile_run, runner.device, options.max_bytes)
+    return capture
+
+
+def _ask_for_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
+    """Have the model return the inputs of ``layers`` beside its result, by the interface made for EAGLE-3.
+
+    Relies on the runner unpacking that pair when ``use_aux_hidden_state_outputs`` is set. Nothing is compiled yet.
+    """
+    model = runner.get_model()
+    if not supports_eagle3(model):
+        raise ValueError(
+            f"{type(model).__name__} cannot give the states of intermediate layers: in this vLLM it does not implement "
+            "the EAGLE-3 interface. The state after the final norm can be had of every model: layers=[-1]"
+        )
+    require(model, "set_aux_hidden_state_layers")
+    model.set_aux_hidden_state_layers(layers)
+    runner.use_aux_hidden_state_outputs = True
+
+
+def _beside_buffer(profile_run: Callable[..., None], device: torch.device, max_bytes: int) -> Callable[..., None]:
+    """vLLM sizes the KV cache by the memory that ``profile_run`` takes: let the full buffer be a part of it."""
+
+    @functools.wraps(profile_run)
+    def profile(*args: Any, **kwargs: Any) -> None:
+        reserved = torch.empty(max_bytes, dtype=torch.uint8, device=device)
+        profile_run(*args, **kwargs)
+        del reserved
+
+    return profile
