@@ -37,6 +37,8 @@ class RowBuffer:
         self._row_shape = (num_layers, width)
         self._dtype = dtype
         self._segments: list[_Segment] = []
+        self.peak_device_bytes = 0
+        self.peak_host_bytes = 0
 
     def append(self, layers: Sequence[Tensor], owners: np.ndarray, positions: np.ndarray) -> None:
         """Add rows; a later row of the same owner and position takes the place of an earlier one.
@@ -108,6 +110,8 @@ class RowBuffer:
             if len(on_device) >= self.max_segments:
                 on_device[0].spill()
             self._segments.append(_Segment(self.rows_per_segment, self._row_shape, self._dtype, self.device))
+            self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
+            self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
         return self._segments[-1]
 
 

@@ -1,8 +1,8 @@
 """The side of the engine that computes: where hidden states are seen, kept and asked for.
 
 Two things are added to vLLM's worker, whatever runner it has: after ``load_model`` the states of every
-``execute_model`` of its runner are recorded, and ``take_hidden_states`` hands them out through vLLM's own
-``collective_rpc``. The model itself, its compilation and its CUDA graphs are not touched.
+``execute_model`` of its runner are recorded, and ``take_hidden_states`` hands them out (``hidden_states_memory`` tells
+what they take) through vLLM's own ``collective_rpc``. The model itself, its compilation and its CUDA graphs are not touched.
 """
 
 import functools
@@ -27,6 +27,7 @@ def install() -> None:
     """Patch the worker class; the CPU's and other devices' derive from it."""
     Worker.load_model = _then_attach(Worker.load_model)
     Worker.take_hidden_states = take_hidden_states
+    Worker.hidden_states_memory = hidden_states_memory
 
 
 def take_hidden_states(
@@ -46,6 +47,16 @@ def take_hidden_states(
     with torch.inference_mode(False), torch.no_grad():
         results = capture.take(requests)
         return [_to_bytes(result) for result in results] if as_bytes else results
+
+
+def hidden_states_memory(worker: Any) -> dict[str, int] | None:
+    """What the states of one worker take, for ``collective_rpc``: requests and rows held, bytes held and at most held
+    since the start, on the device and, spilled, on the host; None from workers that keep no states."""
+    capture: HiddenStateCapture | None = worker.hidden_state_capture
+    if capture is None:
+        return None
+    names = ("num_rows", "device_bytes", "host_bytes", "peak_device_bytes", "peak_host_bytes")
+    return {"num_requests": len(capture)} | {name: getattr(capture.buffer, name) for name in names}
 
 
 def _to_bytes(result: dict[str, Tensor]) -> bytes:

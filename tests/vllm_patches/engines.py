@@ -1,0 +1,235 @@
+"""What tests ask of real engines, in processes of their own: an engine leaves its traces in a process."""
+
+import asyncio
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm import LLM, AsyncEngineArgs, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.async_llm import AsyncLLM
+
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 128,
+    "kv_cache_memory_bytes": 64 << 20,
+    "seed": 0,
+}
+"""Engine options of every test."""
+
+TIGHT: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "block_size": 32,
+    "num_gpu_blocks_override": 10,
+    "max_num_batched_tokens": 32,
+    "max_num_seqs": 8,
+    "enable_chunked_prefill": True,
+    "enable_prefix_caching": True,
+}
+"""Engine options under which prompts are chunked, shared and, for lack of memory, preempted and computed again."""
+
+
+@dataclass
+class Response:
+    """One completion."""
+
+    tokens: list[int]
+    states: Any
+    finish_reason: str | None
+
+
+@dataclass
+class Answer:
+    """What came back for one prompt."""
+
+    prompt: list[int]
+    prompt_states: Tensor | None
+    num_cached: int | None
+    responses: list[Response]
+
+
+@dataclass
+class Outcome:
+    """What an engine did."""
+
+    answers: list[Answer]
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Whatever else a test wants to know."""
+
+
+def settings(path: Path, capture: dict[str, Any] | None, **options: Any) -> dict[str, Any]:
+    """Options of an engine on the model in ``path``."""
+    asked = {} if capture is None else {"additional_config": {"hidden_states": capture}}
+    return {"model": str(path)} | OPTIONS | asked | options
+
+
+@contextmanager
+def engine(path: Path, capture: dict[str, Any] | None, **options: Any) -> Iterator[LLM]:
+    """An engine, stopped at the end so thoroughly that this process can start the next one."""
+    llm = LLM(**settings(path, capture, **options))
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        # What is left of it must not be collected, and take the process group along, when the next one has begun.
+        vars(llm).clear()
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def answer_of(output: Any) -> Answer:
+    """Plain data of an output of vLLM."""
+    responses = [
+        Response(list(c.token_ids), getattr(c, "hidden_states", None), c.finish_reason) for c in output.outputs
+    ]
+    prompt_states = getattr(output, "prompt_hidden_states", None)
+    return Answer(list(output.prompt_token_ids), prompt_states, output.num_cached_tokens, responses)
+
+
+def sampling(**options: Any) -> SamplingParams:
+    """24 tokens a response unless ``options`` say otherwise."""
+    return SamplingParams(**{"max_tokens": 24, "ignore_eos": True, "detokenize": False} | options)
+
+
+def ask(llm: LLM, prompts: list[list[int]], **options: Any) -> list[Answer]:
+    """Generate with :func:`sampling` options."""
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return [answer_of(output) for output in llm.generate(asked, sampling(**options), use_tqdm=False)]
+
+
+def memory(llm: LLM) -> dict[str, int]:
+    """What captured states take, once the engine has told its worker that all requests are over."""
+    llm.generate({"prompt_token_ids": [1]}, sampling(max_tokens=1), use_tqdm=False)
+    (held,) = [reply for reply in llm.collective_rpc("hidden_states_memory") if reply is not None]
+    return held
+
+
+def in_tight_quarters(path: Path, capture: dict[str, Any] | None, prompts: list[list[int]], **options: Any) -> Outcome:
+    """Four responses a prompt under ``TIGHT`` conditions."""
+    preempted: list[str] = []
+    original = Scheduler._preempt_request
+
+    def preempt(self: Scheduler, request: Any, *args: Any, **kwargs: Any) -> None:
+        preempted.append(request.request_id)
+        original(self, request, *args, **kwargs)
+
+    Scheduler._preempt_request = preempt  # type: ignore[method-assign]
+    with engine(path, capture, **TIGHT | options) as llm:
+        # Not one seed a request: with that, vLLM cannot chunk prompts on CPU.
+        answers = ask(llm, prompts, n=4, temperature=1.0)
+        held = memory(llm) if capture is not None else {}
+    Scheduler._preempt_request = original  # type: ignore[method-assign]
+    return Outcome(answers, {"preempted": len(preempted)} | held)
+
+
+def twice(path: Path, capture: dict[str, Any], prompts: list[list[int]]) -> list[list[Answer]]:
+    """The same prompts again, when their beginnings are in the prefix cache; the third time not read from there."""
+    with engine(path, capture, **TIGHT | {"num_gpu_blocks_override": 64}) as llm:
+        return [ask(llm, prompts), ask(llm, prompts), ask(llm, prompts, skip_reading_prefix_cache=True)]
+
+
+def with_new_weights(path: Path, weights: dict[str, Tensor], capture: dict[str, Any], prompt: list[int]) -> Outcome:
+    """Generate, replace the weights, generate again; also what ``device="device"`` returns."""
+    with engine(path, capture | {"device": "device"}, skip_tokenizer_init=True) as llm:
+        answers = ask(llm, [prompt])
+        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        runner.reload_weights(weights_iterator=iter(weights.items()))
+        assert llm.reset_prefix_cache()
+        answers += ask(llm, [prompt])
+        differentiable = answers[0].responses[0].states.clone().requires_grad_().square().sum()
+        differentiable.backward()
+        return Outcome(answers, {"in_process": llm.llm_engine.hidden_states.in_process})
+
+
+def step_by_step(path: Path, capture: dict[str, Any], prompts: list[list[int]]) -> Outcome:
+    """Drive the engine by hand; the first request is aborted midway, by its user."""
+    with engine(path, capture, skip_tokenizer_init=True) as llm:
+        core = llm.llm_engine
+        for index, prompt in enumerate(prompts):
+            core.add_request(str(index), {"prompt_token_ids": prompt}, sampling(n=2, max_tokens=6 + 6 * index))
+        answers, steps = [], 0
+        while core.has_unfinished_requests():
+            steps += 1
+            if steps == 4:
+                core.abort_request(["0"])
+            answers += [answer_of(output) for output in core.step() if output.finished]
+        return Outcome(answers, memory(llm))
+
+
+def refusal(path: Path, capture: dict[str, Any], **options: Any) -> str:
+    """The error with which an engine does not start."""
+    try:
+        with engine(path, capture, **options):
+            return "it started"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        cleanup_dist_env_and_memory()
+
+
+def in_another_process(path: Path, capture: dict[str, Any], prompts: list[list[int]], **options: Any) -> Outcome:
+    """vLLM's default: the engine core, and with tensor parallelism its workers, in processes of their own."""
+    with engine(path, capture, **options) as llm:
+        answers = ask(llm, prompts, n=2, temperature=1.0)
+        facts: dict[str, Any] = {"client": type(llm.llm_engine.engine_core).__name__} | memory(llm)
+        if not options.get("skip_tokenizer_init"):
+            # Each token is a character here; the most frequent ones come early.
+            text = SamplingParams(n=3, temperature=1.0, max_tokens=40, ignore_eos=True, stop=list("0123456789 ab"))
+            asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+            facts["stopped"] = [answer_of(output) for output in llm.generate(asked, text, use_tqdm=False)]
+        return Outcome(answers, facts)
+
+
+def streamed(path: Path, capture: dict[str, Any], prompt: list[int]) -> dict[str, Any]:
+    """What ``AsyncLLM`` yields to a slow reader, to one whose request is aborted, and after one who went away."""
+
+    async def run() -> dict[str, Any]:
+        async_llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings(path, capture, skip_tokenizer_init=True)))
+        delta = {"output_kind": RequestOutputKind.DELTA}
+
+        async def read(name: str, pause: float, abort_after: int | None = None, **options: Any) -> list[Answer]:
+            outputs = []
+            asked = {"prompt_token_ids": prompt}
+            async for output in async_llm.generate(asked, sampling(**options), name):
+                outputs.append(answer_of(output))
+                await asyncio.sleep(pause)
+                if len(outputs) == abort_after:
+                    await async_llm.abort(name)
+            return outputs
+
+        async def leave(name: str) -> None:
+            async for _ in async_llm.generate({"prompt_token_ids": prompt}, sampling(max_tokens=80), name):
+                return
+
+        slow, aborted, plain, _ = await asyncio.gather(
+            read("slow", 0.05, **delta, n=2, max_tokens=40),
+            read("aborted", 0.0, abort_after=3, **delta, max_tokens=100),
+            read("plain", 0.0, output_kind=RequestOutputKind.FINAL_ONLY),
+            leave("left"),
+        )
+        gc.collect()
+        await read("last", 0.0)
+        await read("very last", 0.0, max_tokens=1)
+        (held,) = await async_llm.collective_rpc("hidden_states_memory")
+        async_llm.shutdown()
+        return {"slow": slow, "aborted": aborted, "plain": plain, "held": held}
+
+    return asyncio.run(run())
+
+
+def one_of_two_ranks(rank: int, port: int, path: Path, capture: dict[str, Any], prompts: list[list[int]]) -> Outcome:
+    """Tensor parallelism the trainer's way: every rank has an engine of its own and runs the same requests."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
+    with engine(path, capture, skip_tokenizer_init=True, **parallel) as llm:
+        return Outcome(ask(llm, prompts, n=2, temperature=1.0), {"threads": torch.get_num_threads()})

@@ -1,0 +1,235 @@
+"""Real engines on CPU: every response's states are those that transformers computes for the same tokens."""
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.vllm_patches import engines, zoo
+
+WITHOUT_INTERMEDIATE_LAYERS = {"gemma2", "gemma3_text", "mixtral"}
+"""Architectures that give vLLM 0.32 the last layer alone."""
+
+TOLERANCE = 1e-4
+
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
+IN_PROCESS = QUIET | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ALONE = QUIET | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+Run = Callable[..., Any]
+
+
+def start(environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+
+
+@contextmanager
+def process(environment: dict[str, str], count: int = 1) -> Iterator[ProcessPoolExecutor]:
+    """Processes without memory of this one, in which engines may start."""
+    with ProcessPoolExecutor(count, get_context("spawn"), start, (environment,)) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def inside() -> Iterator[Run]:
+    """Calls functions in one process that is also the engine's."""
+    with process(IN_PROCESS) as pool:
+        yield lambda function, *args, **options: pool.submit(function, *args, **options).result()
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a model of the zoo."""
+    return lambda name: zoo.build(name, tmp_path_factory.mktemp("zoo") / name)
+
+
+@pytest.fixture(scope="module")
+def qwen(build: Callable[[str], Path]) -> Path:
+    return build("qwen2")
+
+
+@pytest.fixture(scope="module")
+def reference(qwen: Path) -> PreTrainedModel:
+    return zoo.load(qwen)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """From 3 tokens to several times the step's budget."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(128, (length,), generator=generator).tolist() for length in (3, 70, 40, 100, 9, 64)]
+
+
+def error(answers: list[engines.Answer], model: PreTrainedModel, layers: list[int]) -> float:
+    """Largest difference of any state, of responses and prompts, from what transformers computes."""
+    worst = 0.0
+    for answer in answers:
+        for response in answer.responses:
+            expected = zoo.reference_states(model, answer.prompt + response.tokens, layers)
+            last = len(answer.prompt) - 1
+            assert response.states.shape == expected[last:-1].shape == (len(response.tokens), len(layers), model.config.hidden_size)
+            worst = max(worst, (response.states - expected[last:-1]).abs().max().item())
+            if answer.prompt_states is not None:
+                assert answer.prompt_states.shape == expected[: last + 1].shape
+                worst = max(worst, (answer.prompt_states - expected[: last + 1]).abs().max().item())
+    return worst
+
+
+@pytest.mark.parametrize("name", zoo.ARCHITECTURES)
+def test_every_architecture(name: str, inside: Run, build: Callable[[str], Path], prompts: list[list[int]]):
+    path = build(name)
+    model = zoo.load(path)
+    layers = [-1] if name in WITHOUT_INTERMEDIATE_LAYERS else [2, 0, -1]
+    capture = {"layers": layers, "phase": "both", "max_bytes": 40_000}
+    outcome = inside(engines.in_tight_quarters, path, capture, prompts)
+    assert error(outcome.answers, model, layers) < TOLERANCE
+    assert all(len(answer.responses) == 4 for answer in outcome.answers)
+    # The conditions were as tight as they should be: prompts in chunks, read from the cache, computed again.
+    assert outcome.facts["preempted"] > 0
+    assert max(answer.num_cached for answer in outcome.answers) > 0
+    assert outcome.facts["num_rows"] == outcome.facts["device_bytes"] == outcome.facts["host_bytes"] == 0
+    assert outcome.facts["peak_device_bytes"] <= 40_000 < outcome.facts["peak_host_bytes"]
+
+
+def test_tokens_do_not_depend_on_capture(inside: Run, qwen: Path, prompts: list[list[int]]):
+    """Sampled ones, preemptions and all."""
+    off = inside(engines.in_tight_quarters, qwen, None, prompts)
+    on = inside(engines.in_tight_quarters, qwen, {"layers": [0, 1, 2, 3], "phase": "both"}, prompts)
+    assert off.facts["preempted"] > 0 and off.answers[0].responses[0].states is None
+    tokens = [[[response.tokens for response in a.responses] for a in outcome.answers] for outcome in (off, on)]
+    assert tokens[0] == tokens[1]
+    assert len({tuple(response) for group in tokens[0] for response in group}) == 4 * len(prompts)
+
+
+def test_rows_that_the_prefix_cache_spared_are_nan(
+    inside: Run, qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]
+):
+    capture = {"layers": [0, -1], "phase": "both"}
+    first, again, unread = inside(engines.twice, qwen, capture, prompts)
+    assert error(first, reference, [0, -1]) < TOLERANCE
+    assert error(unread, reference, [0, -1]) < TOLERANCE
+    assert max(answer.num_cached for answer in again) > 0
+    for answer, complete in zip(again, first, strict=True):
+        assert answer.prompt_states[: answer.num_cached].isnan().all()
+        computed = slice(answer.num_cached, None)
+        torch.testing.assert_close(answer.prompt_states[computed], complete.prompt_states[computed], atol=1e-4, rtol=0)
+        answer.prompt_states = None
+    assert error(again, reference, [0, -1]) < TOLERANCE
+
+
+def test_weights_that_change_between_generations(inside: Run, qwen: Path, tmp_path: Path):
+    model = zoo.load(qwen)
+    weights = {name: 1.1 * value for name, value in model.state_dict().items()}
+    outcome = inside(engines.with_new_weights, qwen, weights, {"layers": [1, -1]}, [5, 6, 7])
+    before, after = outcome.answers
+    assert outcome.facts["in_process"]
+    assert error([before], model, [1, -1]) < TOLERANCE
+    model.load_state_dict(weights)
+    assert error([after], model, [1, -1]) < 1.1 * TOLERANCE * after.responses[0].states.abs().max()
+
+
+def test_an_engine_driven_by_hand(inside: Run, qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
+    outcome = inside(engines.step_by_step, qwen, {"layers": [-1]}, prompts)
+    assert [len(answer.responses[0].tokens) for answer in outcome.answers] == [12, 18, 24, 30, 36]
+    assert error(outcome.answers, reference, [-1]) < TOLERANCE
+    assert outcome.facts["num_rows"] == 0
+
+
+@pytest.mark.parametrize(
+    ("capture", "options", "message"),
+    [
+        ({"layers": [4]}, {}, r"ValueError: additional_config\['hidden_states'\]\['layers'\]=\[4\]: the model has 4"),
+        ({"layer": 4}, {}, r"ValueError: .*unknown options \['layer'\]"),
+        ({}, {"pipeline_parallel_size": 2}, r"cannot be captured with pipeline_parallel_size > 1"),
+        ({}, {"runner": "pooling"}, r"cannot be captured with runner='pooling'"),
+        (
+            {},
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+            r"cannot be captured with speculative decoding",
+        ),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(
+    inside: Run, qwen: Path, capture: dict[str, Any], options: dict[str, Any], message: str
+):
+    refused = inside(engines.refusal, qwen, capture, skip_tokenizer_init=True, **options)
+    assert re.search(message, refused), refused
+
+
+def test_models_without_intermediate_layers_are_refused_by_name(inside: Run, build: Callable[[str], Path]):
+    refused = inside(engines.refusal, build("mixtral"), {"layers": [0, -1]}, skip_tokenizer_init=True)
+    assert "MixtralForCausalLM cannot give the states of intermediate layers" in refused and "layers=[-1]" in refused
+
+
+def test_an_engine_in_another_process(tiny_model: Path, prompts: list[list[int]]):
+    prompts = [[token % 20 for token in prompt] for prompt in prompts]
+    with process(ALONE) as pool:
+        outcome = pool.submit(engines.in_another_process, tiny_model, {"layers": [0, -1], "phase": "both"}, prompts)
+        outcome = outcome.result()
+    assert outcome.facts["client"] == "SyncMPClient"
+    model = zoo.load(tiny_model)
+    assert error(outcome.answers, model, [0, -1]) < TOLERANCE
+    assert error(outcome.facts["stopped"], model, [0, -1]) < TOLERANCE
+    reasons = {response.finish_reason for answer in outcome.facts["stopped"] for response in answer.responses}
+    lengths = {len(response.tokens) for answer in outcome.facts["stopped"] for response in answer.responses}
+    assert "stop" in reasons and len(lengths) > 1
+    assert outcome.facts["num_rows"] == 0
+
+
+def test_two_tensor_parallel_workers(qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
+    with process(ALONE) as pool:
+        capture = {"layers": [1, -1], "phase": "both"}
+        parallel = {"tensor_parallel_size": 2, "skip_tokenizer_init": True}
+        outcome = pool.submit(engines.in_another_process, qwen, capture, prompts, **parallel).result()
+    assert error(outcome.answers, reference, [1, -1]) < TOLERANCE
+    assert outcome.facts["num_rows"] == 0
+
+
+def test_two_tensor_parallel_engines(qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with process(IN_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, count=2) as pool:
+        ranks = [
+            pool.submit(engines.one_of_two_ranks, rank, port, qwen, {"layers": [1, -1]}, prompts) for rank in (0, 1)
+        ]
+        first, second = [rank.result().answers for rank in ranks]
+    assert error(first, reference, [1, -1]) < TOLERANCE
+    for a, b in zip(first, second, strict=True):
+        for x, y in zip(a.responses, b.responses, strict=True):
+            assert x.tokens == y.tokens
+            assert torch.equal(x.states, y.states)
+
+
+def test_streams(qwen: Path, reference: PreTrainedModel):
+    with process(ALONE) as pool:
+        result = pool.submit(engines.streamed, qwen, {"layers": [1, -1], "phase": "both"}, [1, 2, 3]).result()
+
+    def whole(outputs: list[engines.Answer], count: int) -> engines.Answer:
+        """The pieces of ``count`` streamed responses put together, with the states that came with their ends."""
+        pieces = [piece for output in outputs for piece in output.responses]
+        assert all(piece.states is None for piece in pieces if piece.finish_reason is None)
+        ends = [piece for piece in pieces if piece.finish_reason is not None]
+        assert len(ends) == count
+        return engines.Answer([1, 2, 3], outputs[-1].prompt_states, None, ends)
+
+    slow = whole(result["slow"], 2)
+    # A slow reader finds several tokens in one output, and its responses in one or in two.
+    assert len(result["slow"]) < 80 and all(len(r.states) == 40 for r in slow.responses)
+    aborted = whole(result["aborted"], 1)
+    received = [token for output in result["aborted"] for token in output.responses[0].tokens]
+    assert aborted.responses[0].finish_reason == "abort" and 3 <= len(received) < 100
+    aborted.responses[0].tokens = received
+    plain = whole(result["plain"], 1)
+    assert error([aborted, plain], reference, [1, -1]) < TOLERANCE
+    # One request was given up by its reader, who never asked for its states.
+    assert result["held"]["num_rows"] == 0 and result["held"]["num_requests"] <= 1
