@@ -72,8 +72,11 @@ class RowBuffer:
             segment_of[places[inside]] = index
             row_of[places[inside]] = rows[inside]
         found = segment_of >= 0
+        used = np.unique(segment_of)
+        if len(used) == 1 and found.all():
+            return self._segments[used[0]].read(row_of).to(self.device), found
         gathered = torch.full((count, *self._row_shape), torch.nan, dtype=self._dtype, device=self.device)
-        for index in np.unique(segment_of[found]):
+        for index in used[used >= 0]:
             places = np.flatnonzero(segment_of == index)
             gathered[_index(places, self.device)] = self._segments[index].read(row_of[places]).to(self.device)
         return gathered, found

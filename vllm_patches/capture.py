@@ -25,7 +25,7 @@ REDUCED = "reduced."
 class Step:
     """One forward pass of an engine over N tokens of R requests, requests one after another."""
 
-    request_ids: Sequence[str]
+    request_ids: list[str]
     """R vLLM-internal ids."""
     computed: np.ndarray
     """[R], tokens of each request computed before this step: the position of its first token in it."""
@@ -33,8 +33,8 @@ class Step:
     """[R], tokens of each request in this step."""
     sampled: np.ndarray
     """[R] bool, whether the token sampled from the request's last state is kept; not so for unfinished prompts."""
-    last_rows: Tensor
-    """int64 [R] on the device, row of each request's last token."""
+    last_rows: Tensor | None
+    """Integers [R] on the device, row of each request's last token; None if every request has one token, N = R."""
     states: Sequence[Tensor]
     """For each captured layer [N or more, hidden]."""
 
@@ -59,12 +59,14 @@ class HiddenStateCapture:
         self.buffer = buffer
         self._reducer = options.load_reducer()
         self._requests: dict[str, _Request] = {}
-        self._owners = itertools.count()
+        self._numbers = itertools.count()
+        self._batch: tuple[list[str], np.ndarray, np.ndarray] | None = None
 
     def begin(self, request_id: str, prompt_length: int) -> None:
         """The engine schedules a request for the first time, or again after a preemption."""
         if request_id not in self._requests:
-            self._requests[request_id] = _Request(next(self._owners), prompt_length)
+            self._requests[request_id] = _Request(next(self._numbers), prompt_length)
+            self._batch = None
 
     def finish(self, request_id: str) -> None:
         """The engine has let go of a request; its states stay until they are taken."""
@@ -75,15 +77,14 @@ class HiddenStateCapture:
 
     def record(self, step: Step) -> None:
         """Keep the states of one step that somebody may ask for."""
-        requests = [self._requests.get(request_id) for request_id in step.request_ids]
-        owners = np.array([NOBODY if r is None or r.taken else r.owner for r in requests], dtype=np.int64)
+        owners, prompts = self._owners_and_prompts(step.request_ids)
+        last_positions = step.computed + step.scheduled - 1
         wanted = owners != NOBODY
-        last_positions = (step.computed + step.scheduled - 1).astype(np.int64)
-        prompts = np.array([0 if r is None else r.prompt_length for r in requests], dtype=np.int64)
         if self.options.keeps_prompts and (wanted & (step.computed < prompts)).any():
             self._record_all(step, owners, prompts, last_positions)
         elif self.options.keeps_responses and (wanted & step.sampled).any():
-            rows = [states.index_select(0, step.last_rows) for states in step.states]
+            count, last = len(owners), step.last_rows
+            rows = [s[:count] if last is None else s.index_select(0, last) for s in step.states]
             self.buffer.append(rows, np.where(step.sampled, owners, NOBODY), last_positions)
 
     def take(self, requests: Iterable[tuple[str, int]]) -> list[dict[str, Tensor]]:
@@ -124,6 +125,7 @@ class HiddenStateCapture:
         request = self._requests.get(request_id)
         if request is not None and not request.taken:
             request.taken = True
+            self._batch = None
             self.buffer.release(request.owner)
             self._forget(request_id, request)
 
@@ -134,6 +136,18 @@ class HiddenStateCapture:
     def _forget(self, request_id: str, request: _Request) -> None:
         if request.finished and request.taken:
             del self._requests[request_id]
+
+    def _owners_and_prompts(self, request_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """For each request of a step its owner in the buffer and its prompt's length, int64 [R].
+
+        Most steps have the requests of the step before: what was found then is found again.
+        """
+        if self._batch is None or self._batch[0] != request_ids:
+            requests = [self._requests.get(request_id) for request_id in request_ids]
+            owners = [NOBODY if r is None or r.taken else r.owner for r in requests]
+            prompts = [0 if r is None else r.prompt_length for r in requests]
+            self._batch = (list(request_ids), np.array(owners, dtype=np.int64), np.array(prompts, dtype=np.int64))
+        return self._batch[1], self._batch[2]
 
     def _record_all(self, step: Step, owners: np.ndarray, prompts: np.ndarray, last_positions: np.ndarray) -> None:
         """Keep rows of prompt tokens, and of the sampling positions if responses are kept, in one stretch."""

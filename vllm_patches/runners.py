@@ -55,12 +55,13 @@ def _read_v1(runner: Any, layers: Layers) -> Step:
     state, batch = runner.execute_model_state, runner.input_batch
     count = batch.num_reqs
     starts = runner.query_start_loc
+    one_each = state.scheduler_output.total_num_scheduled_tokens == count
     return Step(
-        request_ids=batch.req_ids[:count],
+        request_ids=batch.req_ids,
         computed=batch.num_computed_tokens_cpu[:count],
-        scheduled=np.diff(starts.np[: count + 1]),
+        scheduled=np.ones(count, dtype=np.int64) if one_each else np.diff(starts.np[: count + 1]),
         sampled=~runner.discard_request_mask.np[:count],
-        last_rows=starts.gpu[1 : count + 1] - 1,
+        last_rows=None if one_each else starts.gpu[1 : count + 1] - 1,
         states=layers.pick(state.hidden_states, state.aux_hidden_states),
     )
 
@@ -76,10 +77,10 @@ def _read_v2(runner: Any, layers: Layers) -> Step:
     count = batch.num_reqs
     computed, scheduled = batch.num_computed_tokens_np[:count], batch.num_scheduled_tokens[:count]
     return Step(
-        request_ids=batch.req_ids[:count],
+        request_ids=batch.req_ids,
         computed=computed,
         scheduled=scheduled,
         sampled=computed + scheduled >= batch.prefill_len_np[:count],
-        last_rows=batch.query_start_loc[1 : count + 1].long() - 1,
+        last_rows=None if batch.num_tokens == count else batch.query_start_loc[1 : count + 1] - 1,
         states=layers.pick(state.hidden_states, state.aux_hidden_states),
     )

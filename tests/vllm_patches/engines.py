@@ -150,6 +150,16 @@ def with_new_weights(path: Path, weights: dict[str, Tensor], capture: dict[str, 
         return Outcome(answers, {"in_process": llm.llm_engine.hidden_states.in_process})
 
 
+def before_and_after_sleep(path: Path, capture: dict[str, Any], prompts: list[list[int]], **options: Any) -> Outcome:
+    """The same prompts, and a sleep in between in which weights wait on the host and the KV cache is gone."""
+    with engine(path, capture, skip_tokenizer_init=True, enable_sleep_mode=True, **options) as llm:
+        answers = ask(llm, prompts)
+        llm.sleep(level=1)
+        (held,) = llm.collective_rpc("hidden_states_memory")
+        llm.wake_up()
+        return Outcome(answers + ask(llm, prompts), {"bytes_asleep": held["device_bytes"]})
+
+
 def step_by_step(path: Path, capture: dict[str, Any], prompts: list[list[int]]) -> Outcome:
     """Drive the engine by hand; the first request is aborted midway, by its user."""
     with engine(path, capture, skip_tokenizer_init=True) as llm:

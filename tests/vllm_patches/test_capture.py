@@ -34,7 +34,7 @@ def make_step(work: list[tuple[str, int, int, bool, list[list[float]]]]) -> Step
         computed=np.array([computed for _, computed, *_ in work], dtype=np.int32),
         scheduled=scheduled,
         sampled=np.array([sampled for *_, sampled, _ in work]),
-        last_rows=torch.from_numpy(np.cumsum(scheduled) - 1),
+        last_rows=None if (scheduled == 1).all() else torch.from_numpy(np.cumsum(scheduled) - 1),
         # vLLM pads the batch for CUDA graphs; the padding must not matter.
         states=[torch.tensor([row for *_, rows in work for row in rows] + [[-7.0, -7.0]])],
     )

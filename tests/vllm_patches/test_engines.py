@@ -76,7 +76,11 @@ def error(answers: list[engines.Answer], model: PreTrainedModel, layers: list[in
         for response in answer.responses:
             expected = zoo.reference_states(model, answer.prompt + response.tokens, layers)
             last = len(answer.prompt) - 1
-            assert response.states.shape == expected[last:-1].shape == (len(response.tokens), len(layers), model.config.hidden_size)
+            assert (
+                response.states.shape
+                == expected[last:-1].shape
+                == (len(response.tokens), len(layers), model.config.hidden_size)
+            )
             worst = max(worst, (response.states - expected[last:-1]).abs().max().item())
             if answer.prompt_states is not None:
                 assert answer.prompt_states.shape == expected[: last + 1].shape

@@ -18,7 +18,9 @@ from verl.workers.rollout import engine_environment
 
 def start_group(config: PPOConfig, world_size: int) -> WorkerGroup:
     environment = engine_environment("cpu") | {"PYTHONPATH": str(Path(__file__).parent)}
-    return WorkerGroup("probes:ProbeWorker", config, (10, capture_options(config.calculator)), 1, world_size, "cpu", environment)
+    return WorkerGroup(
+        "probes:ProbeWorker", config, (10, capture_options(config.calculator)), 1, world_size, "cpu", environment
+    )
 
 
 @pytest.fixture(scope="module")

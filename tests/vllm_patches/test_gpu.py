@@ -1,0 +1,46 @@
+"""What only a GPU can tell: CUDA graphs and compilation, the second model runner, asynchronous scheduling, sleep."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.vllm_patches import engines, zoo
+from tests.vllm_patches.test_engines import IN_PROCESS, error, process
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+COMPILED = {"TORCHDYNAMO_DISABLE": "0"}
+FULL_SPEED: dict[str, Any] = {"enforce_eager": False, "gpu_memory_utilization": 0.2}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(128, (length,), generator=generator).tolist() for length in (3, 70, 40, 100, 9, 64)]
+
+
+@pytest.mark.parametrize("runner", ["0", "1"])
+@pytest.mark.parametrize("name", ["qwen2", "llama", "gemma2", "qwen3_moe"])
+def test_compiled_engines_with_cuda_graphs(name: str, runner: str, tmp_path: Path, prompts: list[list[int]]):
+    path = zoo.build(name, tmp_path / name)
+    model = zoo.load(path)
+    layers = [-1] if name == "gemma2" else [2, 0, -1]
+    capture = {"layers": layers, "phase": "both", "max_bytes": 40_000}
+    with process(IN_PROCESS | COMPILED | {"VLLM_USE_V2_MODEL_RUNNER": runner}) as pool:
+        outcome = pool.submit(engines.in_tight_quarters, path, capture, prompts, **FULL_SPEED).result()
+    # Attention kernels of a GPU round differently, in TF32 where they may.
+    assert error(outcome.answers, model, layers) < 2e-2
+    assert outcome.facts["preempted"] > 0
+    assert outcome.facts["peak_device_bytes"] <= 40_000 < outcome.facts["peak_host_bytes"]
+
+
+def test_sleep_and_wake(tmp_path: Path, prompts: list[list[int]]):
+    path = zoo.build("qwen2", tmp_path / "qwen2")
+    model = zoo.load(path)
+    with process(IN_PROCESS | COMPILED) as pool:
+        outcome = pool.submit(engines.before_and_after_sleep, path, {"layers": [1, -1]}, prompts, **FULL_SPEED).result()
+    assert error(outcome.answers, model, [1, -1]) < 2e-2
+    assert len(outcome.answers) == 2 * len(prompts)
+    assert outcome.facts["bytes_asleep"] == 0
