@@ -11,6 +11,7 @@ Writes OUT.json (every measurement and how it was made) and OUT.md (the table).
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import platform
@@ -90,13 +91,14 @@ def serve(pipe: Connection, variant: Variant, model: str, options: argparse.Name
         eager = variant.eager or options.eager
         with tempfile.TemporaryDirectory() as storage:
             llm = LLM(model, enforce_eager=eager, **engine_options(variant, options, storage))
-            layers = llm.llm_engine.vllm_config.model_config.get_total_num_hidden_layers()
             generator = torch.Generator().manual_seed(0)
             tokens = torch.randint(256, (options.sequences, PROMPT_LENGTH), generator=generator).tolist()
             prompts = [{"prompt_token_ids": ids} for ids in tokens]
             sampling = SamplingParams(max_tokens=options.tokens, ignore_eos=True, detokenize=False, temperature=1.0)
-            pipe.send(layers)
+            own = stopwatch() if variant.capture else [0.0]
+            pipe.send({})
             while pipe.recv():
+                own[0] = 0.0
                 start = time.perf_counter()
                 outputs = llm.generate(prompts, sampling, use_tqdm=False)
                 seconds = time.perf_counter() - start
@@ -104,9 +106,35 @@ def serve(pipe: Connection, variant: Variant, model: str, options: argparse.Name
                 del outputs
                 memory = llm.collective_rpc("hidden_states_memory")[0] if variant.capture else None
                 allocated = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-                pipe.send({"tokens_per_s": count / seconds, "memory": memory, "max_memory_allocated": allocated})
+                measured = {"tokens_per_s": count / seconds, "own_share": own[0] / seconds}
+                pipe.send(measured | {"memory": memory, "max_memory_allocated": allocated})
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
+
+
+def stopwatch() -> list[float]:
+    """A counter of the seconds spent in the plugin's own code from now on."""
+    from vllm_patches import capture, frontend, worker
+
+    spent = [0.0]
+
+    def timed(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def measure(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                spent[0] += time.perf_counter() - start
+
+        setattr(owner, name, measure)
+
+    timed(worker, "read_step")
+    timed(capture.HiddenStateCapture, "record")
+    timed(frontend.Redeemer, "_redeem")
+    return spent
 
 
 def engine_options(variant: Variant, options: argparse.Namespace, storage: str) -> dict[str, Any]:
@@ -222,6 +250,7 @@ def summary(variant: Variant, own: list[Any], off: list[Any], options: argparse.
         "tokens_per_s": statistics.median(result["tokens_per_s"] for result in own),
         "ratio": statistics.median(ratios),
         "ratios": ratios,
+        "own_share": statistics.median(result["own_share"] for result in own),
         "max_memory_allocated": own[-1]["max_memory_allocated"],
     }
     if variant.capture:
@@ -246,18 +275,20 @@ def table(results: dict[str, Any], facts: dict[str, Any]) -> str:
         "",
         f"    {facts['command']}",
         "",
-        "Speed over that without capture: median and, in brackets, range of the ratios within a round.",
+        "Speed over that without capture: median and, in brackets, the middle half of the ratios within a round. Time",
+        "in the plugin: share of the wall time of a generation that its own code takes on the host.",
         "",
-        "| variant | tokens/s | speed over that without capture | buffer at its peak | by the formula |",
-        "|---|---:|---:|---:|---:|",
+        "| variant | tokens/s | speed over that without capture | time in the plugin | peak buffer | by the formula |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for figures in results.values():
         cells = [figures["description"]]
         if "error" in figures:
-            cells += [f"failed: {figures['error'][:150]}", "", "", ""]
+            cells += [f"failed: {figures['error'][:150]}", "", "", "", ""]
         else:
-            low, high = min(figures["ratios"]), max(figures["ratios"])
+            low, _, high = statistics.quantiles(figures["ratios"], n=4)
             cells += [f"{figures['tokens_per_s']:,.0f}", f"{figures['ratio']:.3f} ({low:.3f} to {high:.3f})"]
+            cells += [f"{figures['own_share']:.1%}" if "peak_bytes" in figures else ""]
             sizes = [figures.get(name) for name in ("peak_bytes", "bytes_by_formula")]
             cells += ["" if size is None else f"{size / 2**20:.1f} MiB" for size in sizes]
         lines.append("| " + " | ".join(cells) + " |")

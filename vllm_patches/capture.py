@@ -103,19 +103,18 @@ class HiddenStateCapture:
             RuntimeError: if a state of the response is missing, which would mean that states are misaligned.
             TypeError: if the reducer returns something else than it should.
         """
-        results: list[dict[str, Tensor]] = []
-        responses: list[Tensor] = []
-        for request_id, num_tokens in requests:
-            result = {}
-            if self.options.keeps_responses:
-                responses.append(self._response(request_id, num_tokens))
-            if self.options.keeps_prompts:
-                result[PROMPT] = self._prompt(request_id)
-            results.append(result)
-            self.drop(request_id)
+        requests = list(requests)
+        try:
+            responses = [self._response(*request) for request in requests] if self.options.keeps_responses else []
+            prompts = [self._prompt(request_id) for request_id, _ in requests] if self.options.keeps_prompts else []
+        finally:
+            for request_id, _ in requests:
+                self.drop(request_id)
+        results: list[dict[str, Tensor]] = [{} for _ in requests]
         if self.options.keeps_responses:
-            for result, response in zip(results, self._reduced(responses), strict=True):
-                result |= response
+            results = self._reduced(responses)
+        for result, prompt in zip(results, prompts, strict=False):
+            result[PROMPT] = prompt
         if self.options.device == "cpu":
             results = [{name: value.cpu() for name, value in result.items()} for result in results]
         return results
@@ -197,9 +196,7 @@ class HiddenStateCapture:
 def _checked(results: object, count: int, name: str | None) -> list[dict[str, Tensor]]:
     """The reducer's results, if they are what its contract says."""
     if not isinstance(results, list) or len(results) != count:
-        raise TypeError(
-            f"reducer {name}: must return a list of {count} dicts, one per request; got {results!r:.200}"
-        )
+        raise TypeError(f"reducer {name}: must return a list of {count} dicts, one per request; got {results!r:.200}")
     for result in results:
         wrong = not isinstance(result, dict) or not all(isinstance(value, torch.Tensor) for value in result.values())
         if wrong:

@@ -6,6 +6,7 @@ A ticket that nobody holds any more, because its request was given up, lets go o
 """
 
 import functools
+import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -54,7 +55,8 @@ class Redeemer:
                 f"additional_config['{KEY}']['device']='device': the engine runs in another process, which returns "
                 "states in host memory; use device='cpu', or set VLLM_ENABLE_V1_MULTIPROCESSING=0 with one worker"
             )
-        self._engine_rpc = engine.collective_rpc
+        # Weakly: an engine that nobody holds any more must go at once.
+        self._engine = weakref.ref(engine)
         self._dropped: list[str] = []
         self._waiting: list[RequestOutput] = []
         self._deferring = False
@@ -85,19 +87,23 @@ class Redeemer:
         """The same for one output of an ``AsyncLLM``, at once."""
         tickets = _tickets([output])
         if tickets:
-            self._hand_out([output], await self._engine_rpc("take_hidden_states", args=self._request(tickets)))
+            self._hand_out([output], await self._ask(tickets))
 
     def _redeem(self, outputs: list[RequestOutput]) -> None:
         tickets = _tickets(outputs)
         if tickets:
-            self._hand_out(outputs, self._engine_rpc("take_hidden_states", args=self._request(tickets)))
+            self._hand_out(outputs, self._ask(tickets))
 
-    def _request(self, tickets: list[Ticket]) -> tuple[list[tuple[str, int]], list[str], bool]:
+    def _ask(self, tickets: list[Ticket]) -> Any:
+        """Redeem the tickets; an ``AsyncLLM``'s answer is to be awaited."""
+        engine = self._engine()
+        assert engine is not None, "outputs come from an engine"
         dropped = self._dropped[:]
         del self._dropped[: len(dropped)]
         for ticket in tickets:
             ticket.redeemed = True
-        return [(ticket.request_id, ticket.num_tokens) for ticket in tickets], dropped, not self.in_process
+        requests = [(ticket.request_id, ticket.num_tokens) for ticket in tickets]
+        return engine.collective_rpc("take_hidden_states", args=(requests, dropped, not self.in_process))
 
     def _hand_out(self, outputs: list[RequestOutput], replies: list[Any]) -> None:
         """``replies`` of all workers: one per ticket from the worker that keeps the states, None from the others."""
@@ -166,6 +172,8 @@ def check_engine(config: Any) -> CaptureOptions | None:
         "pipeline_parallel_size > 1": parallel.pipeline_parallel_size > 1,
         "data_parallel_size > 1 within one engine": parallel.data_parallel_size > 1 and not external,
         "prefill_context_parallel_size > 1": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+        "kv_sharing_fast_prefill (phase='decode' can)": config.cache_config.kv_sharing_fast_prefill
+        and options.keeps_prompts,
         f"runner={config.model_config.runner_type!r}": config.model_config.runner_type != "generate",
     }
     for obstacle, is_there in obstacles.items():

@@ -1,8 +1,8 @@
 """The side of the engine that computes: where hidden states are seen, kept and asked for.
 
-Two things are added to vLLM's worker, whatever runner it has: after ``load_model`` the states of every
-``execute_model`` of its runner are recorded, and ``take_hidden_states`` hands them out (``hidden_states_memory`` tells
-what they take) through vLLM's own ``collective_rpc``. The model itself, its compilation and its CUDA graphs are not touched.
+After ``load_model`` of vLLM's worker, whatever runner it has, the states of every ``execute_model`` of its runner are
+recorded; ``take_hidden_states`` hands them out and ``hidden_states_memory`` tells what they take, both through vLLM's
+own ``collective_rpc``. The model itself, its compilation and its CUDA graphs are not touched.
 """
 
 import functools

@@ -192,10 +192,12 @@ def in_another_process(path: Path, capture: dict[str, Any], prompts: list[list[i
         answers = ask(llm, prompts, n=2, temperature=1.0)
         facts: dict[str, Any] = {"client": type(llm.llm_engine.engine_core).__name__} | memory(llm)
         if not options.get("skip_tokenizer_init"):
-            # Each token is a character here; the most frequent ones come early.
+            # Each token is a character here: by text, which the front end sees, and by token, which the core sees.
+            common = SamplingParams(n=3, temperature=1.0, max_tokens=40, stop_token_ids=list(range(3, 20)))
             text = SamplingParams(n=3, temperature=1.0, max_tokens=40, ignore_eos=True, stop=list("0123456789 ab"))
             asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-            facts["stopped"] = [answer_of(output) for output in llm.generate(asked, text, use_tqdm=False)]
+            outputs = llm.generate(asked, text, use_tqdm=False) + llm.generate(asked, common, use_tqdm=False)
+            facts["stopped"] = [answer_of(output) for output in outputs]
         return Outcome(answers, facts)
 
 
