@@ -64,6 +64,10 @@ def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:
         "actor.micro_batch_size_per_gpu=3",
         "rollout.n=4",
         "rollout.kv_cache_memory_mb=32",
+        # Not enough for all prompts at once: they wait for each other.
+        "rollout.max_num_seqs=16",
+        "rollout.max_num_batched_tokens=16",
+        "calculator.layers=[0,-1]",
         "calculator.diff_stride=2",
         "trainer.n_gpus_per_node=1",
         "trainer.total_training_steps=2",

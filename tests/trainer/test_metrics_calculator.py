@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from verl.config.signal import BASE_METRICS
 from verl.spectral import effective_rank
+from verl.trainer.metrics_calculator import RepresentationMetricsCalculator, capture_options, reduce_states
 
 ALL = [0, 1, 2, 3, 4]
 
@@ -252,3 +253,37 @@ def test_import_is_light():
     assert "verl.spectral.prefixes" in modules
     own = {"verl", "verl.trainer", "verl.trainer.metrics_calculator", "verl.trainer.metrics_utils"}
     assert {n for n in modules - own if not n.startswith(("verl.spectral", "verl.config"))} == set()
+
+
+def test_the_engine_measures_each_response_by_itself(make_calculator):
+    """What the rollout engine's reducer returns does not depend on which responses finished together."""
+    calculator = make_calculator(diff_stride=2, metric_indices=[1, 3])
+    options = capture_options(calculator.config)
+    assert options["layers"] == [-1] and options["reducer"] == "verl.trainer.metrics_calculator:reduce_states"
+    torch.manual_seed(0)
+    states = [torch.randn(length, 2, 6) for length in (9, 1, 30, 4)]
+    together = reduce_states(states, **options["reducer_options"])
+    for response, measured in zip(states, together, strict=True):
+        (alone,) = reduce_states([response], **options["reducer_options"])
+        layers = calculator(response[None], torch.ones(1, len(response)))
+        assert measured.keys() == alone.keys() == {*layers["1"], "mean_state"}
+        for name in layers["1"]:
+            assert measured[name].dtype == torch.float64 and measured[name].shape == (2,)
+            torch.testing.assert_close(measured[name], torch.cat([layers["1"][name], layers["2"][name]]))
+            torch.testing.assert_close(measured[name], alone[name])
+        torch.testing.assert_close(measured["mean_state"], response.mean(dim=0))
+
+
+def test_the_padded_copy_is_bounded(make_calculator, monkeypatch):
+    sizes = []
+    original = RepresentationMetricsCalculator.__call__
+
+    def spy(self, hidden_states, *args, **kwargs):
+        sizes.append(hidden_states.nbytes)
+        return original(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(RepresentationMetricsCalculator, "__call__", spy)
+    monkeypatch.setattr("verl.trainer.metrics_calculator.PADDED_BYTES", 3 * 10 * 6 * 4)
+    states = [torch.randn(length, 1, 6) for length in (10, 9, 8, 7)]
+    results = reduce_states(states, **capture_options(make_calculator().config)["reducer_options"])
+    assert sizes == [720, 168] and len(results) == 4

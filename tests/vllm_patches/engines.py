@@ -127,8 +127,9 @@ def in_tight_quarters(path: Path, capture: dict[str, Any] | None, prompts: list[
         # Not one seed a request: with that, vLLM cannot chunk prompts on CPU.
         answers = ask(llm, prompts, n=4, temperature=1.0)
         held = memory(llm) if capture is not None else {}
+        mode = llm.llm_engine.vllm_config.compilation_config.mode
     Scheduler._preempt_request = original  # type: ignore[method-assign]
-    return Outcome(answers, {"preempted": len(preempted)} | held)
+    return Outcome(answers, {"preempted": len(preempted), "compiled": mode > 0} | held)
 
 
 def twice(path: Path, capture: dict[str, Any], prompts: list[list[int]]) -> list[list[Answer]]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -102,6 +103,16 @@ def test_every_architecture(name: str, inside: Run, build: Callable[[str], Path]
     assert max(answer.num_cached for answer in outcome.answers) > 0
     assert outcome.facts["num_rows"] == outcome.facts["device_bytes"] == outcome.facts["host_bytes"] == 0
     assert outcome.facts["peak_device_bytes"] <= 40_000 < outcome.facts["peak_host_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="vLLM compiles with a C++ compiler on CPU")
+def test_a_compiled_engine(qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
+    capture = {"layers": [2, 0, -1], "phase": "both"}
+    with process(IN_PROCESS | {"TORCHDYNAMO_DISABLE": "0"}) as pool:
+        outcome = pool.submit(engines.in_tight_quarters, qwen, capture, prompts, enforce_eager=False).result()
+    assert outcome.facts["compiled"] and outcome.facts["preempted"] > 0
+    assert error(outcome.answers, reference, [2, 0, -1]) < TOLERANCE
 
 
 def test_tokens_do_not_depend_on_capture(inside: Run, qwen: Path, prompts: list[list[int]]):

@@ -141,18 +141,19 @@ def test_rank_metrics_are_those_of_the_states(two, prompts, small_config, tiny_m
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     calculator = RepresentationMetricsCalculator(small_config.calculator)
     num_prompt = prompts.tokens.input_ids.shape[1]
+    assert small_config.calculator.layers == [0, -1]
     for row in (0, 17, 63):
         length = int(rollout.response_mask[row].sum())
         keep = rollout.attention_mask[row].bool()
         with torch.no_grad():
-            states = model.model(rollout.input_ids[row][keep][None]).last_hidden_state[0]
+            states = model(rollout.input_ids[row][keep][None], output_hidden_states=True).hidden_states
         assert keep[num_prompt:].sum() == length
-        used = states[-length - 1 : -1][None, :, None]
-        expected = calculator(used, torch.ones(1, length))["1"]
-        for name, value in expected.items():
-            measured = rollout.rank_metrics[name][row, 0]
-            assert abs(measured - value.item()) < 1e-3 * max(1, abs(value.item())), (row, name)
-        torch.testing.assert_close(rollout.mean_states[row, 0], used[0, :, 0].mean(dim=0), atol=1e-4, rtol=0)
+        used = torch.stack([states[1][0], states[-1][0]], dim=1)[None, -length - 1 : -1]
+        for layer, expected in enumerate(calculator(used, torch.ones(1, length)).values()):
+            for name, value in expected.items():
+                measured = rollout.rank_metrics[name][row, layer]
+                assert abs(measured - value.item()) < 1e-3 * max(1, abs(value.item())), (row, layer, name)
+        torch.testing.assert_close(rollout.mean_states[row], used[0].mean(dim=0), atol=1e-4, rtol=0)
 
 
 def test_a_failing_worker_is_named(two):

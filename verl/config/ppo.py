@@ -163,7 +163,7 @@ class RolloutConfig:
     max_num_seqs: int
     """Most sequences decoded at once per worker."""
     max_num_batched_tokens: int
-    """Most tokens one engine step computes per worker."""
+    """Most tokens one engine step computes per worker; at least one whole sequence. On a CPU prompts are not split."""
 
     @property
     def train_kwargs(self) -> SamplingConfig:

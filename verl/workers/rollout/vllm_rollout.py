@@ -48,6 +48,10 @@ class VLLMRollout:
         options: dict[str, Any] = {}
         if kv_cache_memory_mb:
             options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20
+        max_model_len = data.max_prompt_length + data.max_response_length
+        if on_cpu:
+            # A prompt computed in parts winds its random stream back, which a CPU's generator cannot.
+            options["enable_chunked_prefill"] = False
         if capture is not None:
             options["additional_config"] = {"hidden_states": capture}
         self.engine = LLM(
@@ -58,8 +62,8 @@ class VLLMRollout:
             enforce_eager=config.enforce_eager or on_cpu,
             gpu_memory_utilization=config.gpu_memory_utilization,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=data.max_prompt_length + data.max_response_length,
+            max_num_batched_tokens=max(config.max_num_batched_tokens, max_model_len),
+            max_model_len=max_model_len,
             # What is returned must be what was sampled from: after temperature, top-p and top-k.
             logprobs_mode="processed_logprobs",
             seed=seed,
