@@ -15,26 +15,29 @@ import functools
 
 import vllm
 
-from vllm_patches.compat import SUPPORTED, is_supported
+from vllm_patches.compat import SUPPORTED, is_supported, refuse
 
 
 @functools.cache
 def register() -> None:
     """Entry point of the group ``vllm.general_plugins``; vLLM calls it once or more in every process it starts.
 
-    With an unknown vLLM nothing is patched but the start of engines that ask for hidden states: it fails with the
-    version found and the range supported.
+    With a vLLM that is unknown, or lacks what is relied on, nothing is patched but the start of engines that ask for
+    hidden states, which fails with the reason.
     """
-    # Late: vLLM calls plugins while it imports itself, and what other versions lack must not be touched.
-    from vllm_patches import frontend
+    if not is_supported(vllm.__version__):
+        refuse(f"vLLM {vllm.__version__}: hidden states can be captured with vllm{SUPPORTED}")
+        return
+    try:
+        # Late: vLLM calls plugins while it starts, and what other versions lack must not be touched.
+        from vllm_patches import frontend, worker
 
-    if is_supported(vllm.__version__):
-        from vllm_patches import worker
-
+        frontend.check()
+    except (ImportError, RuntimeError) as error:
+        refuse(f"vLLM {vllm.__version__}: hidden states cannot be captured: {error}")
+    else:
         frontend.install()
         worker.install()
-    else:
-        frontend.refuse_unknown_versions()
 
 
 __all__ = ["SUPPORTED", "is_supported", "register"]

@@ -1,8 +1,8 @@
 """Rows of hidden states, kept in the order in which an engine computed them and found again by owner and position.
 
-A step appends its rows in one contiguous copy per layer: cheap on a device, where anything cleverer (a fresh clone per
-step, a scatter to per-request places) costs a third of the decoding speed. Which row is whose is remembered on the
-host. Rows live in segments of fixed size; a segment goes when its last row was released.
+A step appends its rows in one contiguous stretch: cheap on a device, where anything cleverer (a fresh clone per step, a
+scatter to per-request places) costs a third of the decoding speed. Which row is whose is remembered on the host. Rows
+live in segments of fixed size; a segment goes when its last row was released.
 """
 
 from collections.abc import Sequence
@@ -28,26 +28,25 @@ class RowBuffer:
     def __init__(
         self, num_layers: int, width: int, dtype: torch.dtype, device: torch.device | str, max_bytes: int
     ) -> None:
-        row_bytes = num_layers * width * dtype.itemsize
-        if row_bytes > max_bytes:
-            raise ValueError(f"max_bytes={max_bytes}: one row of {num_layers} x {width} {dtype} takes {row_bytes}")
-        self.rows_per_segment = max(1, min(SEGMENT_BYTES, max_bytes // 4) // row_bytes)
-        self.max_segments = max_bytes // (self.rows_per_segment * row_bytes)
         self.device = torch.device(device)
-        self._row_shape = (num_layers, width)
-        self._dtype = dtype
-        self._segments: list[_Segment] = []
+        self.dtype = dtype
         self.peak_device_bytes = 0
         self.peak_host_bytes = 0
+        self._max_bytes = max_bytes
+        self._segments: list[_Segment] = []
+        self._fit(num_layers, width)
 
     def append(self, layers: Sequence[Tensor], owners: np.ndarray, positions: np.ndarray) -> None:
         """Add rows; a later row of the same owner and position takes the place of an earlier one.
 
         Args:
-            layers: for each layer ``[num_rows, width]``.
+            layers: for each layer ``[num_rows, width]``. The first rows of all settle the width, which for a few
+                models is not the one in their config.
             owners: int64 ``[num_rows]``, ``NOBODY`` for rows that are not needed.
-            positions: int64 ``[num_rows]``.
+            positions: integers ``[num_rows]``.
         """
+        if not self._segments and layers[0].shape[1] != self.row_shape[1]:
+            self._fit(len(layers), layers[0].shape[1])
         start = 0
         while start < len(owners):
             segment = self._open_segment()
@@ -62,40 +61,46 @@ class RowBuffer:
             The rows ``[count, num_layers, width]`` on the device, NaN where there is none, and bool ``[count]``:
             which there are.
         """
-        segment_of = np.full(count, -1)
-        row_of = np.full(count, -1)
-        for index, segment in enumerate(self._segments):
+        found = np.zeros(count, dtype=bool)
+        pieces: list[tuple[np.ndarray, Tensor]] = []
+        for segment in self._segments:
             rows = segment.rows_of(owner)
             places = segment.positions[rows] - first
             inside = (places >= 0) & (places < count)
-            # Rows are in the order of writing, and of equal places the last assignment stays.
-            segment_of[places[inside]] = index
-            row_of[places[inside]] = rows[inside]
-        found = segment_of >= 0
-        used = np.unique(segment_of)
-        if len(used) == 1 and found.all():
-            return self._segments[used[0]].read(row_of).to(self.device), found
-        gathered = torch.full((count, *self._row_shape), torch.nan, dtype=self._dtype, device=self.device)
-        for index in used[used >= 0]:
-            places = np.flatnonzero(segment_of == index)
-            gathered[_index(places, self.device)] = self._segments[index].read(row_of[places]).to(self.device)
+            if inside.any():
+                # Rows are in the order of writing, and of equal places the last assignment stays.
+                row_of = np.full(count, -1)
+                row_of[places[inside]] = rows[inside]
+                filled = np.flatnonzero(row_of >= 0)
+                found[filled] = True
+                pieces.append((filled, segment.read(row_of[filled]).to(self.device)))
+        if len(pieces) == 1 and found.all():
+            return pieces[0][1], found
+        gathered = torch.full((count, *self.row_shape), torch.nan, dtype=self.dtype, device=self.device)
+        for filled, values in pieces:
+            gathered[_index(filled, self.device)] = values
         return gathered, found
 
     def release(self, owner: int) -> None:
         """Forget the rows of one owner."""
         for segment in self._segments:
-            segment.owners[segment.rows_of(owner)] = NOBODY
+            segment.release(owner)
         *closed, last = self._segments or [None]
-        kept = [segment for segment in closed if segment.is_needed()]
+        kept = [segment for segment in closed if segment.num_needed]
         # The segment that is being filled stays as long as any row is held.
-        if last is not None and (kept or last.is_needed()):
+        if last is not None and (kept or last.num_needed):
             kept.append(last)
         self._segments = kept
+
+    def clear(self) -> None:
+        """Forget all rows, and what was held at most."""
+        self._segments = []
+        self.peak_device_bytes = self.peak_host_bytes = 0
 
     @property
     def num_rows(self) -> int:
         """Rows somebody will ask for."""
-        return sum(int((segment.owners != NOBODY).sum()) for segment in self._segments)
+        return sum(segment.num_needed for segment in self._segments)
 
     @property
     def device_bytes(self) -> int:
@@ -107,12 +112,22 @@ class RowBuffer:
         """Memory held by rows that no longer fitted on the device."""
         return sum(segment.nbytes for segment in self._segments if segment.spilled)
 
+    def _fit(self, num_layers: int, width: int) -> None:
+        self.row_shape = (num_layers, width)
+        self.row_bytes = num_layers * width * self.dtype.itemsize
+        if self.row_bytes > self._max_bytes:
+            raise ValueError(
+                f"max_bytes={self._max_bytes}: one row of {num_layers} x {width} {self.dtype} takes {self.row_bytes}"
+            )
+        self.rows_per_segment = max(1, min(SEGMENT_BYTES, self._max_bytes // 4) // self.row_bytes)
+        self.max_segments = self._max_bytes // (self.rows_per_segment * self.row_bytes)
+
     def _open_segment(self) -> "_Segment":
         if not self._segments or not self._segments[-1].room:
             on_device = [segment for segment in self._segments if not segment.spilled]
             if len(on_device) >= self.max_segments:
                 on_device[0].spill()
-            self._segments.append(_Segment(self.rows_per_segment, self._row_shape, self._dtype, self.device))
+            self._segments.append(_Segment(self.rows_per_segment, self.row_shape, self.dtype, self.device))
             self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
             self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
         return self._segments[-1]
@@ -124,9 +139,11 @@ class _Segment:
     def __init__(self, size: int, row_shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.owners = np.full(size, NOBODY, dtype=np.int64)
         self.positions = np.zeros(size, dtype=np.int64)
+        self.num_needed = 0
         self.spilled = False
         self._rows = torch.empty((size, *row_shape), dtype=dtype, device=device)
         self._used = 0
+        self._sorted: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def room(self) -> int:
@@ -136,19 +153,31 @@ class _Segment:
     def nbytes(self) -> int:
         return self._rows.numel() * self._rows.element_size()
 
-    def is_needed(self) -> bool:
-        return bool((self.owners[: self._used] != NOBODY).any())
-
-    def rows_of(self, owner: int) -> np.ndarray:
-        return np.flatnonzero(self.owners[: self._used] == owner)
-
     def write(self, layers: Sequence[Tensor], owners: np.ndarray, positions: np.ndarray) -> None:
         start, stop = self._used, self._used + len(owners)
         for index, layer in enumerate(layers):
             self._rows[start:stop, index].copy_(layer)
         self.owners[start:stop] = owners
         self.positions[start:stop] = positions
+        self.num_needed += np.count_nonzero(owners != NOBODY)
         self._used = stop
+
+    def rows_of(self, owner: int) -> np.ndarray:
+        """Rows of one owner that were not released, in the order of writing."""
+        if self.room:
+            return np.flatnonzero(self.owners[: self._used] == owner)
+        # A full segment does not change: one sort serves every owner. What was released is still in it.
+        if self._sorted is None:
+            order = np.argsort(self.owners, kind="stable")
+            self._sorted = order, self.owners[order]
+        order, owners = self._sorted
+        rows = order[np.searchsorted(owners, owner) : np.searchsorted(owners, owner, side="right")]
+        return rows[self.owners[rows] == owner]
+
+    def release(self, owner: int) -> None:
+        rows = self.rows_of(owner)
+        self.owners[rows] = NOBODY
+        self.num_needed -= len(rows)
 
     def read(self, rows: np.ndarray) -> Tensor:
         return self._rows[_index(rows, self._rows.device)]
@@ -159,8 +188,11 @@ class _Segment:
         self._rows = self._rows.cpu()[_index(needed, torch.device("cpu"))]
         self.owners, self.positions = self.owners[needed], self.positions[needed]
         self._used = len(needed)
+        self._sorted = None
         self.spilled = True
 
 
 def _index(rows: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(rows).to(device)
+    index = torch.from_numpy(rows)
+    # From pinned memory the copy does not wait for what the device is doing.
+    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index.to(device)

@@ -20,6 +20,10 @@ PROMPT = "prompt"
 REDUCED = "reduced."
 """Names in a result: states of the response, of the prompt, and what a reducer made of the former (a prefix)."""
 
+GATHERED_BYTES = 256 << 20
+"""Bound on the states that are copied out of the buffer, on the device, before they are reduced or handed out; a single
+response may exceed it."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -103,20 +107,18 @@ class HiddenStateCapture:
             RuntimeError: if a state of the response is missing, which would mean that states are misaligned.
             TypeError: if the reducer returns something else than it should.
         """
-        requests = list(requests)
+        waiting = list(requests)
+        results: list[dict[str, Tensor]] = []
         try:
-            responses = [self._response(*request) for request in requests] if self.options.keeps_responses else []
-            prompts = [self._prompt(request_id) for request_id, _ in requests] if self.options.keeps_prompts else []
+            while waiting:
+                at_once = self._that_fit(waiting)
+                results += self._take(waiting[:at_once])
+                for request_id, _ in waiting[:at_once]:
+                    self.drop(request_id)
+                del waiting[:at_once]
         finally:
-            for request_id, _ in requests:
+            for request_id, _ in waiting:
                 self.drop(request_id)
-        results: list[dict[str, Tensor]] = [{} for _ in requests]
-        if self.options.keeps_responses:
-            results = self._reduced(responses)
-        for result, prompt in zip(results, prompts, strict=False):
-            result[PROMPT] = prompt
-        if self.options.device == "cpu":
-            results = [{name: value.cpu() for name, value in result.items()} for result in results]
         return results
 
     def drop(self, request_id: str) -> None:
@@ -131,6 +133,34 @@ class HiddenStateCapture:
     def __len__(self) -> int:
         """Number of requests known."""
         return len(self._requests)
+
+    def clear(self) -> None:
+        """Forget everything, as if nothing had been computed yet."""
+        self._requests.clear()
+        self._batch = None
+        self.buffer.clear()
+
+    def _that_fit(self, requests: list[tuple[str, int]]) -> int:
+        """How many of the first requests are gathered, and reduced, at once: at least one."""
+        rows = 0
+        for index, (request_id, num_tokens) in enumerate(requests):
+            request = self._requests.get(request_id)
+            rows += num_tokens + (request.prompt_length if request and self.options.keeps_prompts else 0)
+            if index > 0 and rows * self.buffer.row_bytes > GATHERED_BYTES:
+                return index
+        return len(requests)
+
+    def _take(self, requests: list[tuple[str, int]]) -> list[dict[str, Tensor]]:
+        results: list[dict[str, Tensor]] = [{} for _ in requests]
+        if self.options.keeps_responses:
+            results = self._reduced([self._response(request_id, num_tokens) for request_id, num_tokens in requests])
+        for result, (request_id, _) in zip(results, requests, strict=True):
+            request = self._requests.get(request_id)
+            if self.options.keeps_prompts and request is not None and not request.taken:
+                result[PROMPT] = self.buffer.gather(request.owner, 0, request.prompt_length)[0]
+        if self.options.device == "cpu":
+            results = [{name: value.cpu() for name, value in result.items()} for result in results]
+        return results
 
     def _forget(self, request_id: str, request: _Request) -> None:
         if request.finished and request.taken:
@@ -175,12 +205,6 @@ class HiddenStateCapture:
                 "configuration is not supported by the hidden-state capture, please report it"
             )
         return states
-
-    def _prompt(self, request_id: str) -> Tensor:
-        request = self._requests.get(request_id)
-        if request is None or request.taken:
-            return self.buffer.gather(NOBODY, 0, 0)[0]
-        return self.buffer.gather(request.owner, 0, request.prompt_length)[0]
 
     def _reduced(self, responses: list[Tensor]) -> list[dict[str, Tensor]]:
         if self._reducer is None:

@@ -1,8 +1,15 @@
-"""Which vLLM this package works with, and what to say if it meets another."""
+"""Which vLLM this package works with, and what it says to engines of another."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
 
 import vllm
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
+
+from vllm_patches.options import KEY
 
 SUPPORTED = SpecifierSet(">=0.24,<0.34")
 
@@ -13,16 +20,6 @@ def is_supported(version: str) -> bool:
         return Version(version).base_version in SUPPORTED
     except InvalidVersion:
         return False
-
-
-def check_version() -> None:
-    """Refuse to capture hidden states with an unknown vLLM.
-
-    Raises:
-        RuntimeError: naming the version found and the range supported.
-    """
-    if not is_supported(vllm.__version__):
-        raise RuntimeError(f"vLLM {vllm.__version__}: hidden states can be captured with vllm{SUPPORTED}")
 
 
 def require(owner: object, *names: str) -> None:
@@ -38,3 +35,28 @@ def require(owner: object, *names: str) -> None:
             f"vLLM {vllm.__version__}: {where} has no {', '.join(missing)}, which the capture of hidden states relies "
             f"on; it knows vllm{SUPPORTED}"
         )
+
+
+def refuse(reason: str) -> None:
+    """Let engines that ask for hidden states fail at their start with ``reason``; others are left alone."""
+    try:
+        # Late: an unknown vLLM may not have them.
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.engine.llm_engine import LLMEngine
+    except ImportError:
+        logging.getLogger(__name__).warning(reason)
+        return
+    for engine_class in (LLMEngine, AsyncLLM):
+        engine_class.__init__ = _refusing(engine_class.__init__, reason)
+
+
+def _refusing(original: Callable[..., None], reason: str) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+        additional_config = getattr(config, "additional_config", None)
+        if isinstance(additional_config, dict) and KEY in additional_config:
+            raise RuntimeError(reason)
+        original(self, *args, **kwargs)
+
+    return init

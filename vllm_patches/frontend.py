@@ -22,8 +22,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import PROMPT, REDUCED, STATES
-from vllm_patches.compat import check_version, require
+from vllm_patches.compat import require
 from vllm_patches.options import KEY, CaptureOptions
 
 REDEEM_AT_ONCE = 64
@@ -38,6 +39,8 @@ class Ticket:
         self.request_id = request_id
         self.num_tokens = 0
         self.redeemed = False
+        self.response: Tensor | dict[str, Tensor] | None = None
+        self.prompt: Tensor | None = None
         self._dropped = dropped
 
     def __del__(self) -> None:
@@ -58,6 +61,7 @@ class Redeemer:
         # Weakly: an engine that nobody holds any more must go at once.
         self._engine = weakref.ref(engine)
         self._dropped: list[str] = []
+        self._reduces = options.reducer is not None
         self._waiting: list[RequestOutput] = []
         self._deferring = False
 
@@ -86,13 +90,27 @@ class Redeemer:
     async def attach_async(self, output: RequestOutput) -> None:
         """The same for one output of an ``AsyncLLM``, at once."""
         tickets = _tickets([output])
-        if tickets:
-            self._hand_out([output], await self._ask(tickets))
+        for start in range(0, len(tickets), REDEEM_AT_ONCE):
+            some = tickets[start : start + REDEEM_AT_ONCE]
+            self._hand_out(some, await self._ask(some))
+        _finish([output])
+
+    def let_go(self) -> None:
+        """Release the states of requests that were given up."""
+        if self._dropped and self._engine() is not None:
+            self._ask([])
+
+    async def let_go_async(self) -> None:
+        """The same for an ``AsyncLLM``."""
+        if self._dropped and self._engine() is not None:
+            await self._ask([])
 
     def _redeem(self, outputs: list[RequestOutput]) -> None:
         tickets = _tickets(outputs)
-        if tickets:
-            self._hand_out(outputs, self._ask(tickets))
+        for start in range(0, len(tickets), REDEEM_AT_ONCE):
+            some = tickets[start : start + REDEEM_AT_ONCE]
+            self._hand_out(some, self._ask(some))
+        _finish(outputs)
 
     def _ask(self, tickets: list[Ticket]) -> Any:
         """Redeem the tickets; an ``AsyncLLM``'s answer is to be awaited."""
@@ -105,19 +123,18 @@ class Redeemer:
         requests = [(ticket.request_id, ticket.num_tokens) for ticket in tickets]
         return engine.collective_rpc("take_hidden_states", args=(requests, dropped, not self.in_process))
 
-    def _hand_out(self, outputs: list[RequestOutput], replies: list[Any]) -> None:
+    def _hand_out(self, tickets: list[Ticket], replies: list[Any]) -> None:
         """``replies`` of all workers: one per ticket from the worker that keeps the states, None from the others."""
-        results = iter(next(reply for reply in replies if reply is not None))
-        for output in outputs:
-            prompts = []
-            for completion in output.outputs:
-                if _ticket(completion) is not None:
-                    del completion.hidden_states_ticket
-                    result = next(results)
-                    result = result if self.in_process else safetensors.torch.load(result)
-                    completion.hidden_states = _of_response(result)
-                    prompts += [result[PROMPT]] if PROMPT in result else []
-            output.prompt_hidden_states = _united(prompts)
+        results = next(reply for reply in replies if reply is not None)
+        if isinstance(results, str):
+            raise RuntimeError(f"hidden states of {len(tickets)} responses: {results}")
+        for ticket, result in zip(tickets, results, strict=True):
+            result = result if self.in_process else safetensors.torch.load(result)
+            ticket.prompt = result.pop(PROMPT, None)
+            if self._reduces:
+                ticket.response = {name.removeprefix(REDUCED): value for name, value in result.items()}
+            else:
+                ticket.response = result.get(STATES)
 
 
 def _ticket(completion: CompletionOutput) -> Ticket | None:
@@ -129,11 +146,17 @@ def _tickets(outputs: Iterable[RequestOutput]) -> list[Ticket]:
     return [ticket for completion in completions if (ticket := _ticket(completion)) is not None]
 
 
-def _of_response(result: dict[str, Tensor]) -> Tensor | dict[str, Tensor] | None:
-    if STATES in result:
-        return result[STATES]
-    reduced = {name.removeprefix(REDUCED): value for name, value in result.items() if name.startswith(REDUCED)}
-    return reduced or None
+def _finish(outputs: list[RequestOutput]) -> None:
+    """Replace redeemed tickets by what they were redeemed for."""
+    for output in outputs:
+        prompts = []
+        for completion in output.outputs:
+            ticket = _ticket(completion)
+            if ticket is not None:
+                del completion.hidden_states_ticket
+                completion.hidden_states = ticket.response
+                prompts += [] if ticket.prompt is None else [ticket.prompt]
+        output.prompt_hidden_states = _united(prompts)
 
 
 def _united(prompts: list[Tensor]) -> Tensor | None:
@@ -142,8 +165,7 @@ def _united(prompts: list[Tensor]) -> Tensor | None:
         return None
     united, *others = prompts
     for other in others:
-        if len(other) == len(united):
-            united = torch.where(united.isnan(), other, united)
+        united = torch.where(united.isnan(), other, united)
     return united
 
 
@@ -157,14 +179,14 @@ def check_engine(config: Any) -> CaptureOptions | None:
     """Read the options of an engine that is about to start; None if it does not ask for hidden states.
 
     Raises:
-        RuntimeError: if this vLLM is unknown.
         ValueError: for an option that is wrong, or a configuration in which states cannot be captured.
     """
     options = CaptureOptions.parse(config.additional_config)
     if options is None:
         return None
-    check_version()
-    options.resolve_layers(config.model_config.get_total_num_hidden_layers())
+    model = config.model_config
+    num_layers = len(options.resolve_layers(model.get_total_num_hidden_layers()))
+    RowBuffer(num_layers, model.get_hidden_size(), options.resolve_dtype(model.dtype), "cpu", options.max_bytes)
     parallel = config.parallel_config
     external = parallel.distributed_executor_backend == "external_launcher"
     obstacles = {
@@ -174,7 +196,7 @@ def check_engine(config: Any) -> CaptureOptions | None:
         "prefill_context_parallel_size > 1": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
         "kv_sharing_fast_prefill (phase='decode' can)": config.cache_config.kv_sharing_fast_prefill
         and options.keeps_prompts,
-        f"runner={config.model_config.runner_type!r}": config.model_config.runner_type != "generate",
+        f"runner={model.runner_type!r}": model.runner_type != "generate",
     }
     for obstacle, is_there in obstacles.items():
         if is_there:
@@ -182,24 +204,29 @@ def check_engine(config: Any) -> CaptureOptions | None:
     return options
 
 
-def refuse_unknown_versions() -> None:
-    """Let engines that ask for hidden states say why they cannot have them; others are left alone."""
-    for engine_class in (LLMEngine, AsyncLLM):
-        engine_class.__init__ = _checked_init(engine_class.__init__)
+def check() -> None:
+    """Look for what :func:`install` patches.
+
+    Raises:
+        RuntimeError: naming what is missing.
+    """
+    require(RequestState, "_new_completion_output")
+    require(OutputProcessor, "add_request")
+    require(RequestOutput, "add")
+    require(LLM, "_run_engine")
+    require(LLMEngine, "step", "abort_request", "collective_rpc")
+    require(AsyncLLM, "generate", "collective_rpc")
 
 
 def install() -> None:
     """Patch the front ends of this process."""
-    require(RequestState, "_new_completion_output", "make_request_output")
-    require(OutputProcessor, "add_request")
-    require(LLM, "_run_engine")
     for engine_class in (LLMEngine, AsyncLLM):
         engine_class.__init__ = _checked_init(engine_class.__init__)
-        require(engine_class, "collective_rpc")
     OutputProcessor.add_request = _issuing(OutputProcessor.add_request)
     RequestState._new_completion_output = _with_ticket(RequestState._new_completion_output)
     RequestOutput.add = _keeping_tickets(RequestOutput.add)
     LLMEngine.step = _attaching(LLMEngine.step)
+    LLMEngine.abort_request = _letting_go(LLMEngine.abort_request)
     LLM._run_engine = _deferring(LLM._run_engine)
     AsyncLLM.generate = _attaching_async(AsyncLLM.generate)
     CompletionOutput.hidden_states = None
@@ -274,6 +301,26 @@ def _attaching(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     return step
 
 
+def _letting_go(original: Callable[..., None]) -> Callable[..., None]:
+    """After an abort, release the states of the requests that it ended.
+
+    vLLM forgets to forget the parent of several samples of which some had finished: with it their outputs would stay.
+    """
+
+    @functools.wraps(original)
+    def abort_request(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        redeemer = getattr(self, "hidden_states", None)
+        if redeemer is not None:
+            processor = self.output_processor
+            for parent_id, parent in list(processor.parent_requests.items()):
+                if not any(child in processor.request_states for child in parent.child_requests):
+                    del processor.parent_requests[parent_id]
+            redeemer.let_go()
+
+    return abort_request
+
+
 def _deferring(original: Callable[..., Any]) -> Callable[..., Any]:
     """Relies on ``_run_engine`` stepping the engine until all its requests are finished."""
 
@@ -282,8 +329,14 @@ def _deferring(original: Callable[..., Any]) -> Callable[..., Any]:
         redeemer = getattr(self.llm_engine, "hidden_states", None)
         if redeemer is None:
             return original(self, *args, **kwargs)
-        with redeemer.deferring():
-            return original(self, *args, **kwargs)
+        try:
+            with redeemer.deferring():
+                return original(self, *args, **kwargs)
+        except BaseException:
+            # The next call must not find, and return, what is left of this one.
+            engine = self.llm_engine
+            engine.abort_request(list(engine.output_processor.request_states), internal=True)
+            raise
 
     return run_engine
 
@@ -305,3 +358,4 @@ async def _with_states(stream: AsyncGenerator[Any, None], redeemer: Redeemer) ->
             yield output
     finally:
         await stream.aclose()
+        await redeemer.let_go_async()

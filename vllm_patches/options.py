@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -87,8 +88,13 @@ class CaptureOptions:
         try:
             module, _, name = self.reducer.partition(":")
             function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-        except (ImportError, AttributeError, ValueError) as error:
+            signature = inspect.signature(function)
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
             raise _error("reducer", self.reducer, f"must be 'module:function' ({error})") from error
+        try:
+            signature.bind([], **self.reducer_options)
+        except TypeError as error:
+            raise _error("reducer_options", self.reducer_options, f"{self.reducer} {error}") from error
         return functools.partial(function, **self.reducer_options)
 
     def resolve_layers(self, num_layers: int) -> tuple[int, ...]:

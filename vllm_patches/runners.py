@@ -25,9 +25,9 @@ class Layers:
         self.auxiliary = tuple(sorted(layer + 1 for layer in layers if layer != num_layers - 1))
         self._places = [None if layer == num_layers - 1 else self.auxiliary.index(layer + 1) for layer in layers]
 
-    def pick(self, final: Tensor, auxiliary: list[Tensor] | None) -> list[Tensor]:
-        """The captured layers' tensors in the order asked for."""
-        return [final if place is None else (auxiliary or [])[place] for place in self._places]
+    def pick(self, final: Tensor, auxiliary: list[Tensor]) -> list[Tensor]:
+        """The captured layers' tensors in the order asked for; ``auxiliary`` as asked for by ``self.auxiliary``."""
+        return [final if place is None else auxiliary[place] for place in self._places]
 
 
 def check_runner(runner: Any, is_v2: bool) -> None:

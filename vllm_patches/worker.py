@@ -6,6 +6,7 @@ own ``collective_rpc``. The model itself, its compilation and its CUDA graphs ar
 """
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,14 @@ from vllm_patches.compat import require
 from vllm_patches.options import CaptureOptions
 from vllm_patches.runners import Layers, check_runner, read_step
 
+logger = logging.getLogger(__name__)
+
+NORM_IN_HEAD = {"MiMoForCausalLM", "Step3p5ForCausalLM", "KimiK3ForConditionalGeneration"}
+"""Models in vLLM that apply the final norm on the way to the logits, after the state that the runner sees."""
+
+SCALED = {"MiniCPMForCausalLM", "MiniCPM3ForCausalLM"}
+"""Models in vLLM that scale the state after the final norm for their output head."""
+
 
 def install() -> None:
     """Patch the worker class; the CPU's and other devices' derive from it."""
@@ -32,27 +41,32 @@ def install() -> None:
 
 def take_hidden_states(
     worker: Any, requests: list[tuple[str, int]], dropped: list[str], as_bytes: bool
-) -> list[dict[str, Tensor]] | list[bytes] | None:
+) -> list[dict[str, Tensor]] | list[bytes] | str | None:
     """Hand out the states of ``requests``, (id, number of tokens), and forget those of ``dropped``.
 
     Called on all workers; those that keep no states answer None. ``as_bytes`` gives each request's tensors in the
-    safetensors format, for the way between processes.
+    safetensors format, for the way between processes. An error is returned as text, for raised here it would leave the
+    answers of other workers unread, where the next call would take them for its own.
     """
-    capture: HiddenStateCapture | None = worker.hidden_state_capture
+    capture: HiddenStateCapture | None = getattr(worker, "hidden_state_capture", None)
     if capture is None:
         return None
     for request_id in dropped:
         capture.drop(request_id)
     # Results are ordinary tensors, which a user may differentiate, even if the engine calls in inference mode.
     with torch.inference_mode(False), torch.no_grad():
-        results = capture.take(requests)
+        try:
+            results = capture.take(requests)
+        except Exception as error:  # A reducer may raise anything.
+            logger.exception("Hidden states of %d requests are lost", len(requests))
+            return f"{type(error).__name__}: {error}"
         return [_to_bytes(result) for result in results] if as_bytes else results
 
 
 def hidden_states_memory(worker: Any) -> dict[str, int] | None:
     """What the states of one worker take, for ``collective_rpc``: requests and rows held, bytes held and at most held
     since the start, on the device and, spilled, on the host; None from workers that keep no states."""
-    capture: HiddenStateCapture | None = worker.hidden_state_capture
+    capture: HiddenStateCapture | None = getattr(worker, "hidden_state_capture", None)
     if capture is None:
         return None
     names = ("num_rows", "device_bytes", "host_bytes", "peak_device_bytes", "peak_host_bytes")
@@ -70,9 +84,23 @@ def _then_attach(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
         options = CaptureOptions.parse(self.vllm_config.additional_config)
         if options is not None and not hasattr(self, "hidden_state_capture"):
-            self.hidden_state_capture = attach(self.model_runner, options)
+            self.hidden_state_capture = capture = attach(self.model_runner, options)
+            if capture is not None:
+                self.compile_or_warm_up_model = _then_clear(self.compile_or_warm_up_model, capture)
 
     return load_model
+
+
+def _then_clear(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Callable[..., Any]:
+    """vLLM warms some engines up with requests of its own, whose states nobody will ask for."""
+
+    @functools.wraps(warm_up)
+    def warm_up_and_clear(*args: Any, **kwargs: Any) -> Any:
+        result = warm_up(*args, **kwargs)
+        capture.clear()
+        return result
+
+    return warm_up_and_clear
 
 
 def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
@@ -90,6 +118,7 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
     check_runner(runner, is_v2)
     num_layers = config.model_config.get_total_num_hidden_layers()
     layers = Layers(options.resolve_layers(num_layers), num_layers)
+    _check_last_layer(runner, options)
     if layers.auxiliary:
         _ask_for_auxiliary_states(runner, layers.auxiliary)
     external = config.parallel_config.distributed_executor_backend == "external_launcher"
@@ -122,6 +151,18 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
     return capture
 
 
+def _check_last_layer(runner: Any, options: CaptureOptions) -> None:
+    """Refuse models whose last state is not what it is in ``transformers``."""
+    name = type(runner.get_model()).__name__
+    num_layers = runner.vllm_config.model_config.get_total_num_hidden_layers()
+    if num_layers - 1 in options.resolve_layers(num_layers) and name in NORM_IN_HEAD | SCALED:
+        what = "applies the final norm" if name in NORM_IN_HEAD else "scales the last state"
+        raise ValueError(
+            f"{name}: in vLLM this model {what} within its output head, so that the state after the final norm cannot "
+            "be seen; ask for other layers, or try model_impl='transformers'"
+        )
+
+
 def _ask_for_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
     """Have the model return the inputs of ``layers`` beside its result, by the interface made for EAGLE-3.
 
@@ -131,7 +172,7 @@ def _ask_for_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
     if not supports_eagle3(model):
         raise ValueError(
             f"{type(model).__name__} cannot give the states of intermediate layers: in this vLLM it does not implement "
-            "the EAGLE-3 interface. The state after the final norm can be had of every model: layers=[-1]"
+            "the EAGLE-3 interface. Try model_impl='transformers', or layers=[-1], the state after the final norm"
         )
     require(model, "set_aux_hidden_state_layers")
     model.set_aux_hidden_state_layers(layers)

@@ -107,8 +107,7 @@ def ask(llm: LLM, prompts: list[list[int]], **options: Any) -> list[Answer]:
 
 
 def memory(llm: LLM) -> dict[str, int]:
-    """What captured states take, once the engine has told its worker that all requests are over."""
-    llm.generate({"prompt_token_ids": [1]}, sampling(max_tokens=1), use_tqdm=False)
+    """What captured states take."""
     (held,) = [reply for reply in llm.collective_rpc("hidden_states_memory") if reply is not None]
     return held
 
@@ -162,18 +161,49 @@ def before_and_after_sleep(path: Path, capture: dict[str, Any], prompts: list[li
 
 
 def step_by_step(path: Path, capture: dict[str, Any], prompts: list[list[int]]) -> Outcome:
-    """Drive the engine by hand; the first request is aborted midway, by its user."""
+    """Drive the engine by hand; the first request is aborted midway, and the last ones when some samples have ended."""
     with engine(path, capture, skip_tokenizer_init=True) as llm:
         core = llm.llm_engine
         for index, prompt in enumerate(prompts):
             core.add_request(str(index), {"prompt_token_ids": prompt}, sampling(n=2, max_tokens=6 + 6 * index))
+        for seed in range(40):
+            # Some of these samples end early, some groups in part.
+            group = sampling(n=2, seed=seed, temperature=1.0, max_tokens=100, stop_token_ids=list(range(30)))
+            core.add_request("last", {"prompt_token_ids": prompts[0]}, group)
         answers, steps = [], 0
         while core.has_unfinished_requests():
             steps += 1
             if steps == 4:
                 core.abort_request(["0"])
-            answers += [answer_of(output) for output in core.step() if output.finished]
-        return Outcome(answers, memory(llm))
+                held = memory(llm)
+            if steps == 12:
+                # One sample of this group has ended, at its stop token; the other has not.
+                core.abort_request(["last"])
+            outputs = core.step()
+            answers += [answer_of(output) for output in outputs if output.finished and output.request_id != "last"]
+        del outputs
+        return Outcome(answers, memory(llm) | {"rows_after_abort": held["num_rows"], "running": len(prompts) - 1})
+
+
+def raising(states: list[Tensor]) -> list[dict[str, Tensor]]:
+    """A reducer that fails for responses of 5 tokens."""
+    if any(len(response) == 5 for response in states):
+        raise ValueError("five is too many")
+    return [{"length": torch.tensor(len(response))} for response in states]
+
+
+def with_a_failing_reducer(path: Path, prompts: list[list[int]], **options: Any) -> Outcome:
+    """Generate what the reducer fails for while other requests still run, then what it does not."""
+    with engine(path, {"reducer": f"{__name__}:raising"}, skip_tokenizer_init=True, **options) as llm:
+        lengths = [5] * 70 + [60] * 10
+        asked = [{"prompt_token_ids": prompts[index % len(prompts)]} for index in range(len(lengths))]
+        try:
+            llm.generate(asked, [sampling(max_tokens=length) for length in lengths], use_tqdm=False)
+            error = "none"
+        except RuntimeError as raised:
+            error = str(raised)
+        answers = ask(llm, prompts, max_tokens=4)
+        return Outcome(answers, {"error": error, "tasks": llm.collective_rpc("get_supported_tasks")} | memory(llm))
 
 
 def refusal(path: Path, capture: dict[str, Any], **options: Any) -> str:
@@ -229,9 +259,7 @@ def streamed(path: Path, capture: dict[str, Any], prompt: list[int]) -> dict[str
             read("plain", 0.0, output_kind=RequestOutputKind.FINAL_ONLY),
             leave("left"),
         )
-        gc.collect()
-        await read("last", 0.0)
-        await read("very last", 0.0, max_tokens=1)
+        await asyncio.sleep(0.5)
         (held,) = await async_llm.collective_rpc("hidden_states_memory")
         async_llm.shutdown()
         return {"slow": slow, "aborted": aborted, "plain": plain, "held": held}

@@ -63,11 +63,11 @@ def test_a_missing_row_is_nan_and_told():
 
 def test_recorded_rows_survive_the_reuse_of_the_engines_buffers():
     buffer = make_buffer(8)
-    rows = layers([1.0])
+    rows = [layer.clone() for layer in layers([1.0])]
     owners, positions = np.array([5]), np.array([0])
-    buffer.append([row.clone() for row in rows], owners, positions)
-    rows[0] = rows[0] * 9
-    owners[:], positions[:] = 6, 1
+    buffer.append(rows, owners, positions)
+    for engines_own in (*rows, owners, positions):
+        engines_own *= 9
     assert values(buffer, 5, 0, 1) == [1]
 
 
@@ -105,6 +105,13 @@ def test_a_row_must_fit():
     with pytest.raises(ValueError, match=f"max_bytes=10: one row of 2 x 3 torch.float32 takes {ROW_BYTES}"):
         RowBuffer(2, 3, torch.float32, "cpu", 10)
     assert RowBuffer(2, 3, torch.float32, "cpu", ROW_BYTES).rows_per_segment == 1
+
+
+def test_the_first_rows_settle_the_width():
+    buffer = RowBuffer(2, 64, torch.float32, "cpu", 8 * 2 * 64 * 4)
+    append(buffer, [1, 2], [5, 5], [0, 1])
+    assert buffer.row_shape == (2, 3) and buffer.row_bytes == ROW_BYTES
+    assert values(buffer, 5, 0, 2) == [1, 2]
 
 
 def test_size_of_segments():

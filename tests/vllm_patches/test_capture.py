@@ -114,7 +114,7 @@ def test_requests_nobody_began_are_ignored():
 def test_an_empty_response():
     capture = make_capture(phase="both")
     (result,) = capture.take([("aborted while waiting", 0)])
-    assert result[STATES].shape == result[PROMPT].shape == (0, 1, 2)
+    assert result[STATES].shape == (0, 1, 2) and PROMPT not in result
 
 
 def test_a_missing_state_is_an_error():
@@ -160,6 +160,42 @@ def test_a_reducer_that_breaks_its_contract_is_named(name: str, message: str):
     capture.record(make_step([("a", 0, 1, True, [[0, 0]])]))
     with pytest.raises(TypeError, match=f"reducer {SELF}:{name}: .*{message}"):
         capture.take([("a", 1)])
+
+
+def test_states_are_gathered_in_bounded_portions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("vllm_patches.capture.GATHERED_BYTES", 3 * 8)
+    capture = make_capture(reducer=f"{SELF}:total", reducer_options={"scale": 1})
+    sizes = []
+    reducer = capture._reducer
+    capture._reducer = lambda states: sizes.append([len(response) for response in states]) or reducer(states)
+    lengths = [2, 1, 1, 5, 1, 1]
+    for index, length in enumerate(lengths):
+        capture.begin(f"r{index}", 1)
+        for position in range(length):
+            capture.record(make_step([(f"r{index}", position, 1, True, [[index, 1]])]))
+    results = capture.take([(f"r{index}", length) for index, length in enumerate(lengths)])
+    assert sizes == [[2, 1], [1], [5], [1, 1]]
+    assert [int(result["reduced.sum"][0, 1]) for result in results] == lengths
+    assert capture.buffer.num_rows == 0
+
+
+def test_a_failed_portion_loses_no_memory():
+    capture = make_capture(reducer=f"{SELF}:too_few")
+    for request_id in ("a", "b"):
+        capture.begin(request_id, 1)
+        capture.record(make_step([(request_id, 0, 1, True, [[0, 0]])]))
+        capture.finish(request_id)
+    with pytest.raises(TypeError):
+        capture.take([("a", 1), ("b", 1)])
+    assert len(capture) == capture.buffer.num_rows == 0
+
+
+def test_what_an_engine_warmed_up_with_is_forgotten():
+    capture = make_capture()
+    capture.begin("warm-up", 1)
+    capture.record(make_step([("warm-up", 0, 1, True, [[0, 0]])]))
+    capture.clear()
+    assert len(capture) == capture.buffer.num_rows == capture.buffer.device_bytes == 0
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Real engines on CPU: every response's states are those that transformers computes for the same tokens."""
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from tests.vllm_patches import engines, zoo
 
@@ -156,7 +157,8 @@ def test_an_engine_driven_by_hand(inside: Run, qwen: Path, reference: PreTrained
     outcome = inside(engines.step_by_step, qwen, {"layers": [-1]}, prompts)
     assert [len(answer.responses[0].tokens) for answer in outcome.answers] == [12, 18, 24, 30, 36]
     assert error(outcome.answers, reference, [-1]) < TOLERANCE
-    assert outcome.facts["num_rows"] == 0
+    # The aborted request's rows are gone at once, with those of groups of which one sample had ended at the end.
+    assert outcome.facts["rows_after_abort"] > 0 and outcome.facts["num_rows"] == 0
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,52 @@ def test_what_cannot_be_captured_is_refused(
 ):
     refused = inside(engines.refusal, qwen, capture, skip_tokenizer_init=True, **options)
     assert re.search(message, refused), refused
+
+
+def test_a_reducer_that_raises_leaves_the_engine_in_order(inside: Run, qwen: Path, prompts: list[list[int]]):
+    outcome = inside(engines.with_a_failing_reducer, qwen, prompts)
+    assert outcome.facts["error"] == "hidden states of 64 responses: ValueError: five is too many"
+    assert [answer.prompt for answer in outcome.answers] == prompts
+    assert all(answer.responses[0].states == {"length": torch.tensor(4)} for answer in outcome.answers)
+    assert outcome.facts["num_rows"] == 0
+
+
+def test_a_reducer_that_raises_leaves_two_workers_in_order(qwen: Path, prompts: list[list[int]]):
+    with process(ALONE) as pool:
+        outcome = pool.submit(engines.with_a_failing_reducer, qwen, prompts, tensor_parallel_size=2).result()
+    assert "ValueError: five is too many" in outcome.facts["error"]
+    assert [answer.prompt for answer in outcome.answers] == prompts
+    assert outcome.facts["tasks"] == [["generate"], ["generate"]]
+
+
+def test_models_that_hide_their_last_state_are_refused(inside: Run, qwen: Path, tmp_path: Path):
+    folder = shutil.copytree(qwen, tmp_path / "mimo")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MiMoForCausalLM"]}))
+    refused = inside(engines.refusal, folder, {}, skip_tokenizer_init=True)
+    assert "MiMoForCausalLM: in vLLM this model applies the final norm within its output head" in refused
+
+
+def test_a_model_whose_last_state_has_a_width_of_its_own(inside: Run, tmp_path: Path):
+    config = OPTConfig(
+        vocab_size=128,
+        hidden_size=64,
+        word_embed_proj_dim=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        do_layer_norm_before=False,
+        init_std=0.2,
+    )
+    torch.manual_seed(0)
+    OPTForCausalLM(config).save_pretrained(tmp_path)
+    model = OPTForCausalLM.from_pretrained(tmp_path)
+    outcome = inside(engines.with_new_weights, tmp_path, model.state_dict(), {}, [5, 6, 7])
+    for answer in outcome.answers:
+        with torch.no_grad():
+            expected = model.model(torch.tensor([answer.prompt + answer.responses[0].tokens])).last_hidden_state[0]
+        torch.testing.assert_close(answer.responses[0].states[:, 0], expected[2:-1], atol=TOLERANCE, rtol=0)
 
 
 def test_models_without_intermediate_layers_are_refused_by_name(inside: Run, build: Callable[[str], Path]):
@@ -247,4 +295,4 @@ def test_streams(qwen: Path, reference: PreTrainedModel):
     plain = whole(result["plain"], 1)
     assert error([aborted, plain], reference, [1, -1]) < TOLERANCE
     # One request was given up by its reader, who never asked for its states.
-    assert result["held"]["num_rows"] == 0 and result["held"]["num_requests"] <= 1
+    assert result["held"]["num_rows"] == 0

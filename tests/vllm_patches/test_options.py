@@ -1,10 +1,15 @@
 """What a user may ask for, and how a wrong request is named before an engine starts."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+import vllm
 from torch import Tensor
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.llm_engine import LLMEngine
 
-from vllm_patches import is_supported
+from vllm_patches import is_supported, register
 from vllm_patches.compat import require
 from vllm_patches.options import CaptureOptions
 
@@ -67,6 +72,11 @@ def test_a_reducer_is_loaded_with_its_options():
         ({"reducer": "nowhere:f"}, r"\['reducer'\]='nowhere:f': must be 'module:function' \(No module named 'nowhere'"),
         ({"reducer": "math:nothing"}, r"must be 'module:function' \(module 'math' has no attribute 'nothing'"),
         ({"reducer": "math"}, r"must be 'module:function'"),
+        ({"reducer": "math:pi"}, r"\['reducer'\]='math:pi': must be 'module:function' \(3.14.* is not a callable"),
+        (
+            {"reducer": f"{__name__}:means", "reducer_options": {"size": 1}},
+            r"test_options:means got an unexpected keyword",
+        ),
         ({"reducer": "math:sqrt", "phase": "prefill"}, r"reduces the states of responses; phase='prefill' keeps none"),
         ({"reducer_options": {"a": 1}}, r"there is no reducer to give them to"),
         ({"reducer": "math:sqrt", "reducer_options": 3}, r"must be a mapping of keyword arguments"),
@@ -81,6 +91,34 @@ def test_known_versions():
     known = ["0.24.0", "0.32.0+cpu", "0.33.1.dev3"]
     assert [is_supported(version) for version in known] == [True, True, True]
     assert not any(is_supported(version) for version in ["0.23.4", "0.34.0rc1", "1.0", "dev"])
+
+
+@dataclass
+class EngineConfig:
+    additional_config: dict[str, object]
+
+
+def test_other_versions_refuse_engines_that_ask_and_leave_the_others(monkeypatch: pytest.MonkeyPatch):
+    started = []
+    for engine_class in (LLMEngine, AsyncLLM):
+        monkeypatch.setattr(engine_class, "__init__", lambda self, vllm_config: started.append(vllm_config))
+    monkeypatch.setattr(vllm, "__version__", "0.99.1")
+    register.__wrapped__()
+    for engine_class in (LLMEngine, AsyncLLM):
+        engine_class(EngineConfig({"something": "else"}))
+        with pytest.raises(RuntimeError, match=r"vLLM 0.99.1: hidden states can be captured with vllm"):
+            engine_class(vllm_config=EngineConfig({"hidden_states": {}}))
+    assert len(started) == 2
+
+
+def test_a_vllm_that_lacks_something_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(LLMEngine, "__init__", lambda self, vllm_config: None)
+    monkeypatch.setattr(AsyncLLM, "__init__", lambda self, vllm_config: None)
+    monkeypatch.delattr(LLMEngine, "step")
+    register.__wrapped__()
+    LLMEngine(EngineConfig({}))
+    with pytest.raises(RuntimeError, match="hidden states cannot be captured: .*LLMEngine has no step"):
+        LLMEngine(EngineConfig({"hidden_states": {}}))
 
 
 def test_what_a_version_lacks_is_named():
