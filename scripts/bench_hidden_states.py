@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import platform
+import random
 import re
 import shlex
 import statistics
@@ -224,9 +225,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for engine in engines.values():
             engine.generate()  # warm-up
         rounds = []
+        shuffle = random.Random(0).shuffle
         for index in range(options.rounds):
-            # The order is turned around every other round, so that nobody always follows the same one.
-            order = list(engines) if index % 2 == 0 else list(engines)[::-1]
+            order = list(engines)
+            shuffle(order)  # so that nobody always follows the same one
             rounds.append({name: engines[name].generate() for name in order})
             print(f"round {index + 1} of {options.rounds}: {speeds(rounds[-1])}", file=sys.stderr, flush=True)
         errors = {name: engine.error for name, engine in engines.items() if engine.error is not None}
