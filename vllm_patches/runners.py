@@ -25,6 +25,11 @@ class Layers:
         self.auxiliary = tuple(sorted(layer + 1 for layer in layers if layer != num_layers - 1))
         self._places = [None if layer == num_layers - 1 else self.auxiliary.index(layer + 1) for layer in layers]
 
+    @property
+    def include_last(self) -> bool:
+        """Whether the state after the final norm is among them."""
+        return None in self._places
+
     def pick(self, final: Tensor, auxiliary: list[Tensor]) -> list[Tensor]:
         """The captured layers' tensors in the order asked for; ``auxiliary`` as asked for by ``self.auxiliary``."""
         return [final if place is None else auxiliary[place] for place in self._places]

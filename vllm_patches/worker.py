@@ -29,7 +29,7 @@ NORM_IN_HEAD = {"MiMoForCausalLM", "Step3p5ForCausalLM", "KimiK3ForConditionalGe
 """Models in vLLM that apply the final norm on the way to the logits, after the state that the runner sees."""
 
 SCALED = {"MiniCPMForCausalLM", "MiniCPM3ForCausalLM"}
-"""Models in vLLM that scale the state after the final norm for their output head."""
+"""Models in vLLM that scale the state after the final norm before the runner sees it."""
 
 
 def install() -> None:
@@ -118,7 +118,8 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
     check_runner(runner, is_v2)
     num_layers = config.model_config.get_total_num_hidden_layers()
     layers = Layers(options.resolve_layers(num_layers), num_layers)
-    _check_last_layer(runner, options)
+    if layers.include_last:
+        _check_last_state(runner)
     if layers.auxiliary:
         _ask_for_auxiliary_states(runner, layers.auxiliary)
     external = config.parallel_config.distributed_executor_backend == "external_launcher"
@@ -151,15 +152,14 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
     return capture
 
 
-def _check_last_layer(runner: Any, options: CaptureOptions) -> None:
+def _check_last_state(runner: Any) -> None:
     """Refuse models whose last state is not what it is in ``transformers``."""
     name = type(runner.get_model()).__name__
-    num_layers = runner.vllm_config.model_config.get_total_num_hidden_layers()
-    if num_layers - 1 in options.resolve_layers(num_layers) and name in NORM_IN_HEAD | SCALED:
-        what = "applies the final norm" if name in NORM_IN_HEAD else "scales the last state"
+    if name in NORM_IN_HEAD | SCALED:
+        what = "applies the final norm within its output head" if name in NORM_IN_HEAD else "scales its last state"
         raise ValueError(
-            f"{name}: in vLLM this model {what} within its output head, so that the state after the final norm cannot "
-            "be seen; ask for other layers, or try model_impl='transformers'"
+            f"{name}: in vLLM this model {what}, so that the state after the final norm cannot be seen; ask for other "
+            "layers, or try model_impl='transformers'"
         )
 
 

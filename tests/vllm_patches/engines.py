@@ -164,6 +164,10 @@ def step_by_step(path: Path, capture: dict[str, Any], prompts: list[list[int]]) 
     """Drive the engine by hand; the first request is aborted midway, and the last ones when some samples have ended."""
     with engine(path, capture, skip_tokenizer_init=True) as llm:
         core = llm.llm_engine
+        worker = core.model_executor.driver_worker.worker
+        worker.hidden_state_capture.begin("a request of the warm-up", 1)
+        worker.compile_or_warm_up_model()
+        warm = memory(llm)["num_requests"]
         for index, prompt in enumerate(prompts):
             core.add_request(str(index), {"prompt_token_ids": prompt}, sampling(n=2, max_tokens=6 + 6 * index))
         for seed in range(40):
@@ -182,7 +186,7 @@ def step_by_step(path: Path, capture: dict[str, Any], prompts: list[list[int]]) 
             outputs = core.step()
             answers += [answer_of(output) for output in outputs if output.finished and output.request_id != "last"]
         del outputs
-        return Outcome(answers, memory(llm) | {"rows_after_abort": held["num_rows"], "running": len(prompts) - 1})
+        return Outcome(answers, memory(llm) | {"rows_after_abort": held["num_rows"], "requests_after_warm_up": warm})
 
 
 def raising(states: list[Tensor]) -> list[dict[str, Tensor]]:

@@ -159,6 +159,7 @@ def test_an_engine_driven_by_hand(inside: Run, qwen: Path, reference: PreTrained
     assert error(outcome.answers, reference, [-1]) < TOLERANCE
     # The aborted request's rows are gone at once, with those of groups of which one sample had ended at the end.
     assert outcome.facts["rows_after_abort"] > 0 and outcome.facts["num_rows"] == 0
+    assert outcome.facts["requests_after_warm_up"] == 0
 
 
 @pytest.mark.parametrize(
