@@ -154,7 +154,7 @@ def engine_options(variant: Variant, options: argparse.Namespace, storage: str) 
     if variant.capture:
         chosen["additional_config"] = {"hidden_states": {"device": "device", **variant.capture}}
     if variant.speculator:
-        layers = json.loads((Path(options.model) / "config.json").read_text())["num_hidden_layers"]
+        layers = SHAPES[options.shape]["num_hidden_layers"]
         chosen["speculative_config"] = {
             "method": "extract_hidden_states",
             "num_speculative_tokens": 1,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vllm_patches.buffer import NOBODY, RowBuffer
-from vllm_patches.options import CaptureOptions, Reducer
+from vllm_patches.options import CaptureOptions
 
 STATES = "states"
 PROMPT = "prompt"
@@ -123,8 +123,8 @@ class HiddenStateCapture:
 
     def drop(self, request_id: str) -> None:
         """Nobody will ask for this request any more; what it still computes is not kept."""
-        request = self._requests.get(request_id)
-        if request is not None and not request.taken:
+        request = self._held(request_id)
+        if request is not None:
             request.taken = True
             self._batch = None
             self.buffer.release(request.owner)
@@ -144,7 +144,7 @@ class HiddenStateCapture:
         """How many of the first requests are gathered, and reduced, at once: at least one."""
         rows = 0
         for index, (request_id, num_tokens) in enumerate(requests):
-            request = self._requests.get(request_id)
+            request = self._held(request_id)
             rows += num_tokens + (request.prompt_length if request and self.options.keeps_prompts else 0)
             if index > 0 and rows * self.buffer.row_bytes > GATHERED_BYTES:
                 return index
@@ -155,12 +155,17 @@ class HiddenStateCapture:
         if self.options.keeps_responses:
             results = self._reduced([self._response(request_id, num_tokens) for request_id, num_tokens in requests])
         for result, (request_id, _) in zip(results, requests, strict=True):
-            request = self._requests.get(request_id)
-            if self.options.keeps_prompts and request is not None and not request.taken:
+            request = self._held(request_id)
+            if self.options.keeps_prompts and request is not None:
                 result[PROMPT] = self.buffer.gather(request.owner, 0, request.prompt_length)[0]
         if self.options.device == "cpu":
             results = [{name: value.cpu() for name, value in result.items()} for result in results]
         return results
+
+    def _held(self, request_id: str) -> _Request | None:
+        """The request, if it has begun and somebody may still ask for its states."""
+        request = self._requests.get(request_id)
+        return None if request is None or request.taken else request
 
     def _forget(self, request_id: str, request: _Request) -> None:
         if request.finished and request.taken:
@@ -172,8 +177,8 @@ class HiddenStateCapture:
         Most steps have the requests of the step before: what was found then is found again.
         """
         if self._batch is None or self._batch[0] != request_ids:
-            requests = [self._requests.get(request_id) for request_id in request_ids]
-            owners = [NOBODY if r is None or r.taken else r.owner for r in requests]
+            requests = [self._held(request_id) for request_id in request_ids]
+            owners = [NOBODY if r is None else r.owner for r in requests]
             prompts = [0 if r is None else r.prompt_length for r in requests]
             self._batch = (list(request_ids), np.array(owners, dtype=np.int64), np.array(prompts, dtype=np.int64))
         return self._batch[1], self._batch[2]
@@ -193,8 +198,8 @@ class HiddenStateCapture:
         self.buffer.append(rows, np.where(needed, row_owners, NOBODY), positions)
 
     def _response(self, request_id: str, num_tokens: int) -> Tensor:
-        request = self._requests.get(request_id)
-        if request is None or request.taken:
+        request = self._held(request_id)
+        if request is None:
             # Aborted before its first step, or taken twice.
             states, found = self.buffer.gather(NOBODY, 0, 0)
         else:
@@ -226,6 +231,3 @@ def _checked(results: object, count: int, name: str | None) -> list[dict[str, Te
         if wrong:
             raise TypeError(f"reducer {name}: must return dicts of names to tensors; got {result!r:.200}")
     return results
-
-
-__all__ = ["PROMPT", "REDUCED", "STATES", "HiddenStateCapture", "Reducer", "Step"]
