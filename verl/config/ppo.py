@@ -31,6 +31,8 @@ class DataConfig:
     """Prompts per training step, over all workers."""
     val_batch_size: int
     """Prompts per validation batch, over all workers."""
+    val_sample_size: int
+    """Validate on this many prompts, drawn once by ``seed``; -1: on all."""
     max_prompt_length: int
     """Longest prompt in tokens, chat template included."""
     max_response_length: int
@@ -44,6 +46,12 @@ class DataConfig:
         require(len(self.train_files) > 0, "data.train_files", self.train_files, "name at least one parquet file")
         for field in ("train_batch_size", "val_batch_size", "max_prompt_length", "max_response_length"):
             require_positive(f"data.{field}", getattr(self, field))
+        require(
+            self.val_sample_size == -1 or self.val_sample_size > 0,
+            "data.val_sample_size",
+            self.val_sample_size,
+            "must be -1 or at least 1",
+        )
         require_choice("data.truncation", self.truncation, ["error", "left", "right"])
 
 
@@ -57,6 +65,8 @@ class ActorConfig:
     """Passes over one rollout batch."""
     micro_batch_size_per_gpu: int
     """Responses per forward and backward on one worker; changes memory and speed, never the gradient."""
+    log_prob_micro_batch_size_per_gpu: int
+    """Responses per forward on one worker where only log-probabilities are needed, of the policy or the reference."""
     policy_loss: str
     """Policy loss, a key of ``verl.algorithms.losses.POLICY_LOSSES``: ``ppo_clip``; ``gspo`` clips the ratio of whole
     responses; ``cispo`` weighs the log-probability of every token by the clipped ratio."""
@@ -87,7 +97,12 @@ class ActorConfig:
     optim: OptimConfig
 
     def __post_init__(self) -> None:
-        for field in ("ppo_mini_batch_size", "ppo_epochs", "micro_batch_size_per_gpu"):
+        for field in (
+            "ppo_mini_batch_size",
+            "ppo_epochs",
+            "micro_batch_size_per_gpu",
+            "log_prob_micro_batch_size_per_gpu",
+        ):
             require_positive(f"actor.{field}", getattr(self, field))
         require_choice("actor.policy_loss", self.policy_loss, ["ppo_clip", "gspo", "cispo"])
         require(0 < self.clip_ratio_low <= 1, "actor.clip_ratio_low", self.clip_ratio_low, "must be in (0, 1]")
@@ -193,11 +208,67 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True)
+class CriticConfig:
+    """The critic of ``algorithm.adv_estimator=gae``, and how it learns; not loaded by the other estimators."""
+
+    model: ModelConfig
+    """A causal language model, any that shares the policy's tokenizer, whose output head is replaced by a value head
+    that starts at 0; or a saved critic or reward model, whose head is kept."""
+    ppo_mini_batch_size: int
+    """Prompts per optimizer step, over all workers; divides ``data.train_batch_size``."""
+    ppo_epochs: int
+    """Passes over one rollout batch."""
+    micro_batch_size_per_gpu: int
+    """Responses per forward and backward on one worker; changes memory and speed, never the gradient."""
+    cliprange_value: float
+    """A value moves at most this far from its old one before its loss stops counting, in units of reward, above 0."""
+    optim: OptimConfig
+
+    def __post_init__(self) -> None:
+        for field in ("ppo_mini_batch_size", "ppo_epochs", "micro_batch_size_per_gpu", "cliprange_value"):
+            require_positive(f"critic.{field}", getattr(self, field))
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    """A learned reward model beside the verifiers' rules."""
+
+    enable: bool
+    """Load it, and add its score to the verifier's."""
+    model: ModelConfig
+    """A sequence classification model with one output (``AutoModelForSequenceClassification``, ``num_labels=1``). Its
+    own tokenizer and chat template are used, so that it need not be a relative of the policy."""
+    micro_batch_size_per_gpu: int
+    """Responses per forward on one worker; changes memory and speed, never the scores."""
+    max_length: int
+    """Most tokens it reads of prompt and response, in its own tokenizer; longer ones lose their head."""
+    rule_weight: float
+    """Weight of the verifier's score in the response's score; 0 leaves the reward model alone."""
+    weight: float
+    """Weight of the reward model's score."""
+
+    def __post_init__(self) -> None:
+        for field in ("micro_batch_size_per_gpu", "max_length"):
+            require_positive(f"reward_model.{field}", getattr(self, field))
+
+
+@dataclass(frozen=True)
 class TrainerConfig(RunConfig):
     """A run of the main job."""
 
     val_before_train: bool
     """Validate the initial policy (step 0)."""
+    val_only: bool
+    """Validate the initial policy and end."""
+    except_save: list[int]
+    """Further steps after which a checkpoint is saved, besides those of ``save_freq``."""
+    remove_previous_ckpt: bool
+    """Keep the newest checkpoint alone; older ones are removed once it is complete."""
+    critic_warmup: int
+    """First steps in which the critic learns alone and the policy stays as it is; ``gae`` only."""
+    remove_clip: bool
+    """Responses cut at ``data.max_response_length`` have no share in the losses. They still count in the statistics of
+    their group and in the logs."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +283,8 @@ class PPOConfig:
     model: ModelConfig
     actor: ActorConfig
     rollout: RolloutConfig
+    critic: CriticConfig
+    reward_model: RewardModelConfig
     algorithm: AlgorithmConfig
     calculator: CalculatorConfig
     reward_score: RewardScoreConfig
@@ -230,6 +303,26 @@ class PPOConfig:
         world = "trainer.nnodes*trainer.n_gpus_per_node"
         check_divisible("data.train_batch_size", batch, world, workers)
         check_divisible("actor.ppo_mini_batch_size", mini, world, workers)
+        if self.uses_critic:
+            mini = self.critic.ppo_mini_batch_size
+            check_divisible("data.train_batch_size", batch, "critic.ppo_mini_batch_size", mini)
+            check_divisible("critic.ppo_mini_batch_size", mini, world, workers)
+        require(self.trainer.critic_warmup >= 0, "trainer.critic_warmup", self.trainer.critic_warmup, "must be >= 0")
+        require(
+            self.uses_critic or self.trainer.critic_warmup == 0,
+            "trainer.critic_warmup",
+            self.trainer.critic_warmup,
+            f"{estimator} has no critic; set it to 0",
+        )
+        if self.algorithm.filter_groups.enable:
+            require(n >= 2, "rollout.n", n, "algorithm.filter_groups compares the responses to a prompt; set it above 1")
+        overlong = self.reward_score.overlong_buffer
+        require(
+            not overlong.enable or overlong.len < self.data.max_response_length,
+            "reward_score.overlong_buffer.len",
+            overlong.len,
+            f"must be below data.max_response_length={self.data.max_response_length}",
+        )
         horizon = self.algorithm.kl_ctrl.horizon
         require(
             self.algorithm.kl_ctrl.type == "fixed" or batch * n < 5 * horizon,
@@ -243,6 +336,11 @@ class PPOConfig:
     def uses_reference(self) -> bool:
         """Whether a reference policy is held, for the KL divergence in the loss or in the reward."""
         return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def uses_critic(self) -> bool:
+        """Whether a critic is held."""
+        return self.algorithm.adv_estimator == "gae"
 
     def _check_rank_signal(self) -> None:
         if not self.reward_manager.active:

@@ -21,7 +21,7 @@ HYPOTHESIS_TYPES = ["PlanB", "FixTwo", "FixOne"]
 GROUP_ESTIMATORS = ["grpo", "rloo", "reinforce_plus_plus_baseline"]
 """Estimators that compare the responses to one prompt, so need at least two of them."""
 
-ADV_ESTIMATORS = [*GROUP_ESTIMATORS, "reinforce_plus_plus"]
+ADV_ESTIMATORS = [*GROUP_ESTIMATORS, "reinforce_plus_plus", "remax", "gae"]
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,47 @@ class KLControlConfig:
 
 
 @dataclass(frozen=True)
+class FilterGroupsConfig:
+    """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): groups that teach nothing are replaced by others."""
+
+    enable: bool
+    """Drop the prompts whose responses all have the same ``metric``, and sample further prompts in their place."""
+    metric: str
+    """``acc``: whether the response is correct; ``score``: its score, auxiliary rewards not included."""
+    max_num_gen_batches: int
+    """Most batches of ``data.train_batch_size`` prompts to sample for one step, at least 1; what is then still missing
+    is filled up with dropped groups."""
+
+    def __post_init__(self) -> None:
+        require_choice("algorithm.filter_groups.metric", self.metric, ["acc", "score"])
+        require_positive("algorithm.filter_groups.max_num_gen_batches", self.max_num_gen_batches)
+
+
+@dataclass(frozen=True)
 class AlgorithmConfig:
     """How rewards become advantages."""
 
     adv_estimator: str
     """Advantage estimator, a key of ``verl.algorithms.advantages.ADVANTAGE_ESTIMATORS``: ``grpo``, ``rloo``,
-    ``reinforce_plus_plus`` or ``reinforce_plus_plus_baseline``."""
+    ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``remax`` (the greedy response is the baseline, one more
+    response per prompt) or ``gae`` (PPO, with the critic of the group ``critic``)."""
     norm_adv_by_std_in_grpo: bool
     """Divide the group-centred score by the group's standard deviation (GRPO); false gives Dr.GRPO's form."""
     gamma: float
-    """Discount per token of ``reinforce_plus_plus``, in [0, 1]."""
+    """Discount per token of ``reinforce_plus_plus`` and ``gae``, in [0, 1]."""
+    lam: float
+    """Lambda of ``gae``, in [0, 1]: 0 trusts the critic alone, 1 the rewards alone."""
     use_kl_in_reward: bool
     """Subtract the KL divergence from the reference policy from every token's reward."""
     kl_penalty: str
     """Its estimator, a key of ``verl.algorithms.kl.KL_ESTIMATORS``: ``kl``, ``abs``, ``mse`` or ``low_var_kl``."""
     kl_ctrl: KLControlConfig
+    filter_groups: FilterGroupsConfig
 
     def __post_init__(self) -> None:
         require_choice("algorithm.adv_estimator", self.adv_estimator, ADV_ESTIMATORS)
         require(0 <= self.gamma <= 1, "algorithm.gamma", self.gamma, "must be in [0, 1]")
+        require(0 <= self.lam <= 1, "algorithm.lam", self.lam, "must be in [0, 1]")
         require_choice("algorithm.kl_penalty", self.kl_penalty, KL_TYPES)
 
 
@@ -156,6 +178,23 @@ class CalculatorConfig:
 
 
 @dataclass(frozen=True)
+class OverlongBufferConfig:
+    """Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13): long responses lose score before they are cut off."""
+
+    enable: bool
+    """Lower the score of responses that reach into the last ``len`` tokens of ``data.max_response_length``."""
+    len: int
+    """Length of that range in tokens, at least 1 and below ``data.max_response_length``."""
+    penalty_factor: float
+    """What a response of full length loses, at least 0; within the range the loss grows linearly from 0."""
+
+    def __post_init__(self) -> None:
+        require_positive("reward_score.overlong_buffer.len", self.len)
+        field = "reward_score.overlong_buffer.penalty_factor"
+        require(self.penalty_factor >= 0, field, self.penalty_factor, "must be at least 0")
+
+
+@dataclass(frozen=True)
 class RewardScoreConfig:
     """How verifiers turn a response into a score."""
 
@@ -167,6 +206,7 @@ class RewardScoreConfig:
     """Seconds one response may take; then its verifier process is killed and the response counts as wrong."""
     memory_limit_mb: int
     """Address-space limit of one verifier process, MiB."""
+    overlong_buffer: OverlongBufferConfig
 
     def __post_init__(self) -> None:
         require_choice("reward_score.mode", self.mode, ["independent", "mix"])
