@@ -1,5 +1,5 @@
 # Shortcuts; each target is one or two plain commands that can be typed by hand.
-.PHONY: setup checks test train clean
+.PHONY: setup checks docs test train clean
 
 BIN := .venv/bin
 
@@ -10,6 +10,11 @@ checks: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/make_training_config.py --check
+
+# TRAINING_CONFIG.md, from the docstrings in verl/config/ and the values in configs/.
+docs: setup
+	$(BIN)/python scripts/make_training_config.py
 
 test:
 	bash scripts/test.sh

@@ -1,6 +1,7 @@
 """The shell scripts: they parse, they refuse what they cannot do in one line, and they leave nothing half made."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +85,69 @@ def test_failed_installation_does_not_look_complete(tmp_path: Path):
         assert "making" in result.stdout
         assert not (venv / ".verl-setup").exists()
         assert "No matching distribution found" in (venv / "setup.log").read_text()
+
+
+FAKE_PYTHON = f"""#!/usr/bin/env bash
+# Translates as the real one; everything else is only written down.
+if [[ $1 == -m && $2 == verl.config.flags ]]; then
+  exec {sys.executable} "$@"
+fi
+printf '%s\\n' "call: $*" >>calls
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder in which train.sh finds an environment that runs nothing, and neither data nor model."""
+    shutil.copy(ROOT / "train.sh", tmp_path)
+    for name, text in {"scripts/setup.sh": "", ".venv/bin/python": FAKE_PYTHON}.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def train(checkout: Path, *args: str) -> tuple[int, list[str], str]:
+    """Run train.sh: exit code, what it had Python do, stderr."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HDFS_")}
+    environment["PYTHONPATH"] = str(ROOT)
+    command = ["bash", checkout / "train.sh", *args]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    calls = checkout / "calls"
+    return result.returncode, calls.read_text().splitlines() if calls.exists() else [], result.stderr
+
+
+DATA = "call: scripts/prepare_data.py arithmetic --out data/arithmetic"
+MODEL = "call: scripts/make_tiny_model.py --out data/tiny_model --data data/arithmetic"
+
+
+@pytest.mark.parametrize(
+    ("args", "made", "overrides"),
+    [
+        ([], [DATA, MODEL], ""),
+        (["-m", "seed=1,2"], [DATA, MODEL], " seed=1,2 -m"),
+        (["model=tiny"], [DATA, MODEL], " model=tiny"),
+        (["model=qwen2.5_7b"], [DATA], " model=qwen2.5_7b"),
+        (["critic.model.path=x"], [DATA, MODEL], " critic.model.path=x"),
+        (["data.train_files=[a b]"], [DATA, MODEL], " data.train_files=[a b]"),
+        (["data.train_files=[a]", "model.path=b"], [], " data.train_files=[a] model.path=b"),
+        (["--rollout_n", "4", "--cfg", "job"], [], " rollout.n=4 --cfg job"),
+        (["--help"], [], " --help"),
+        (
+            ["--model_name", "a/b", "--dataset_name=c d"],
+            [],
+            " preset=paper model.path='a/b' data.train_files=['data/c d/train.parquet'] "
+            "data.val_files=['data/c d/test.parquet']",
+        ),
+    ],
+)
+def test_train_makes_what_the_run_uses(checkout: Path, args: list[str], made: list[str], overrides: str):
+    code, calls, _ = train(checkout, *args)
+    assert code == 0
+    assert calls == [*made, f"call: -m verl.trainer.main_ppo{overrides}"]
+
+
+def test_train_ends_where_a_flag_is_unknown(checkout: Path):
+    code, calls, errors = train(checkout, "--rolout_n", "4")
+    assert (code, calls) == (2, [])
+    assert errors == "error: --rolout_n: unknown flag; did you mean --rollout_n?\n"

@@ -57,7 +57,7 @@ class PolicyBatch:
     attention_mask: Tensor
     """[B, S] int64, 1 on real tokens."""
     response_mask: Tensor
-    """[B, R] int64, 1 on response tokens."""
+    """[B, R] int64, 1 on the response tokens to learn from; a response may have none."""
     old_logprobs: Tensor
     """[B, R] float32, under the policy before the update."""
     rollout_logprobs: Tensor
@@ -66,6 +66,32 @@ class PolicyBatch:
     """[B, R] float32, under the reference policy; equal to ``old_logprobs`` where no reference is used."""
     advantages: Tensor
     """[B, R] float32."""
+
+
+@tensorclass
+class ValueBatch:
+    """What the critic's update needs of a rollout."""
+
+    input_ids: Tensor
+    """[B, S] int64, prompt then response."""
+    attention_mask: Tensor
+    """[B, S] int64, 1 on real tokens."""
+    response_mask: Tensor
+    """[B, R] int64, 1 on the response tokens to learn from; a response may have none."""
+    old_values: Tensor
+    """[B, R] float32, the critic's values before the update, in units of reward."""
+    returns: Tensor
+    """[B, R] float32, what the values should be."""
+
+
+@tensorclass
+class TextBatch:
+    """Tokenised texts in a tokenizer of their own, for a reward model to read."""
+
+    input_ids: Tensor
+    """[B, S] int64, padded on the right."""
+    attention_mask: Tensor
+    """[B, S] int64, 1 on real tokens; at least one per row."""
 
 
 @tensorclass

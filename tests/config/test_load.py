@@ -4,7 +4,7 @@ import ast
 import os
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, asdict
 from pathlib import Path
 
 import pytest
@@ -98,6 +98,12 @@ def test_every_yaml_is_the_default_or_in_a_group_that_loads():
             "reward_manager.w_explore=[1.0]: needs one weight per indicator, 3: ['Effective Rank diff 2', ",
         ),
         ("calculator.metric_indices=[5]", "calculator.metric_indices=[5]: indices run from 0 to 4: ['Response Entropy"),
+        ("calculator.metrics_dtype=bf16", "calculator.metrics_dtype='bf16': must be one of float64, bfloat16"),
+        ("calculator.on_nonfinite=zeros", "calculator.on_nonfinite='zeros': must be one of raise, mask, zero"),
+        (
+            "reward_manager.baseline_start=firstbatch",
+            "reward_manager.baseline_start='firstbatch': must be one of first_batch, zero; did you mean",
+        ),
         ("rollout.top_p=0", "rollout.top_p=0.0: must be in (0, 1]"),
         ("rollout.val_kwargs.temperature=0", "rollout.val_kwargs.n=2: greedy decoding (temperature=0) gives one"),
         ("trainer.logger=wandbb", "trainer.logger='wandbb': must be one of console, tensorboard, wandb; did you mean"),
@@ -108,6 +114,30 @@ def test_a_wrong_option_is_named_with_its_value_and_mend(override: str, message:
         load_config(PPOConfig, "ppo_trainer", [override])
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_the_released_code_differs_from_the_shipped_signal_in_its_known_defects():
+    shipped = load_config(PPOConfig, "ppo_trainer", ["experiment=verl_grpo"])
+    released = load_config(PPOConfig, "ppo_trainer", ["experiment=released_code"])
+
+    def differing(group: str) -> set[str]:
+        ours, theirs = asdict(getattr(shipped, group)), asdict(getattr(released, group))
+        return {name for name in ours if ours[name] != theirs[name]}
+
+    defects = {"max_seq_len", "metrics_dtype", "on_nonfinite"}
+    assert differing("calculator") == defects | {"metric_indices", "diff_stride"}
+    assert differing("reward_score") == {"mode"}
+    defects = {"phi_without_reward", "baseline_start", "shaping_placement"}
+    # The same indicators in another order.
+    assert differing("reward_manager") == defects | {"aux_fix", "indicator_names", "w_explore", "w_exploit"}
+    for side in (shipped.reward_manager, released.reward_manager):
+        weights = dict(zip(side.indicator_names, zip(side.w_explore, side.w_exploit, strict=True), strict=True))
+        assert weights == {
+            "Effective Rank diff 2": (0.0, 0.0),
+            "Effective Rank diff": (0.0, 1.0),
+            "Effective Rank": (1.0, 0.0),
+        }
+    assert differing("actor") == differing("algorithm") == differing("rollout") == set()
 
 
 def test_switching_rank_shaping_off_needs_no_calculator():

@@ -25,12 +25,15 @@ def write_prompts(path: Path, questions: list[str]) -> str:
     return str(path)
 
 
-def data_config(train_batch_size: int = 2, val_batch_size: int = 4, shuffle: bool = True) -> DataConfig:
+def data_config(
+    train_batch_size: int = 2, val_batch_size: int = 4, shuffle: bool = True, val_sample_size: int = -1
+) -> DataConfig:
     return DataConfig(
         train_files=["unused.parquet"],
         val_files=[],
         train_batch_size=train_batch_size,
         val_batch_size=val_batch_size,
+        val_sample_size=val_sample_size,
         max_prompt_length=8,
         max_response_length=8,
         truncation="error",
@@ -45,7 +48,7 @@ def dataset_of(folder: Path, num_prompts: int) -> PromptDataset:
 
 def test_prompts_are_padded_on_the_left(tmp_path: Path):
     dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1", "1+2"])], TOKENIZER, 8, "error")
-    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, multiple=1)
+    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, multiple=1, seed=0)
     assert sample.tokens.input_ids.tolist() == [[0, 0, 0, 0, *SHORT], [0, 0, *LONG]]
     assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]]
     assert sample.tokens.input_ids.dtype == sample.tokens.attention_mask.dtype == torch.int64
@@ -54,7 +57,7 @@ def test_prompts_are_padded_on_the_left(tmp_path: Path):
 def test_a_pad_token_inside_the_prompt_is_still_a_real_token(tmp_path: Path):
     # Many models pad with their end-of-turn token, which is part of every prompt.
     dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1"])], TOKENIZER, 8, "error")
-    (sample,) = val_batches(dataset, data_config(), pad_token_id=3, multiple=1)
+    (sample,) = val_batches(dataset, data_config(), pad_token_id=3, multiple=1, seed=0)
     assert sample.tokens.input_ids.tolist() == [[3, 3, 3, 3, *SHORT]]
     assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
 
@@ -62,7 +65,7 @@ def test_a_pad_token_inside_the_prompt_is_still_a_real_token(tmp_path: Path):
 def test_uids_count_over_all_files(tmp_path: Path):
     files = [write_prompts(tmp_path / "a.parquet", ["1", "2"]), write_prompts(tmp_path / "b.parquet", ["3"])]
     dataset = PromptDataset(files, TOKENIZER, 8, "error")
-    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, multiple=1)
+    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, multiple=1, seed=0)
     assert sample.tokens.uid.tolist() == [0, 1, 2]
     assert [(r.uid, r.data_source, r.ground_truth) for r in sample.records] == [
         (0, "arithmetic", "=1"),
@@ -157,14 +160,26 @@ def test_without_shuffling_batches_follow_the_file_and_the_rest_is_left_out(tmp_
 )
 def test_validation_batches(tmp_path: Path, num_prompts: int, val_batch_size: int, multiple: int, sizes: list[int]):
     config = data_config(val_batch_size=val_batch_size)
-    batches = val_batches(dataset_of(tmp_path, num_prompts), config, pad_token_id=0, multiple=multiple)
+    batches = val_batches(dataset_of(tmp_path, num_prompts), config, pad_token_id=0, multiple=multiple, seed=0)
     assert [len(batch.records) for batch in batches] == sizes
     assert torch.cat([batch.tokens.uid for batch in batches]).tolist() == list(range(num_prompts))
 
 
+def test_a_sample_of_the_validation_prompts(tmp_path: Path):
+    dataset, config = dataset_of(tmp_path, 20), data_config(val_batch_size=4, val_sample_size=6)
+    drawn = {
+        seed: torch.cat([b.tokens.uid for b in val_batches(dataset, config, 0, multiple=1, seed=seed)]).tolist()
+        for seed in (0, 1)
+    }
+    assert [len(set(uids)) for uids in drawn.values()] == [6, 6]
+    assert drawn[0] != drawn[1] and drawn[0] == sorted(drawn[0])
+    more = data_config(val_batch_size=100, val_sample_size=100)
+    assert val_batches(dataset, more, 0, multiple=1, seed=0)[0].tokens.uid.tolist() == list(range(20))
+
+
 def test_every_worker_needs_a_validation_prompt(tmp_path: Path):
     with pytest.raises(ConfigError, match="^data.val_files: 1 prompts cannot be split over 2 workers; add some$"):
-        val_batches(dataset_of(tmp_path, 1), data_config(), pad_token_id=0, multiple=2)
+        val_batches(dataset_of(tmp_path, 1), data_config(), pad_token_id=0, multiple=2, seed=0)
 
 
 def test_a_row_that_no_verifier_can_score_is_named(tmp_path: Path):

@@ -14,7 +14,12 @@ import pytest
 import torch
 from conftest import ROOT, small_overrides
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from verl.trainer.tracking import TIMING_PREFIXES
 
@@ -121,6 +126,62 @@ def test_same_seed_same_metrics_and_the_export_trains_on(tiny_model, arithmetic_
     assert not [name for name in trained if name.startswith("reward_manager/")]
     # Only the matrix of mean states still has a velocity: it has a switch of its own.
     assert not [name for name in trained if " diff" in name and "/cumulative/" not in name]
+
+
+EXPERIMENTS = {
+    # The critic of two workers learns alone at first; every response that is cut off is left out of the losses.
+    "verl_ppo": [
+        "trainer.n_gpus_per_node=2",
+        "trainer.critic_warmup=1",
+        "trainer.remove_clip=true",
+        "reward_model.enable=true",
+    ],
+    "dapo": ["algorithm.filter_groups.max_num_gen_batches=2", "reward_score.overlong_buffer.len=4"],
+    "released_code": ["algorithm=remax", "reward_model.enable=true", "trainer.except_save=[1]", "rollout.n=1"],
+}
+"""Name -> what is tried with it, beyond the small run."""
+
+
+@pytest.fixture(scope="module")
+def reward_model(tiny_model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("judge")
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, tmp_path):
+    folder = tmp_path / "run"
+    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), f"experiment={experiment}"]
+    run = Run([*overrides, f"reward_model.model.path={reward_model}", *EXPERIMENTS[experiment]], tmp_path / "log")
+    assert run.finish() == 0, run.log.read_text()
+    run.assert_nothing_left(folder)
+    _, first, second = records(folder)
+    for record in (first, second):
+        assert record["critic/score_0/mean"] == record["score/mean"]
+        assert "critic/advantages_0/mean" in record and "cal/layer_1/Effective Rank/overall/mean" in record
+    checkpoint = folder / "global_step_2"
+    if experiment == "verl_ppo":
+        # The first step trains the critic alone, and the second finds it changed.
+        assert "actor/lr" not in first and first["critic/values/max"] == 0
+        assert "actor/lr" in second and second["critic/values/max"] != 0
+        assert second["filtered_response_length/max"] < 12 == second["response_length/max"]
+        assert second["response_length/overall/clip_ratio"] > 0 == second["filtered_response_length/clip_ratio"]
+        critic = AutoModelForTokenClassification.from_pretrained(checkpoint / "critic" / "huggingface")
+        assert critic.score.weight.shape[0] == 1 and critic.score.weight.any()
+    elif experiment == "dapo":
+        assert second["train/gen_batches"] == 2 and second["train/filler_groups"] >= 0
+        assert second["critic/score/mean"] < second["critic/score_0/mean"]
+        assert "actor/kl_loss" not in second
+    else:
+        assert {"train/greedy_score/mean", "actor/kl_loss"} <= set(second)
+        # The reward model's opinion counts, and rank shaping does not.
+        assert second["critic/score/mean"] != second["critic/score_0/mean"]
+        assert second["critic/advantages/mean"] == second["critic/advantages_0/mean"] != 0
+        assert second["reward_manager/shaped_token_share"] == 0 == second["reward_manager/phi_max"]
+        assert (folder / "global_step_1" / "actor").is_dir() and checkpoint.is_dir()
 
 
 @pytest.mark.parametrize("to_group", [True, False], ids=["ctrl-c", "sigint-to-driver"])

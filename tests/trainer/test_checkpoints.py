@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_model(folder: Path, text: str = "weights") -> None:
-    (folder / "huggingface").mkdir(parents=True)
-    (folder / "huggingface" / "model.safetensors").write_text(text)
+    (folder / "actor" / "huggingface").mkdir(parents=True)
+    (folder / "actor" / "huggingface" / "model.safetensors").write_text(text)
 
 
 def names(folder: Path) -> list[str]:
@@ -31,6 +31,18 @@ def test_a_checkpoint_is_complete_and_the_pointer_follows(tmp_path: Path):
     assert latest_checkpoint(tmp_path) == tmp_path / "global_step_10"
     assert names(tmp_path) == ["global_step_10", "global_step_5", "latest_checkpointed_iteration.txt"]
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10\n"
+
+
+def test_older_checkpoints_go_once_the_new_one_is_complete(tmp_path: Path):
+    for step in (5, 10):
+        save_checkpoint(tmp_path, step, write_model, {"step": step})
+
+    def write(folder: Path) -> None:
+        assert (tmp_path / "global_step_5").is_dir() and (tmp_path / "global_step_10").is_dir()
+        write_model(folder)
+
+    save_checkpoint(tmp_path, 15, write, {}, remove_previous=True)
+    assert names(tmp_path) == ["global_step_15", "latest_checkpointed_iteration.txt"]
 
 
 def test_the_run_folder_is_made_if_missing(tmp_path: Path):
@@ -99,7 +111,8 @@ from safetensors.numpy import save_file
 from verl.trainer.checkpoints import save_checkpoint
 
 def write(size):
-    def write_model(folder):
+    def write_model(run):
+        folder = run / "actor"
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         if sys.argv[2] == "safetensors":

@@ -9,7 +9,9 @@ from verl.trainer.ppo import core_algos
 REWARDS = torch.tensor([[0.0, 1.0], [0.0, 3.0], [2.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
 MASK = torch.tensor([[1, 1], [1, 1], [1, 0], [1, 1]])
 GROUPS = torch.tensor([7, 7, 8, 8])
-OPTIONS = core_algos.EstimatorOptions(norm_by_std=False, gamma=0.5)
+VALUES = torch.tensor([[0.5, 1.0], [0.0, 2.0], [1.0, 9.0], [0.0, -1.0]], dtype=torch.float64)
+GREEDY = torch.tensor([1.0, 1.0, 0.5, 0.5], dtype=torch.float64)
+OPTIONS = core_algos.EstimatorOptions(norm_by_std=False, gamma=0.5, lam=0.9, values=VALUES, greedy_scores=GREEDY)
 
 
 def test_the_config_offers_what_there_is():
@@ -31,6 +33,8 @@ def test_the_config_offers_what_there_is():
         ("rloo", advantages.rloo_advantages(REWARDS, MASK, GROUPS)),
         ("reinforce_plus_plus", advantages.reinforce_plus_plus_advantages(REWARDS, MASK, 0.5)),
         ("reinforce_plus_plus_baseline", advantages.reinforce_plus_plus_baseline_advantages(REWARDS, MASK, GROUPS)),
+        ("remax", advantages.remax_advantages(REWARDS, MASK, GREEDY)),
+        ("gae", advantages.whitened(advantages.gae_advantages(REWARDS, VALUES, MASK, 0.5, 0.9)[0], MASK)),
     ],
 )
 def test_estimators_by_name(name, expected):

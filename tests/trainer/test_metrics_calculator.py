@@ -148,6 +148,7 @@ def test_arguments_are_checked(make_calculator):
         {"diff_svd_method": "half"},
         {"diff_calculator_method": "fast"},
         {"on_nonfinite": "skip"},
+        {"metrics_dtype": "float16"},
         {"global_diff_stride_train": 0},
         {"global_diff_stride_val": 0},
     ):
@@ -185,6 +186,9 @@ def test_dataset_metrics_of_states_that_are_not_finite(make_calculator):
     masking = make_calculator(on_nonfinite="mask")
     assert masking.dataset_metrics(broken, 2) == masking.dataset_metrics(states, 2)
     assert masking.dataset_metrics(broken[3:4], 2)["global/Effective Rank"] == 1.0
+    zeroing = make_calculator(on_nonfinite="zero")
+    assert set(zeroing.dataset_metrics(broken, 2).values()) == {0.0}
+    assert zeroing.dataset_metrics(states, 2) == masking.dataset_metrics(states, 2)
 
 
 def test_velocity_and_acceleration_of_the_last_tokens_alone(make_calculator):
@@ -235,6 +239,37 @@ def test_masked_responses_have_no_metrics_and_change_no_other(make_calculator):
         assert torch.equal(masked["1"][name], whole["1"][name])
         assert masked["2"][name].isnan().tolist() == [False, True, True, False], name
         torch.testing.assert_close(masked["2"][name][[0, 3]], whole["2"][name][[0, 3]], rtol=1e-9, atol=1e-9)
+
+
+def test_responses_without_metrics_count_as_zero_on_request(make_calculator):
+    hidden = random_states(0, 3, 12, 2, 5)
+    hidden[1, 3, 1, 2] = math.inf
+    mask = mask_of([12, 7, 4], 12)
+    masked = make_calculator(metric_indices=ALL, diff_stride=2, on_nonfinite="mask")(hidden, mask)
+    zeroed = make_calculator(metric_indices=ALL, diff_stride=2, on_nonfinite="zero")(hidden, mask)
+    for name, values in zeroed["2"].items():
+        assert values[1] == 0.0, name
+        assert torch.equal(values[[0, 2]], masked["2"][name][[0, 2]])
+        assert torch.equal(zeroed["1"][name], masked["1"][name])
+    with pytest.raises(ValueError, match="layer 2: response 1: "):
+        make_calculator(metric_indices=ALL, diff_stride=2)(hidden, mask)
+
+
+def test_ranks_in_bfloat16(make_calculator):
+    hidden, mask = random_states(0, 3, 40, 1, 24), mask_of([40, 17, 33], 40)
+    exact = make_calculator(metric_indices=ALL, diff_stride=4)(hidden, mask)["1"]
+    rounded = make_calculator(metric_indices=ALL, diff_stride=4, metrics_dtype="bfloat16")(hidden, mask)["1"]
+    assert list(rounded) == list(exact)
+    for name, values in rounded.items():
+        assert values.dtype == torch.float64
+        if name in ("Effective Rank", "Log Effective Rank"):
+            # 8 significant bits: off by at most 2^-8 of the value, and off at all
+            error = (values - exact[name]).abs() / exact[name]
+            assert (0 < error).all() and (error <= 2**-8).all()
+            mantissa = torch.frexp(values).mantissa * 2**8
+            assert torch.equal(mantissa, mantissa.round()), name
+        else:
+            assert torch.equal(values, exact[name]), name
 
 
 def test_pickle_round_trip(make_calculator):

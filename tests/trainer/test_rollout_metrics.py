@@ -5,10 +5,14 @@ from tensordict import TensorDict
 from verl.protocol import RolloutBatch
 from verl.trainer.rollout_metrics import (
     dataset_scalars,
+    filtered_length_metrics,
     group_metrics,
+    in_later_order,
+    learning_metrics,
     length_metrics,
     logprob_agreement,
     rank_scalars,
+    response_metrics,
     with_prefix,
 )
 
@@ -35,6 +39,9 @@ def rollout(
 def test_lengths():
     assert length_metrics(rollout()) == {
         "prompt_length/mean": 2.0,
+        "prompt_length/max": 3.0,
+        "prompt_length/min": 1.0,
+        "prompt_length/clip_ratio": 0.5,
         "response_length/mean": 3.0,
         "response_length/max": 4.0,
         "response_length/min": 2.0,
@@ -42,35 +49,159 @@ def test_lengths():
     }
 
 
+def test_lengths_are_split_by_correctness():
+    assert response_metrics(rollout(), torch.tensor([True, False])) == {
+        "cal/num_correct": 1.0,
+        "cal/num_incorrect": 1.0,
+        "cal/accuracy": 0.5,
+        "response_length/overall/mean": 3.0,
+        "response_length/overall/max": 4.0,
+        "response_length/overall/min": 2.0,
+        "response_length/overall/clip_ratio": 0.5,
+        "response_length/correct/mean": 2.0,
+        "response_length/correct/max": 2.0,
+        "response_length/correct/min": 2.0,
+        "response_length/correct/clip_ratio": 0.0,
+        "response_length/incorrect/mean": 4.0,
+        "response_length/incorrect/max": 4.0,
+        "response_length/incorrect/min": 4.0,
+        "response_length/incorrect/clip_ratio": 1.0,
+    }
+
+
+def test_a_group_without_responses_has_no_length():
+    metrics = response_metrics(rollout(), torch.tensor([False, False]))
+    assert (metrics["cal/num_correct"], metrics["cal/num_incorrect"], metrics["cal/accuracy"]) == (0.0, 2.0, 0.0)
+    assert metrics["response_length/incorrect/mean"] == 3.0
+    assert not any(name.startswith("response_length/correct") for name in metrics)
+
+
+def test_emptied_responses_have_no_length():
+    mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
+    assert filtered_length_metrics(mask, 4) == {
+        "filtered_response_length/mean": pytest.approx(7 / 3),
+        "filtered_response_length/max": 4.0,
+        "filtered_response_length/min": 1.0,
+        "filtered_response_length/clip_ratio": pytest.approx(1 / 3),
+    }
+    assert filtered_length_metrics(mask, 8)["filtered_response_length/clip_ratio"] == 0.0
+    assert filtered_length_metrics(torch.zeros(2, 4, dtype=torch.int64), 4) == {}
+
+
+def test_what_the_update_learns_from():
+    mask = torch.tensor([[1, 1], [1, 0]])
+    metrics = learning_metrics(
+        scores_0=torch.tensor([1.0, -0.5]),
+        token_scores=torch.tensor([[0.0, 1.25], [-0.5, 0.0]]),
+        token_rewards=torch.tensor([[-0.25, 1.25], [-1.0, 0.0]]),
+        advantages_0=torch.tensor([[1.0, 1.0], [-2.0, 99.0]]),
+        advantages=torch.tensor([[1.5, 1.5], [-1.5, 99.0]]),
+        returns=torch.tensor([[1.0, 2.0], [3.0, 99.0]]),
+        values=torch.tensor([[1.0, 1.0], [3.0, -99.0]]),
+        response_mask=mask,
+    )
+    assert metrics == pytest.approx(
+        {
+            "critic/score_0/mean": 0.25,
+            "critic/score_0/max": 1.0,
+            "critic/score_0/min": -0.5,
+            "critic/score/mean": 0.375,
+            "critic/score/max": 1.25,
+            "critic/score/min": -0.5,
+            "critic/rewards/mean": 0.0,
+            "critic/rewards/max": 1.0,
+            "critic/rewards/min": -1.0,
+            "critic/advantages_0/mean": 0.0,
+            "critic/advantages_0/max": 1.0,
+            "critic/advantages_0/min": -2.0,
+            "critic/advantages/mean": 0.5,
+            "critic/advantages/max": 1.5,
+            "critic/advantages/min": -1.5,
+            "critic/returns/mean": 2.0,
+            "critic/returns/max": 3.0,
+            "critic/returns/min": 1.0,
+            "critic/values/mean": 5 / 3,
+            "critic/values/max": 3.0,
+            "critic/values/min": 1.0,
+            # variances: 2/9 of the errors 0, 1, 0 and 2/3 of the returns
+            "critic/vf_explained_var": 1 - (2 / 9) / (2 / 3 + 1e-5),
+        }
+    )
+
+
+def test_without_a_critic_or_tokens_nothing_is_made_up():
+    mask, zeros = torch.tensor([[0, 0]]), torch.zeros(1, 2)
+    groups = {"score_0", "score", "rewards"}
+    names = learning_metrics(torch.ones(1), zeros, zeros, zeros, zeros, zeros, zeros, mask).keys()
+    assert {name.split("/")[1] for name in names} == groups
+    names = learning_metrics(torch.ones(1), zeros, zeros, zeros, zeros, None, None, torch.ones(1, 2)).keys()
+    assert {name.split("/")[1] for name in names} == groups | {"advantages_0", "advantages"}
+
+
 def test_rank_metrics_are_split_by_correctness_and_layer():
     batch = rollout({"Effective Rank": torch.tensor([[1.0, 10.0], [3.0, 30.0]])})
-    assert rank_scalars(batch, torch.tensor([True, False])) == {
-        "cal/overall/layer_1/nonfinite": 0.0,
-        "cal/overall/layer_2/nonfinite": 0.0,
+    scalars = rank_scalars(batch, torch.tensor([True, False]))
+    assert scalars.pop("cal/overall/layer_1/nonfinite") == 0.0
+    assert scalars.pop("cal/overall/layer_2/nonfinite") == 0.0
+    assert {name: value for name, value in scalars.items() if not name.startswith("cal/layer")} == {
         "cal/overall/layer_1/Effective Rank/mean": 2.0,
+        "cal/overall/layer_1/Effective Rank/max": 3.0,
+        "cal/overall/layer_1/Effective Rank/min": 1.0,
         "cal/correct/layer_1/Effective Rank/mean": 1.0,
+        "cal/correct/layer_1/Effective Rank/max": 1.0,
+        "cal/correct/layer_1/Effective Rank/min": 1.0,
         "cal/incorrect/layer_1/Effective Rank/mean": 3.0,
+        "cal/incorrect/layer_1/Effective Rank/max": 3.0,
+        "cal/incorrect/layer_1/Effective Rank/min": 3.0,
         "cal/overall/layer_2/Effective Rank/mean": 20.0,
+        "cal/overall/layer_2/Effective Rank/max": 30.0,
+        "cal/overall/layer_2/Effective Rank/min": 10.0,
         "cal/correct/layer_2/Effective Rank/mean": 10.0,
+        "cal/correct/layer_2/Effective Rank/max": 10.0,
+        "cal/correct/layer_2/Effective Rank/min": 10.0,
         "cal/incorrect/layer_2/Effective Rank/mean": 30.0,
+        "cal/incorrect/layer_2/Effective Rank/max": 30.0,
+        "cal/incorrect/layer_2/Effective Rank/min": 30.0,
     }
+    assert scalars["cal/layer_1/Effective Rank/overall/max"] == 3.0
+    assert scalars["cal/layer_2/Effective Rank/incorrect/mean"] == 30.0
+    assert len(scalars) == 36
+
+
+def test_names_of_the_releases_later_versions():
+    scalars = {
+        "cal/overall/layer_1/Effective Rank diff 2/mean": 1.0,
+        "cal/incorrect/layer_2/Curvature/min": 2.0,
+        "cal/overall/layer_1/nonfinite": 3.0,
+        "cal/accuracy": 4.0,
+    }
+    assert in_later_order(scalars) == {
+        "cal/layer_1/Effective Rank diff 2/overall/mean": 1.0,
+        "cal/layer_2/Curvature/incorrect/min": 2.0,
+    }
+
+
+def means(scalars: dict[str, float]) -> dict[str, float]:
+    """The means alone, by one of their two names."""
+    return {name: value for name, value in scalars.items() if name.endswith("/mean") and "cal/layer" not in name}
 
 
 def test_a_group_without_responses_has_no_mean():
     batch = rollout({"Curvature": torch.tensor([[1.0], [3.0]])})
-    names = rank_scalars(batch, torch.tensor([True, True])).keys()
-    means = {"cal/overall/layer_1/Curvature/mean", "cal/correct/layer_1/Curvature/mean"}
-    assert names == means | {"cal/overall/layer_1/nonfinite"}
+    scalars = rank_scalars(batch, torch.tensor([True, True]))
+    assert means(scalars) == {"cal/overall/layer_1/Curvature/mean": 2.0, "cal/correct/layer_1/Curvature/mean": 2.0}
+    assert not any("incorrect" in name for name in scalars)
 
 
 def test_responses_without_finite_metrics_are_counted_and_left_out():
     nan = float("nan")
     batch = rollout({"Curvature": torch.tensor([[nan, 1.0], [3.0, 2.0]])})
-    assert rank_scalars(batch, torch.tensor([True, False])) == {
-        "cal/overall/layer_1/nonfinite": 1.0,
+    scalars = rank_scalars(batch, torch.tensor([True, False]))
+    assert scalars["cal/overall/layer_1/nonfinite"] == 1.0
+    assert scalars["cal/overall/layer_2/nonfinite"] == 0.0
+    assert means(scalars) == {
         "cal/overall/layer_1/Curvature/mean": 3.0,
         "cal/incorrect/layer_1/Curvature/mean": 3.0,
-        "cal/overall/layer_2/nonfinite": 0.0,
         "cal/overall/layer_2/Curvature/mean": 1.5,
         "cal/correct/layer_2/Curvature/mean": 1.0,
         "cal/incorrect/layer_2/Curvature/mean": 2.0,

@@ -1,4 +1,10 @@
-from verl.trainer.steps import is_due, numbered_batches
+from itertools import islice
+
+from verl.trainer.steps import endless, is_due, numbered_batches
+
+
+def test_passes_follow_each_other():
+    assert list(islice(endless("ab"), 5)) == ["a", "b", "a", "b", "a"]
 
 
 def test_batches_are_numbered_across_epochs():

@@ -1,32 +1,50 @@
 """A hybrid worker with windows: methods that tests need and training does not."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import distribute_tensor
 
 from verl.config.ppo import ActorConfig
-from verl.protocol import PolicyBatch, PromptBatch
+from verl.protocol import PolicyBatch, PromptBatch, ValueBatch
 from verl.workers.forward import position_ids
 from verl.workers.fsdp import full_parameters
 from verl.workers.hybrid import HybridWorker
+from verl.workers.learner import Learner
+
+
+def gradients_of(learner: Learner, update: Callable[[], object]) -> dict[str, Tensor]:
+    """Full gradients of one update, without applying it."""
+    apply, learner.optimizer.step = learner.optimizer.step, lambda: None  # type: ignore[method-assign]
+    update()
+    learner.optimizer.step = apply  # type: ignore[method-assign]
+    return {name: parameter.grad.full_tensor() for name, parameter in learner.model.named_parameters()}
 
 
 class ProbeWorker(HybridWorker):
     """Called by name through a ``WorkerGroup``."""
 
     def gradients(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, Tensor]:
-        """Full gradients of one update, without applying it."""
-        apply, self.actor.optimizer.step = self.actor.optimizer.step, lambda: None  # type: ignore[method-assign]
-        self.actor.update(batch, num_tokens, num_sequences)
-        self.actor.optimizer.step = apply  # type: ignore[method-assign]
-        shards = self.actor.model.named_parameters()
-        return {name: parameter.grad.full_tensor() for name, parameter in shards}
+        """Full gradients of one update of the policy, without applying it."""
+        return gradients_of(self.actor.learner, lambda: self.actor.update(batch, num_tokens, num_sequences))
 
-    def configure_actor(self, config: ActorConfig, micro_batch_size: int, changes: dict[str, Any]) -> None:
-        self.actor.micro_batch_size = micro_batch_size
+    def critic_gradients(self, batch: ValueBatch, num_tokens: int) -> dict[str, Tensor]:
+        """The same of the critic."""
+        return gradients_of(self.critic.learner, lambda: self.critic.update(batch, num_tokens))
+
+    def configure_actor(self, config: ActorConfig, changes: dict[str, Any]) -> None:
         self.actor.config = replace(config, **changes)
+
+    def configure_critic(self, micro_batch_size: int, head: Tensor) -> None:
+        """Give the value head the weights ``head`` [D], the same on every rank."""
+        self.critic.config = replace(self.critic.config, micro_batch_size_per_gpu=micro_batch_size)
+        weight = self.critic.model.score.weight
+        full = distribute_tensor(head[None], weight.device_mesh, weight.placements)
+        with torch.no_grad():
+            weight.copy_(full)
 
     def parameters(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in full_parameters(self.actor.model)}

@@ -2,25 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.workers.groups import relative_difference, start_group
 from verl.config import PPOConfig
 from verl.data.prompts import PromptDataset, PromptSample, val_batches
 from verl.protocol import PolicyBatch, RolloutBatch
 from verl.single_controller import WorkerError, WorkerGroup, concat
-from verl.trainer.metrics_calculator import RepresentationMetricsCalculator, capture_options
-from verl.workers.rollout import engine_environment
-
-
-def start_group(config: PPOConfig, world_size: int) -> WorkerGroup:
-    environment = engine_environment("cpu") | {"PYTHONPATH": str(Path(__file__).parent)}
-    return WorkerGroup(
-        "probes:ProbeWorker", config, (10, capture_options(config.calculator)), 1, world_size, "cpu", environment
-    )
+from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +35,7 @@ def two(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 def prompts(small_config: PPOConfig, tiny_tokenizer) -> PromptSample:
     data = small_config.data
     dataset = PromptDataset(data.train_files, tiny_tokenizer, data.max_prompt_length, "error")
-    (batch,) = val_batches(dataset, data, tiny_tokenizer.pad_token_id, multiple=2)
+    (batch,) = val_batches(dataset, data, tiny_tokenizer.pad_token_id, multiple=2, seed=0)
     return batch
 
 
@@ -61,11 +53,6 @@ def policy_batch(rollout: RolloutBatch, old_logprobs: torch.Tensor) -> PolicyBat
         advantages,
         batch_size=[len(rollout)],
     )
-
-
-def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    flat_a, flat_b = (torch.cat([grads[name].flatten().double() for name in sorted(grads)]) for grads in (a, b))
-    return ((flat_a - flat_b).norm() / flat_a.norm()).item()
 
 
 def test_engine_and_trainer_agree_before_and_after_updates(ray_session, prompts, small_config):
@@ -113,7 +100,7 @@ def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, s
     for name, changes in VARIANTS.items():
         gradients = []
         for group, micro_batch_size in ((one, 64), (one, 3), (two, 64), (two, 5)):
-            group.run("configure_actor", small_config.actor, micro_batch_size, changes)
+            group.run("configure_actor", small_config.actor, changes | {"micro_batch_size_per_gpu": micro_batch_size})
             gradients.append(group.run_split("gradients", batch, num_tokens, len(batch))[0])
         assert max(g.abs().max() for g in gradients[0].values()) > 0
         for other in gradients[1:]:
@@ -121,7 +108,7 @@ def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, s
         first = first or gradients[0]
         assert name == "ppo_clip" or relative_difference(first, gradients[0]) > 1e-3, name
     for group in (one, two):
-        group.run("configure_actor", small_config.actor, small_config.actor.micro_batch_size_per_gpu, {})
+        group.run("configure_actor", small_config.actor, {})
 
 
 def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, prompts, small_config):

@@ -1,6 +1,7 @@
 """The command line of the entry points: Hydra's, with wrong overrides explained in one line."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from difflib import get_close_matches
@@ -9,13 +10,23 @@ from typing import Any, get_type_hints
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+RUN_FOLDER = "trainer.default_local_dir"
+"""The option that names the folder of everything a run leaves behind."""
+
 
 def run_hydra(main: Callable[[], None], schema: type) -> None:
     """Call ``main``, a function decorated by ``hydra.main``; an override that does not fit leaves with one line.
 
+    With ``--multirun``, Hydra calls it once per job, and the folder that Hydra makes for a job becomes its run's.
+
     Raises:
         SystemExit: with that line; the overrides could not be composed.
     """
+    if {"-m", "--multirun"} & set(sys.argv) and RUN_FOLDER in _keys(schema, ""):
+        # The config itself cannot say it: outside a sweep Hydra makes no such folder. Before the first override: Hydra
+        # takes them in one piece only, and the user's own choice must win.
+        overrides = (i for i, word in enumerate(sys.argv) if i and "=" in word and not word.startswith("-"))
+        sys.argv.insert(next(overrides, len(sys.argv)), f"{RUN_FOLDER}=${{hydra:runtime.output_dir}}")
     # Hydra would print its own account and leave; with this it raises.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:

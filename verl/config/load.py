@@ -66,15 +66,25 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
         ConfigError: as ``parse_config``; a file or model that is missing; a folder that already holds a run.
     """
     config: Any = parse_config(schema, tree)
-    _require_model(config.model.path)
+    _require_model("model.path", config.model.path)
     _require_files("data.train_files", config.data.train_files)
     _require_files("data.val_files", config.data.val_files)
     _require_new_folder("trainer.default_local_dir", config.trainer.default_local_dir)
     # Workers on a cluster have working directories of their own.
-    model = Path(config.model.path)
-    absolute = replace(config.model, path=str(model.resolve())) if model.exists() else config.model
     folder = str(Path(config.trainer.default_local_dir).resolve())
-    return replace(config, model=absolute, trainer=replace(config.trainer, default_local_dir=folder))  # type: ignore[no-any-return]
+    config = replace(config, model=_absolute(config.model), trainer=replace(config.trainer, default_local_dir=folder))
+    for group in ("critic", "reward_model"):
+        if getattr(config, f"uses_{group}", False):
+            part = getattr(config, group)
+            _require_model(f"{group}.model.path", part.model.path)
+            config = replace(config, **{group: replace(part, model=_absolute(part.model))})
+    return config  # type: ignore[no-any-return]
+
+
+def _absolute(model: Any) -> Any:
+    """The model's config with a local folder's full path; a hub id stays as it is."""
+    folder = Path(model.path)
+    return replace(model, path=str(folder.resolve())) if folder.exists() else model
 
 
 def _require_files(field: str, paths: Sequence[str]) -> None:
@@ -90,13 +100,13 @@ def _require_new_folder(field: str, path: str) -> None:
         raise ConfigError(f"{field}={path!r}: already holds a run; name another folder or remove it")
 
 
-def _require_model(path: str) -> None:
+def _require_model(field: str, path: str) -> None:
     """A local folder must hold a model; what cannot be one (``owner/name``) is a hub id and passes."""
     folder = Path(path)
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
     if not hub_id and not (folder / "config.json").is_file():
         raise ConfigError(
-            f"model.path={path!r}: no config.json there; `bash train.sh` makes the embedded model, or name a folder "
+            f"{field}={path!r}: no config.json there; `bash train.sh` makes the embedded model, or name a folder "
             "saved by save_pretrained or a hub id such as Qwen/Qwen2.5-1.5B"
         )
 

@@ -315,7 +315,9 @@ class PPOConfig:
             f"{estimator} has no critic; set it to 0",
         )
         if self.algorithm.filter_groups.enable:
-            require(n >= 2, "rollout.n", n, "algorithm.filter_groups compares the responses to a prompt; set it above 1")
+            require(
+                n >= 2, "rollout.n", n, "algorithm.filter_groups compares the responses to a prompt; set it above 1"
+            )
         overlong = self.reward_score.overlong_buffer
         require(
             not overlong.enable or overlong.len < self.data.max_response_length,
@@ -341,6 +343,21 @@ class PPOConfig:
     def uses_critic(self) -> bool:
         """Whether a critic is held."""
         return self.algorithm.adv_estimator == "gae"
+
+    @property
+    def uses_reward_model(self) -> bool:
+        """Whether a reward model is held."""
+        return self.reward_model.enable
+
+    def actor_updates(self, total_steps: int) -> int:
+        """Optimizer steps of the policy in a run of ``total_steps``; at least 1."""
+        steps = max(1, total_steps - self.trainer.critic_warmup)
+        return steps * self.actor.ppo_epochs * (self.data.train_batch_size // self.actor.ppo_mini_batch_size)
+
+    def critic_updates(self, total_steps: int) -> int:
+        """Optimizer steps of the critic in a run of ``total_steps``."""
+        per_pass = self.data.train_batch_size // self.critic.ppo_mini_batch_size
+        return total_steps * self.critic.ppo_epochs * per_pass
 
     def _check_rank_signal(self) -> None:
         if not self.reward_manager.active:

@@ -112,7 +112,11 @@ class CalculatorConfig:
     diff_stride: int
     """Tokens between two consecutive prefixes of the velocity and acceleration, at least 1."""
     max_seq_len: int | None
-    """Velocity and acceleration see only this many last tokens of a response; null: all of it."""
+    """Velocity and acceleration see only this many last tokens of a response (the paper's release: 512); null: all."""
+    metrics_dtype: str
+    """``float64``, or ``bfloat16``: the effective, log effective and traditional rank of a whole response are rounded
+    to it, that is to 8 significant bits, as the paper's release stored them (301 becomes 300). Entropy, curvature,
+    velocities and accelerations, which it did not store so, stay as they are."""
     compute_log_effective_rank: bool
     """Compute "Log Effective Rank" too; the same as its index, 4, in ``metric_indices``."""
     zeroth_order_svd_method: str
@@ -129,7 +133,8 @@ class CalculatorConfig:
     singular value decomposition of every prefix, slow, for comparison."""
     on_nonfinite: str
     """Hidden states with NaN or infinity: ``raise`` an error that names response and layer, or ``mask``: the
-    response's metrics are NaN, which gives no signal and no share in the means, and the log counts it."""
+    response's metrics are NaN, which gives no signal and no share in the means, and the log counts it, or ``zero``: its
+    metrics are 0, unseen in the log but part of means and signal, as in the paper's release."""
     compute_global_metrics: bool
     """Log the metrics of the matrix of mean states, one per response of the batch ("global/<name>")."""
     compute_cumulative_global_metrics: bool
@@ -160,7 +165,8 @@ class CalculatorConfig:
         require_choice("calculator.zeroth_order_svd_method", self.zeroth_order_svd_method, SVD_METHODS)
         require_choice("calculator.diff_svd_method", self.diff_svd_method, SVD_METHODS)
         require_choice("calculator.diff_calculator_method", self.diff_calculator_method, ["optimized", "original"])
-        require_choice("calculator.on_nonfinite", self.on_nonfinite, ["raise", "mask"])
+        require_choice("calculator.on_nonfinite", self.on_nonfinite, ["raise", "mask", "zero"])
+        require_choice("calculator.metrics_dtype", self.metrics_dtype, ["float64", "bfloat16"])
 
     @property
     def base_names(self) -> list[str]:
@@ -207,12 +213,31 @@ class RewardScoreConfig:
     memory_limit_mb: int
     """Address-space limit of one verifier process, MiB."""
     overlong_buffer: OverlongBufferConfig
+    custom_functions: list[str]
+    """Reward functions of your own, each as ``data_source=module:function``; the data source ``*`` means every one
+    that has no other. They come before the verifiers. Called with ``data_source``, ``solution_str``, ``ground_truth``
+    and ``extra_info``, each returns a number, a bool, or a dict with ``score`` and optionally ``correctness`` or
+    ``acc`` (correct above 0; without it, if the score is). Its score is used as it is, whatever ``mode`` says; a
+    response on which it exceeds the limits scores 0, and an exception that it raises ends the run."""
 
     def __post_init__(self) -> None:
         require_choice("reward_score.mode", self.mode, ["independent", "mix"])
         require_positive("reward_score.num_workers", self.num_workers)
         require_positive("reward_score.timeout_s", self.timeout_s)
         require_positive("reward_score.memory_limit_mb", self.memory_limit_mb)
+        self.paths_of_custom_functions()
+
+    def paths_of_custom_functions(self) -> dict[str, str]:
+        """``custom_functions`` as data source -> ``module:function``. Raises ``ValueError`` for a malformed entry."""
+        field, paths = "reward_score.custom_functions", dict[str, str]()
+        for entry in self.custom_functions:
+            source, _, path = entry.partition("=")
+            module, _, function = path.partition(":")
+            well_formed = bool(source.strip()) and all(part.isidentifier() for part in [*module.split("."), function])
+            require(well_formed, field, entry, "must have the form data_source=module:function")
+            require(source not in paths, field, entry, f"{source} has {paths.get(source)} already; name one")
+            paths[source] = path
+        return paths
 
 
 @dataclass(frozen=True)
@@ -225,6 +250,13 @@ class RewardManagerConfig:
     """Add min(relu(Phi), |A| / kappa) to the advantage."""
     shaping_placement: str
     """Where ``add_adv`` acts: ``all_tokens`` of the response or its ``last_token``."""
+    phi_without_reward: bool
+    """Compute Phi even where ``add_reward`` is off. False, as in the paper's first release: without ``add_reward`` Phi
+    is 0 and no baseline moves, so ``add_adv`` alone changes nothing."""
+    baseline_start: str
+    """``first_batch``: the first batch sets the baselines, each later one moves them. ``zero``, as in the paper's
+    release: baselines and score average start at 0, the first step has no signal, the second finds every deviation at
+    its limit of 5, and each step moves the baselines, after its signal, towards the batch of the step before."""
     indicator_names: list[str]
     """Metric names that enter Phi; the first (the acceleration) is the guide that sets beta."""
     w_explore: list[float]
@@ -257,6 +289,7 @@ class RewardManagerConfig:
             )
         require_choice("reward_manager.hypothesis_type", self.hypothesis_type, HYPOTHESIS_TYPES)
         require_choice("reward_manager.shaping_placement", self.shaping_placement, ["all_tokens", "last_token"])
+        require_choice("reward_manager.baseline_start", self.baseline_start, ["first_batch", "zero"])
         require(self.kappa >= 1, "reward_manager.kappa", self.kappa, "must be at least 1")
         require(0 < self.ema_alpha <= 1, "reward_manager.ema_alpha", self.ema_alpha, "must be in (0, 1]")
 
@@ -264,3 +297,8 @@ class RewardManagerConfig:
     def active(self) -> bool:
         """Whether Phi reaches the learning signal at all."""
         return self.add_reward or self.add_adv
+
+    @property
+    def computes_phi(self) -> bool:
+        """Whether Phi is computed; else it is 0 and the baselines stand still."""
+        return self.add_reward or self.phi_without_reward

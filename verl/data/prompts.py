@@ -16,7 +16,7 @@ from verl.config.load import ConfigError
 from verl.config.ppo import DataConfig
 from verl.data.records import read_parquet
 from verl.protocol import PromptBatch
-from verl.rewards.registry import verifier_path
+from verl.rewards.registry import find_scorer
 
 PROMPT_COLUMNS = ["data_source", "prompt", "reward_model"]
 """What a prompt file must hold; ``extra_info`` is passed on where there is one."""
@@ -33,6 +33,8 @@ class PromptRecord:
     """Names the verifier."""
     ground_truth: str
     extra_info: Mapping[str, Any]
+    messages: list[dict[str, Any]]
+    """The chat, as the file holds it."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class PromptDataset(Dataset[PromptRecord]):
                         data_source=row["data_source"],
                         ground_truth=row["reward_model"]["ground_truth"],
                         extra_info=row.get("extra_info") or {},
+                        messages=row["prompt"],
                     )
                 )
         if not self.records:
@@ -119,24 +122,32 @@ def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, 
     )
 
 
-def val_batches(dataset: PromptDataset, config: DataConfig, pad_token_id: int, multiple: int) -> list[PromptSample]:
-    """All prompts in order, in batches of at most ``val_batch_size``, or larger to hold at least ``multiple``.
+def val_batches(
+    dataset: PromptDataset, config: DataConfig, pad_token_id: int, multiple: int, seed: int
+) -> list[PromptSample]:
+    """All prompts in order, or ``val_sample_size`` of them drawn by ``seed``.
+
+    In batches of at most ``val_batch_size``, or larger to hold at least ``multiple``.
 
     Raises:
         ConfigError: there are fewer prompts than ``multiple``, one per worker.
     """
-    if len(dataset) < multiple:
-        raise ConfigError(f"data.val_files: {len(dataset)} prompts cannot be split over {multiple} workers; add some")
+    records = dataset.records
+    if config.val_sample_size != -1:
+        chosen = torch.randperm(len(records), generator=torch.Generator().manual_seed(seed))[: config.val_sample_size]
+        records = [records[i] for i in chosen.sort().values.tolist()]
+    if len(records) < multiple:
+        raise ConfigError(f"data.val_files: {len(records)} prompts cannot be split over {multiple} workers; add some")
     collate = PromptCollator(config.max_prompt_length, pad_token_id)
-    num_batches = max(1, min(-(-len(dataset) // config.val_batch_size), len(dataset) // multiple))
-    bounds = [len(dataset) * i // num_batches for i in range(num_batches + 1)]
-    return [collate(dataset.records[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    num_batches = max(1, min(-(-len(records) // config.val_batch_size), len(records) // multiple))
+    bounds = [len(records) * i // num_batches for i in range(num_batches + 1)]
+    return [collate(records[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
 def check_verifiable(row: Mapping[str, Any], where: str) -> None:
-    """Raise ``ConfigError`` naming ``where`` unless a verifier can score responses to this row."""
+    """Raise ``ConfigError`` naming ``where`` unless a verifier or custom function can score responses to this row."""
     try:
-        verifier_path(row["data_source"])
+        find_scorer(row["data_source"])
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
     truth = (row["reward_model"] or {}).get("ground_truth")

@@ -10,13 +10,16 @@ from typing import Any
 POINTER = "latest_checkpointed_iteration.txt"
 
 
-def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
+def save_checkpoint(
+    root: Path, step: int, write: Callable[[Path], None], state: Mapping[str, Any], remove_previous: bool = False
+) -> Path:
     """Write ``root/global_step_<step>``.
 
     Args:
         root: the run's folder.
-        write: writes the model below the folder it is given (``actor/``).
+        write: writes the models below the folder it is given, the policy's in ``actor/``.
         state: the trainer's own state, stored as JSON in ``trainer_state.json``.
+        remove_previous: remove the run's other checkpoints once this one is complete.
 
     Everything is written under a temporary name, flushed to disk, and renamed when complete; the pointer file changes
     last. Whatever fails, the temporary folder is removed and the error goes on: earlier checkpoints stay as they were.
@@ -25,7 +28,7 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], state:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        write(temporary / "actor")
+        write(temporary)
         if not any(temporary.rglob("actor/*")):
             raise RuntimeError(f"{temporary}: no worker wrote the model there; all machines must share {root}")
         (temporary / "trainer_state.json").write_text(json.dumps(state, indent=2) + "\n")
@@ -35,6 +38,10 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], state:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     _replace_text(root / POINTER, f"{step}\n")
+    if remove_previous:
+        for older in root.glob("global_step_*"):
+            if older != final:
+                shutil.rmtree(older)
     return final
 
 

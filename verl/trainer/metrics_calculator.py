@@ -18,6 +18,9 @@ from verl.trainer.metrics_utils import acceleration, base_metrics, prefix_counts
 RankMetrics = dict[str, dict[str, Tensor]]
 """Layer key ("1".."L") to metric name to float64 ``[B]``."""
 
+RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
+"""Metrics that ``calculator.metrics_dtype`` rounds."""
+
 PADDED_BYTES = 256 << 20
 """Bound on the padded copy of hidden states that :func:`reduce_states` measures at once."""
 
@@ -49,11 +52,11 @@ class RepresentationMetricsCalculator:
 
         Returns:
             Layer keys "1".."L" in the order the layers were captured, then metric name, then float64 ``[B]`` on
-            the device of ``hidden_states``.
+            the device of ``hidden_states``. Responses with NaN or infinity: see ``calculator.on_nonfinite``.
 
         Raises:
-            ValueError: shapes do not fit, the mask is not right-padded, or a valid row holds NaN or infinity
-                (names the layer and the response).
+            ValueError: shapes do not fit, the mask is not right-padded, or, with ``on_nonfinite=raise``, a valid row
+                holds NaN or infinity (names the layer and the response).
         """
         if hidden_states.dim() != 4 or attention_mask.shape != hidden_states.shape[:2]:
             raise ValueError(
@@ -67,9 +70,10 @@ class RepresentationMetricsCalculator:
         for layer in range(hidden_states.shape[2]):
             key = str(layer + 1)
             try:
-                metrics[key] = self._layer_metrics(hidden_states[:, :, layer], lengths, compute_diff, stride)
+                measured = self._layer_metrics(hidden_states[:, :, layer], lengths, compute_diff, stride)
             except ValueError as error:
                 raise ValueError(f"layer {key}: {error}") from error
+            metrics[key] = {name: self._stored(name, values) for name, values in measured.items()}
         return metrics
 
     def dataset_metrics(self, mean_states: Tensor, diff_stride: int) -> dict[str, float]:
@@ -78,10 +82,10 @@ class RepresentationMetricsCalculator:
         Returns "global/<name>" for the whole matrix if ``compute_global_metrics``, and if
         ``compute_cumulative_global_metrics`` "cumulative/<name> diff" and "cumulative/<name> diff 2" over prefixes of
         the responses in the order given, ``diff_stride`` apart. With ``on_nonfinite=mask`` states that hold NaN or
-        infinity are left out.
+        infinity are left out, with ``zero`` one of them makes every metric 0.
 
         Raises:
-            ValueError: not a matrix, or a state holds NaN or infinity.
+            ValueError: not a matrix, or, with ``on_nonfinite=raise``, a state holds NaN or infinity.
         """
         if mean_states.dim() != 2:
             raise ValueError(f"mean_states {tuple(mean_states.shape)}: expected [B, D]")
@@ -91,7 +95,7 @@ class RepresentationMetricsCalculator:
         finite = mean_states.isfinite().all(1)
         if config.on_nonfinite == "mask":
             mean_states = mean_states[finite]
-        elif not bool(finite.all()):
+        elif config.on_nonfinite == "raise" and not bool(finite.all()):
             first = int((~finite).nonzero()[0])
             raise ValueError(f"mean_states[{first}]: holds NaN or infinity; check the model's weights and the capture")
         mask = torch.ones(1, mean_states.shape[0], dtype=torch.bool, device=mean_states.device)
@@ -101,6 +105,13 @@ class RepresentationMetricsCalculator:
         if cumulative:
             wanted |= {f"cumulative/{name}": name for name in metrics if name not in config.base_names}
         return {key: float(metrics[name]) for key, name in wanted.items()}
+
+    def _stored(self, name: str, values: Tensor) -> Tensor:
+        """``values [B]`` of one metric as ``metrics_dtype`` and ``on_nonfinite=zero`` have them, float64 still."""
+        if self.config.on_nonfinite == "zero":
+            values = values.nan_to_num(nan=0.0)
+        rounded = self.config.metrics_dtype == "bfloat16" and name in RANKS
+        return values.bfloat16().double() if rounded else values
 
     def _layer_metrics(self, hidden: Tensor, lengths: Tensor, compute_diff: bool, stride: int) -> dict[str, Tensor]:
         """Metrics of one layer ``[B, T, D]``: name to ``[B]``."""
@@ -169,7 +180,9 @@ def reduce_states(states: list[Tensor], **calculator: Any) -> list[dict[str, Ten
 
 def _options(config: CalculatorConfig, svd_method: str, method: str) -> SpectralOptions:
     rank = config.svd_rank if svd_method == "lowrank" else None
-    return SpectralOptions(method=method, svd_rank=rank, on_nonfinite=config.on_nonfinite)
+    # Zeros, too, begin as the NaN of a masked response.
+    on_nonfinite = "raise" if config.on_nonfinite == "raise" else "mask"
+    return SpectralOptions(method=method, svd_rank=rank, on_nonfinite=on_nonfinite)
 
 
 def _last_rows(hidden: Tensor, lengths: Tensor, most: int | None) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,7 @@ class SFTTrainer:
     def _save(self) -> None:
         root = Path(self.config.trainer.default_local_dir)
         with self.timer.phase("save"):
-            save_checkpoint(root, self.step, lambda folder: self.workers.run("save_actor", folder), {"step": self.step})
+            save_checkpoint(root, self.step, lambda folder: self.workers.run("save", folder), {"step": self.step})
 
     def _log(self, num_tokens: int) -> None:
         timing = self.timer.take_step()

@@ -6,15 +6,15 @@ from typing import TypeVar
 BatchT = TypeVar("BatchT")
 
 
+def endless(loader: Iterable[BatchT]) -> Iterator[BatchT]:
+    """The batches of ``loader``, pass after pass."""
+    while True:
+        yield from loader
+
+
 def numbered_batches(loader: Iterable[BatchT], total_steps: int) -> Iterator[tuple[int, BatchT]]:
     """``(1, batch), (2, batch), ...`` up to ``total_steps``, going through ``loader`` as often as that takes."""
-    step = 0
-    while step < total_steps:
-        for batch in loader:
-            step += 1
-            yield step, batch
-            if step == total_steps:
-                return
+    return zip(range(1, total_steps + 1), endless(loader), strict=False)
 
 
 def is_due(step: int, total_steps: int, frequency: int) -> bool:

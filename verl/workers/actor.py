@@ -3,7 +3,6 @@
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -13,7 +12,8 @@ from verl.config.common import ModelConfig
 from verl.config.ppo import ActorConfig
 from verl.protocol import PolicyBatch, RolloutBatch
 from verl.workers.forward import token_logprobs, trim_columns
-from verl.workers.fsdp import clip_gradients, load_sharded_model, make_optimizer
+from verl.workers.fsdp import load_sharded_model
+from verl.workers.learner import Learner
 
 
 class Policy:
@@ -60,41 +60,29 @@ class Actor(Policy):
         total_steps: int,
         max_response_length: int,
     ) -> None:
-        super().__init__(model, mesh, config.micro_batch_size_per_gpu, temperature, trainable=True)
+        super().__init__(model, mesh, config.log_prob_micro_batch_size_per_gpu, temperature, trainable=True)
         self.config = config
         self.max_response_length = max_response_length
-        self.optimizer, self.scheduler = make_optimizer(self.model, config.optim, total_steps)
+        self.learner = Learner(self.model, config.optim, total_steps)
 
     def update(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step on this rank's share of a mini-batch.
 
         Args:
             batch: this rank's responses.
-            num_tokens: response tokens of the whole mini-batch, over all ranks. With ``num_sequences`` it is the one
-                denominator of the loss, so that every token weighs the same however the mini-batch is split over ranks
-                and micro-batches.
-            num_sequences: responses of the whole mini-batch, over all ranks.
+            num_tokens: tokens in the response masks of the whole mini-batch, over all ranks. With ``num_sequences`` it
+                is the one denominator of the loss, so that every token weighs the same however the mini-batch is split
+                over ranks and micro-batches.
+            num_sequences: responses of the whole mini-batch that have such tokens, over all ranks.
 
         Returns:
             Metrics of the whole mini-batch, the same on every rank.
         """
-        self.optimizer.zero_grad()
-        totals: dict[str, Tensor] = {}
         size = StepSize(num_tokens, num_sequences, self.max_response_length)
-        for micro in batch.split(self.micro_batch_size):
-            loss, metrics = self._loss(micro, size)
-            # FSDP averages gradients over ranks, while the losses of the ranks add up to the mini-batch's loss.
-            (loss * dist.get_world_size()).backward()
-            for name, value in metrics.items():
-                totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double().cpu()
-        grad_norm = clip_gradients(self.model, self.config.optim.grad_clip)
-        self.optimizer.step()
-        learning_rate = self.scheduler.get_last_lr()[0]
-        self.scheduler.step()
-        summed = torch.stack(list(totals.values()))
-        dist.all_reduce(summed)
-        means = dict(zip(totals, (summed / num_tokens).tolist(), strict=True))
-        return {f"actor/{k}": v for k, v in means.items()} | {"actor/grad_norm": grad_norm, "actor/lr": learning_rate}
+        micros = batch.split(self.config.micro_batch_size_per_gpu)
+        sums, state = self.learner.step(self._loss(micro, size) for micro in micros)
+        means = {name: total / num_tokens for name, total in sums.items()}
+        return {f"actor/{name}": value for name, value in (means | state).items()}
 
     def _loss(self, micro: PolicyBatch, size: StepSize) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's share of the mini-batch's loss, and sums over its tokens for the log."""

@@ -1,4 +1,4 @@
-"""One forward pass: log-probabilities of given tokens, over as few columns as the rows need.
+"""One forward pass: log-probabilities of given tokens or one number per token, over as few columns as rows need.
 
 Legend: B rows, S columns, R response columns, V vocabulary.
 """
@@ -59,3 +59,19 @@ def token_logprobs(
     with torch.set_grad_enabled(differentiable_entropy and torch.is_grad_enabled()):
         entropy = -(distribution.exp() * distribution).sum(dim=-1)
     return logprobs, entropy
+
+
+def token_values(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """The number that a value model gives after each token has been read, [B, S] float32.
+
+    Args:
+        model: a token classification model of ``transformers`` with one label.
+        input_ids, attention_mask: [B, S].
+    """
+    logits: Tensor = model(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=position_ids(attention_mask),
+        use_cache=False,
+    ).logits
+    return logits.squeeze(-1).float()

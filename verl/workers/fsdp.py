@@ -2,33 +2,91 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from verl.config.common import ModelConfig, OptimConfig
 
 
 def load_sharded_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
-    """Load a causal language model in float32 and shard its parameters over ``mesh``.
+    """Load a causal language model in float32 and shard its parameters over ``mesh``. Every rank reads it whole."""
+    return _shard(AutoModelForCausalLM.from_pretrained(config.path, **_load_options(config)), config, mesh, trainable)
+
+
+def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool, new_head: bool) -> PreTrainedModel:
+    """Load a transformer with a head ``score`` that gives one number per token, and shard it over ``mesh``.
+
+    Args:
+        new_head: whether a checkpoint without a head will do, such as a language model; the head then starts at 0.
+
+    Raises:
+        ValueError: the checkpoint has no head, or one of another size, and ``new_head`` is false; or ``transformers``
+            knows no such form of this architecture.
+    """
+    with _without_loading_report():
+        model, loading = AutoModelForTokenClassification.from_pretrained(
+            config.path, num_labels=1, output_loading_info=True, **_load_options(config)
+        )
+    missing = sorted({*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])})
+    if not hasattr(model, "score") or any(not name.startswith("score.") for name in missing):
+        raise ValueError(f"{config.path}: {type(model).__name__} cannot hold its weights: without {missing}")
+    if "score.weight" in missing and not new_head:
+        raise ValueError(
+            f"reward_model.model.path={config.path!r}: holds no head with one output; name a model that "
+            "AutoModelForSequenceClassification with num_labels=1 was saved from"
+        )
+    with torch.no_grad():
+        # Zeros rather than transformers' random numbers: the same on every rank, and no opinion before learning.
+        for name in missing:
+            model.get_parameter(name).zero_()
+    # Small differences between values matter: the head's products stay in float32.
+    model.to(mesh.device_type)
+    fully_shard(model.score, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32))
+    return _shard(model, config, mesh, trainable)
+
+
+@contextmanager
+def _without_loading_report() -> Iterator[None]:
+    """Keep ``transformers`` from warning of missing weights, which the caller looks at itself."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _load_options(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "dtype": torch.float32,
+        "attn_implementation": config.attn_implementation,
+        "trust_remote_code": config.trust_remote_code,
+    }
+
+
+def _shard(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
+    """Shard ``model`` in place.
 
     Each decoder layer is a unit of its own, so that beside the embedding and the head only one layer's full parameters
-    are in memory at a time. Every rank reads the whole model once.
+    are in memory at a time.
     """
-    model = AutoModelForCausalLM.from_pretrained(
-        config.path,
-        dtype=torch.float32,
-        attn_implementation=config.attn_implementation,
-        trust_remote_code=config.trust_remote_code,
-    )
     model.requires_grad_(trainable)
     model.to(mesh.device_type)
     # Gradients are summed in float32 whatever the precision of the products: a sum over ranks must not lose bits.

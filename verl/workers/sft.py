@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from verl.algorithms.losses import token_mean
@@ -12,7 +11,8 @@ from verl.data.tokenizers import load_tokenizer
 from verl.protocol import ConversationBatch
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.forward import token_logprobs
-from verl.workers.fsdp import clip_gradients, export_huggingface, load_sharded_model, make_optimizer
+from verl.workers.fsdp import export_huggingface, load_sharded_model
+from verl.workers.learner import Learner
 
 
 class SFTWorker:
@@ -21,29 +21,16 @@ class SFTWorker:
     def __init__(self, config: SFTConfig, place: WorkerPlace, total_steps: int) -> None:
         seed_everything(config.seed)
         mesh = join_world(place)
-        self.config = config
         self.device = mesh.device_type
         self.micro_batch_size = config.data.micro_batch_size_per_gpu
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self.model = load_sharded_model(config.model, mesh, trainable=True)
-        self.optimizer, self.scheduler = make_optimizer(self.model, config.optim, total_steps)
+        self.learner = Learner(self.model, config.optim, total_steps)
 
     def train_step(self, batch: ConversationBatch, num_tokens: int) -> dict[str, float]:
         """One optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
-        self.optimizer.zero_grad()
-        total = torch.zeros((), dtype=torch.float64)
-        for micro in batch.split(self.micro_batch_size):
-            logprobs, mask = self._score(micro)
-            loss = token_mean(-logprobs, mask, num_tokens)
-            # FSDP averages gradients over ranks, while the losses of the ranks add up to the batch's loss.
-            (loss * dist.get_world_size()).backward()
-            total += loss.detach().double().cpu()
-        grad_norm = clip_gradients(self.model, self.config.optim.grad_clip)
-        self.optimizer.step()
-        learning_rate = self.scheduler.get_last_lr()[0]
-        self.scheduler.step()
-        dist.all_reduce(total)
-        return {"train/loss": total.item(), "train/grad_norm": grad_norm, "train/lr": learning_rate}
+        sums, state = self.learner.step(self._loss(micro, num_tokens) for micro in batch.split(self.micro_batch_size))
+        return {f"train/{name}": value for name, value in (sums | state).items()}
 
     @torch.no_grad()
     def evaluate(self, batch: ConversationBatch) -> Tensor:
@@ -54,9 +41,14 @@ class SFTWorker:
             rows.append(torch.stack([(logprobs.double() * mask).sum(dim=1), mask.double().sum(dim=1)], dim=1).cpu())
         return torch.cat(rows)
 
-    def save_actor(self, folder: Path) -> None:
-        """Write the model to ``folder/huggingface``."""
-        export_huggingface(self.model, self.tokenizer, folder / "huggingface")
+    def save(self, folder: Path) -> None:
+        """Write the model to ``folder/actor/huggingface``."""
+        export_huggingface(self.model, self.tokenizer, folder / "actor" / "huggingface")
+
+    def _loss(self, micro: ConversationBatch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs, mask = self._score(micro)
+        loss = token_mean(-logprobs, mask, num_tokens)
+        return loss, {"loss": loss}
 
     def _score(self, micro: ConversationBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities [B, S-1] of all tokens but the first, and the mask [B, S-1] of those to learn."""

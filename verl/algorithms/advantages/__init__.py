@@ -20,7 +20,13 @@ class EstimatorOptions(NamedTuple):
     norm_by_std: bool
     """Divide by the group's standard deviation (``grpo``)."""
     gamma: float
-    """Discount per token (``reinforce_plus_plus``)."""
+    """Discount per token (``reinforce_plus_plus``, ``gae``)."""
+    lam: float
+    """Share of the later temporal differences (``gae``)."""
+    values: Tensor | None
+    """The critic's values, ``[B, R]`` (``gae``)."""
+    greedy_scores: Tensor | None
+    """Score of the greedy response to the same prompt, ``[B]`` (``remax``)."""
 
 
 Estimator = Callable[[Tensor, Tensor, Tensor, EstimatorOptions], Tensor]
@@ -34,8 +40,21 @@ ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
     "reinforce_plus_plus_baseline": lambda rewards, mask, groups, _: reinforce_plus_plus_baseline_advantages(
         rewards, mask, groups
     ),
+    "remax": lambda rewards, mask, _, options: remax_advantages(rewards, mask, _given(options.greedy_scores)),
+    "gae": lambda rewards, mask, _, options: whitened(
+        gae_advantages(rewards, _given(options.values), mask, options.gamma, options.lam)[0], mask
+    ),
 }
-"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> advantages [B, R]."""
+"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> advantages [B, R].
+
+``gae`` whitens its advantages over the batch, as PPO for language models does everywhere.
+"""
+
+
+def _given(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "the estimator's own input; see EstimatorOptions"
+    return tensor
+
 
 __all__ = [
     "ADVANTAGE_ESTIMATORS",

@@ -10,7 +10,7 @@ from verl.algorithms.losses.cispo import cispo_loss
 from verl.algorithms.losses.gspo import gspo_loss
 from verl.algorithms.losses.importance import rollout_weights
 from verl.algorithms.losses.ppo_clip import ppo_clip_loss
-from verl.algorithms.losses.value import explained_variance, value_loss
+from verl.algorithms.losses.value import value_loss
 
 POLICY_LOSSES = {"ppo_clip": ppo_clip_loss, "gspo": gspo_loss, "cispo": cispo_loss}
 
@@ -42,7 +42,6 @@ __all__ = [
     "StepSize",
     "cispo_loss",
     "constant_length",
-    "explained_variance",
     "gspo_loss",
     "ppo_clip_loss",
     "rollout_weights",

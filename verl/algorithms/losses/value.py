@@ -1,8 +1,5 @@
 """The value loss of PPO's critic: the square of arXiv 1707.06347, eq. 9, clipped as in OpenAI baselines' ``ppo2``."""
 
-import math
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -24,8 +21,7 @@ def value_loss(
 
     Returns:
         Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``value_clip_fraction``
-        (tokens on which clipping is active), ``num_tokens``, and for :func:`explained_variance` ``returns``,
-        ``returns_squared``, ``value_error`` and ``value_error_squared``, the errors being returns - old_values.
+        (tokens on which clipping is active) and ``num_tokens``.
 
     Raises:
         ValueError: ``clip_range`` is not positive.
@@ -38,36 +34,8 @@ def value_loss(
     clipped_values = values.clamp(old_values - clip_range, old_values + clip_range)
     plain = 0.5 * (values - returns).square()
     clipped = 0.5 * (clipped_values - returns).square()
-    # float64: a variance is the small difference of such sums.
-    targets = returns.detach().double()
-    errors = targets - old_values.detach().double()
     metrics = {
         "value_clip_fraction": (clipped > plain).sum().to(plain.dtype),
         "num_tokens": mask.sum().to(plain.dtype),
-        "returns": targets.sum(),
-        "returns_squared": targets.square().sum(),
-        "value_error": errors.sum(),
-        "value_error_squared": errors.square().sum(),
     }
     return torch.maximum(plain, clipped), metrics
-
-
-def explained_variance(sums: Mapping[str, float]) -> float:
-    """1 - Var(returns - old_values) / Var(returns), from the metrics of :func:`value_loss` added over a whole batch.
-
-    1 for a perfect critic, 0 for one no better than a constant; NaN where all returns are equal.
-    """
-    count = sums["num_tokens"]
-    variance = _variance(sums["returns"], sums["returns_squared"], count)
-    if not variance > 0:
-        return math.nan
-    return 1 - _variance(sums["value_error"], sums["value_error_squared"], count) / variance
-
-
-def _variance(total: float, total_squared: float, count: float) -> float:
-    """Variance from sums, 0 where it cannot be told from rounding."""
-    if not count > 0:
-        return 0.0
-    mean_square = total_squared / count
-    variance = mean_square - (total / count) ** 2
-    return variance if variance > 1e-12 * mean_square else 0.0

@@ -1,9 +1,10 @@
 """The algorithms by name, where users of veRL look for them; they live in ``verl.algorithms``."""
 
-from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, EstimatorOptions
+from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, EstimatorOptions, gae_advantages
 from verl.algorithms.kl import KL_ESTIMATORS
 from verl.algorithms.kl_control import kl_controller, kl_penalised_rewards
 from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, token_mean
+from verl.algorithms.overlong import overlong_penalty
 from verl.algorithms.shaping import shaped_advantages
 
 __all__ = [
@@ -12,8 +13,10 @@ __all__ = [
     "LOSS_AGGREGATIONS",
     "POLICY_LOSSES",
     "EstimatorOptions",
+    "gae_advantages",
     "kl_controller",
     "kl_penalised_rewards",
+    "overlong_penalty",
     "shaped_advantages",
     "token_mean",
 ]

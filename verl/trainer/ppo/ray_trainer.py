@@ -1,45 +1,66 @@
-"""The training loop: GRPO with rank shaping (arXiv 2509.23808) over a group of hybrid workers.
+"""The training loop: PPO and its relatives with rank shaping (arXiv 2509.23808) over a group of hybrid workers.
 
 Legend: B responses of a step, R response columns.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
-from transformers import PreTrainedTokenizerBase
 
-from verl.config.ppo import PPOConfig, SamplingConfig
+from verl.config.ppo import PPOConfig
 from verl.data.prompts import PromptSample
-from verl.protocol import PolicyBatch, RolloutBatch, layer_metrics
-from verl.rewards.pool import PendingScores, VerifierPool
+from verl.protocol import PolicyBatch, RolloutBatch, ValueBatch, layer_metrics
 from verl.single_controller import WorkerGroup, concat
 from verl.trainer.checkpoints import save_checkpoint
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 from verl.trainer.ppo.core_algos import (
     ADVANTAGE_ESTIMATORS,
     EstimatorOptions,
+    gae_advantages,
     kl_controller,
     kl_penalised_rewards,
 )
+from verl.trainer.ppo.sampling import GREEDY, VALIDATION_STEP, Sampled, Sampler, score_tensors
 from verl.trainer.progress import RunDisplay
 from verl.trainer.reward_manager_versions import RewardManager
 from verl.trainer.rollout_metrics import (
     dataset_scalars,
+    filtered_length_metrics,
     group_metrics,
+    learning_metrics,
     length_metrics,
     logprob_agreement,
     rank_scalars,
+    response_metrics,
 )
-from verl.trainer.steps import is_due, numbered_batches
+from verl.trainer.steps import endless, is_due
 from verl.trainer.timing import PhaseTimer
 from verl.trainer.tracking import Tracker
 from verl.trainer.validation import validate
 
-VALIDATION_STEP = 1 << 20
-"""Stands for the step in the seed of validation's draws: the same at every validation, none of them training's."""
+
+class Forwards(NamedTuple):
+    """What the models say of a step's responses before the update."""
+
+    logprobs: Tensor
+    """[B, R], under the policy."""
+    ref_logprobs: Tensor
+    """[B, R], under the reference; the policy's own where no reference is held."""
+    values: Tensor | None
+    """[B, R], the critic's; None where there is no critic."""
+
+
+class Signal(NamedTuple):
+    """What the updates learn from."""
+
+    advantages: Tensor
+    """[B, R] float32, rank shaping included."""
+    returns: Tensor | None
+    """[B, R] float32, the critic's targets; None where there is no critic."""
 
 
 class RayPPOTrainer:
@@ -48,21 +69,19 @@ class RayPPOTrainer:
     def __init__(
         self,
         config: PPOConfig,
-        tokenizer: PreTrainedTokenizerBase,
         train_loader: StatefulDataLoader,
         val_batches: list[PromptSample],
         workers: WorkerGroup,
-        verifiers: VerifierPool,
+        sampler: Sampler,
         calculator: RepresentationMetricsCalculator | None,
         tracker: Tracker,
         display: RunDisplay,
     ) -> None:
         self.config = config
-        self.tokenizer = tokenizer
-        self.train_loader = train_loader
+        self.prompts = endless(train_loader)
         self.val_batches = val_batches
         self.workers = workers
-        self.verifiers = verifiers
+        self.sampler = sampler
         self.calculator = calculator
         self.tracker = tracker
         self.display = display
@@ -77,68 +96,64 @@ class RayPPOTrainer:
 
     def fit(self) -> None:
         """Train from the first step to the last."""
-        if self.config.trainer.val_before_train:
+        if self.config.trainer.val_before_train or self.config.trainer.val_only:
             self._validate()
             self._log()
-        for step, prompts in numbered_batches(self.train_loader, self.total_steps):
+        if self.config.trainer.val_only:
+            return
+        for step in range(1, self.total_steps + 1):
             self.step = step
-            rollout = self._generate(prompts)
-            pending = self._submit_scores(prompts, rollout)
-            logprobs, ref_logprobs = self._compute_logprobs(rollout)
-            scores = self._collect_scores(rollout, pending)
-            advantages = self._compute_advantages(rollout, scores, logprobs, ref_logprobs)
-            self._update_actor(rollout, logprobs, ref_logprobs, advantages)
-            self._update_baselines(rollout, scores)
+            sampled, greedy = self._sample()
+            forwards = self._forward(sampled.rollout)
+            scores = self._collect_scores(sampled)
+            signal = self._compute_advantages(sampled, greedy, scores, forwards)
+            self._update_critic(sampled.rollout, forwards, signal)
+            self._update_actor(sampled.rollout, forwards, signal)
+            self._update_baselines(sampled.rollout, scores)
             self._sync_weights()
             if self._due(self.config.trainer.test_freq):
                 self._validate()
-            if self._due(self.config.trainer.save_freq):
+            if self._due(self.config.trainer.save_freq) or self.step in self.config.trainer.except_save:
                 self._save()
             self._log()
 
     def _due(self, frequency: int) -> bool:
         return is_due(self.step, self.total_steps, frequency)
 
-    def _generate(self, prompts: PromptSample) -> RolloutBatch:
+    def _sample(self) -> tuple[Sampled, Sampled | None]:
+        """The step's responses, and the greedy ones to the same prompts where ReMax compares them."""
         with self.timer.phase("generate"):
-            rollout = self._sample(prompts, self.config.rollout.train_kwargs, self.step)
-        self.metrics |= length_metrics(rollout)
-        return rollout
+            sampled, metrics = self.sampler.sample_step(self.prompts, self.step)
+            remax = self.config.algorithm.adv_estimator == "remax"
+            greedy = self.sampler.sample(sampled.prompts, GREEDY, self.step) if remax else None
+        self.metrics |= metrics | length_metrics(sampled.rollout)
+        return sampled, greedy
 
-    def _sample(self, prompts: PromptSample, sampling: SamplingConfig, step: int) -> RolloutBatch:
-        """Responses whose random draws depend on the run's seed, the step and the prompt alone."""
-        return concat(self.workers.run_split("generate", prompts.tokens, sampling, (self.config.seed << 32) + step))
-
-    def _submit_scores(self, prompts: PromptSample, rollout: RolloutBatch) -> PendingScores:
-        """Start verifying the responses in the background."""
-        n = len(rollout) // len(prompts.records)
-        records = [record for record in prompts.records for _ in range(n)]
-        tokens = [ids[mask.bool()] for ids, mask in zip(rollout.responses, rollout.response_mask, strict=True)]
-        return self.verifiers.submit_batch(
-            [record.data_source for record in records],
-            self.tokenizer.batch_decode(tokens, skip_special_tokens=True),
-            [record.ground_truth for record in records],
-            [record.extra_info for record in records],
-        )
-
-    def _compute_logprobs(self, rollout: RolloutBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [B, R] under the policy and under the reference."""
+    def _forward(self, rollout: RolloutBatch) -> Forwards:
+        """Log-probabilities under policy and reference, and the critic's values."""
         batch = rollout.exclude("rank_metrics", "mean_states")
         with self.timer.phase("logprobs"):
             logprobs, entropy = concat(self.workers.run_split("compute_logprobs", batch))
         mask = rollout.response_mask
         self.metrics |= logprob_agreement(rollout.rollout_logprobs, logprobs, mask)
         self.metrics["actor/rollout_entropy"] = (entropy.double().sum() / mask.sum()).item()
-        if not self.config.uses_reference:
-            return logprobs, logprobs
-        with self.timer.phase("reference"):
-            return logprobs, concat(self.workers.run_split("compute_ref_logprobs", batch))
+        ref_logprobs, values = logprobs, None
+        if self.config.uses_reference:
+            with self.timer.phase("reference"):
+                ref_logprobs = concat(self.workers.run_split("compute_ref_logprobs", batch))
+        if self.config.uses_critic:
+            with self.timer.phase("values"):
+                values = concat(self.workers.run_split("compute_values", batch))
+        return Forwards(logprobs, ref_logprobs, values)
 
-    def _collect_scores(self, rollout: RolloutBatch, pending: PendingScores) -> Tensor:
-        """Wait for the verifiers; scores [B]."""
+    def _collect_scores(self, sampled: Sampled) -> Tensor:
+        """Wait for the verifiers; their scores [B]."""
+        rollout = sampled.rollout
         with self.timer.phase("verify"):
-            scores, correct, counts = score_tensors(pending)
-        self.metrics |= group_metrics(scores, correct, rollout.group_ids) | rank_scalars(rollout, correct)
+            scores, correct, counts = score_tensors(sampled.pending)
+        # Where groups were filtered, the scores of all that was sampled are known already.
+        self.metrics = group_metrics(scores, correct, rollout.group_ids) | self.metrics
+        self.metrics |= rank_scalars(rollout, correct) | response_metrics(rollout, correct)
         self.metrics |= {f"verifier/{reason}": float(count) for reason, count in counts.items()}
         self.metrics |= self._dataset_scalars(rollout, self.config.calculator.global_diff_stride_train)
         return scores
@@ -147,64 +162,142 @@ class RayPPOTrainer:
         return {} if self.calculator is None else dataset_scalars(rollout, self.calculator, diff_stride)
 
     def _compute_advantages(
-        self, rollout: RolloutBatch, scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor
-    ) -> Tensor:
-        """Advantages [B, R] float32, rank shaping included."""
+        self, sampled: Sampled, greedy: Sampled | None, scores: Tensor, forwards: Forwards
+    ) -> Signal:
+        """From scores to what the updates learn from; ``scores`` [B] are the verifiers'."""
+        rollout, algorithm = sampled.rollout, self.config.algorithm
+        mask = rollout.response_mask
         with self.timer.phase("advantages"):
-            mask = rollout.response_mask
-            token_rewards = torch.zeros(mask.shape, dtype=torch.float64)
-            token_rewards[torch.arange(len(mask)), mask.sum(dim=1) - 1] = scores.double()
-            algorithm = self.config.algorithm
-            if algorithm.use_kl_in_reward:
-                token_rewards = self._penalise(token_rewards, logprobs, ref_logprobs, mask)
+            token_scores = torch.zeros(mask.shape, dtype=torch.float64)
+            token_scores[torch.arange(len(mask)), mask.sum(dim=1) - 1] = self.sampler.rewards(sampled)
             shaping = None
             if self.config.reward_manager.active:
-                shaping = self.reward_manager.shape(token_rewards, mask, layer_metrics(rollout.rank_metrics))
-                token_rewards = shaping.token_rewards
+                shaping = self.reward_manager.shape(token_scores, mask, layer_metrics(rollout.rank_metrics))
+                token_scores = shaping.token_rewards
                 self.metrics |= shaping.metrics
-            estimate = ADVANTAGE_ESTIMATORS[algorithm.adv_estimator]
-            options = EstimatorOptions(algorithm.norm_adv_by_std_in_grpo, algorithm.gamma)
-            advantages = estimate(token_rewards, mask, rollout.group_ids, options)
+            token_rewards = token_scores
+            if algorithm.use_kl_in_reward:
+                token_rewards = self._penalise(token_scores, forwards, mask)
+            options = EstimatorOptions(
+                norm_by_std=algorithm.norm_adv_by_std_in_grpo,
+                gamma=algorithm.gamma,
+                lam=algorithm.lam,
+                values=forwards.values,
+                greedy_scores=None if greedy is None else self._greedy_scores(greedy),
+            )
+            unshaped = ADVANTAGE_ESTIMATORS[algorithm.adv_estimator](token_rewards, mask, rollout.group_ids, options)
+            advantages, returns = unshaped, None
             if shaping is not None:
-                advantages, metrics = self.reward_manager.shape_advantages(advantages, mask, shaping.phi)
+                advantages, metrics = self.reward_manager.shape_advantages(unshaped, mask, shaping.phi)
                 self.metrics |= metrics
-        return advantages.float()
+            if forwards.values is not None:
+                _, returns = gae_advantages(token_rewards, forwards.values, mask, algorithm.gamma, algorithm.lam)
+                returns = returns.float()
+        self.metrics |= learning_metrics(
+            scores, token_scores, token_rewards, unshaped, advantages, returns, forwards.values, mask
+        )
+        return Signal(advantages.float(), returns)
 
-    def _penalise(self, token_rewards: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
+    def _greedy_scores(self, greedy: Sampled) -> Tensor:
+        """What the greedy response to each response's prompt earns, [B]."""
+        rewards = self.sampler.rewards(greedy)
+        self.metrics["train/greedy_score/mean"] = rewards.mean().item()
+        return rewards.repeat_interleave(self.config.rollout.n)
+
+    def _penalise(self, token_rewards: Tensor, forwards: Forwards, mask: Tensor) -> Tensor:
         """Token rewards less the weighted KL divergence; the weight is then adapted to the divergence found."""
         control = self.kl_control
         rewards, mean_kl = kl_penalised_rewards(
-            token_rewards, logprobs, ref_logprobs, mask, control.coef, self.config.algorithm.kl_penalty
+            token_rewards,
+            forwards.logprobs,
+            forwards.ref_logprobs,
+            mask,
+            control.coef,
+            self.config.algorithm.kl_penalty,
         )
         self.metrics |= {"actor/reward_kl_penalty": mean_kl.item(), "actor/reward_kl_penalty_coeff": control.coef}
         control.update(mean_kl.item(), len(mask))
         return rewards
 
-    def _update_actor(self, rollout: RolloutBatch, logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor) -> None:
-        """Optimizer steps on consecutive mini-batches; their metrics are averaged."""
+    def _learned_mask(self, rollout: RolloutBatch) -> Tensor:
+        """[B, R] int64, the tokens that have a share in the losses."""
+        if not self.config.trainer.remove_clip:
+            return rollout.response_mask
+        return rollout.response_mask * (~rollout.truncated).long()[:, None]
+
+    def _update_critic(self, rollout: RolloutBatch, forwards: Forwards, signal: Signal) -> None:
+        """Optimizer steps of the critic on consecutive mini-batches."""
+        if forwards.values is None or signal.returns is None:
+            return
+        config = self.config.critic
+        batch = ValueBatch(
+            rollout.input_ids,
+            rollout.attention_mask,
+            self._learned_mask(rollout),
+            forwards.values,
+            signal.returns,
+            batch_size=[len(rollout)],
+        )
+        with self.timer.phase("update_critic"):
+            self._update(
+                batch,
+                config.ppo_mini_batch_size,
+                config.ppo_epochs,
+                lambda mini, num_tokens, _: self.workers.run_split("update_critic", mini, num_tokens),
+            )
+
+    def _update_actor(self, rollout: RolloutBatch, forwards: Forwards, signal: Signal) -> None:
+        """Optimizer steps of the policy on consecutive mini-batches, once the critic is warm."""
+        if self.step <= self.config.trainer.critic_warmup:
+            return
+        config = self.config.actor
+        mask = self._learned_mask(rollout)
         batch = PolicyBatch(
             rollout.input_ids,
             rollout.attention_mask,
-            rollout.response_mask,
-            logprobs,
+            mask,
+            forwards.logprobs,
             rollout.rollout_logprobs,
-            ref_logprobs,
-            advantages,
+            forwards.ref_logprobs,
+            signal.advantages,
             batch_size=[len(rollout)],
         )
-        size = self.config.actor.ppo_mini_batch_size * self.config.rollout.n
+        self.metrics |= filtered_length_metrics(mask, self.config.data.max_response_length)
         with self.timer.phase("update"):
-            updates = [
-                # All ranks report the same totals of the mini-batch.
-                self.workers.run_split("update_actor", mini, int(mini.response_mask.sum()), len(mini))[0]
-                for _ in range(self.config.actor.ppo_epochs)
-                for mini in batch.split(size)
-            ]
-        self.metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+            self._update(
+                batch,
+                config.ppo_mini_batch_size,
+                config.ppo_epochs,
+                lambda mini, num_tokens, num_sequences: self.workers.run_split(
+                    "update_actor", mini, num_tokens, num_sequences
+                ),
+            )
+
+    def _update(
+        self,
+        batch: Any,
+        mini_batch_size: int,
+        epochs: int,
+        update: Callable[[Any, int, int], list[dict[str, float]]],
+    ) -> None:
+        """Go through ``batch`` in mini-batches of so many prompts; logs the mean of the metrics of their updates.
+
+        A mini-batch without any token to learn from is left out.
+        """
+        updates = []
+        for _ in range(epochs):
+            for mini in batch.split(mini_batch_size * self.config.rollout.n):
+                num_tokens, num_sequences = int(mini.response_mask.sum()), int(mini.response_mask.any(dim=1).sum())
+                if num_tokens:
+                    # All ranks report the same totals of the mini-batch.
+                    updates.append(update(mini, num_tokens, num_sequences)[0])
+        if updates:
+            self.metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
 
     def _update_baselines(self, rollout: RolloutBatch, scores: Tensor) -> None:
         if self.config.reward_manager.active:
             self.reward_manager.update(scores, layer_metrics(rollout.rank_metrics))
+            self.metrics |= self.reward_manager.baseline_metrics()
 
     def _sync_weights(self) -> None:
         with self.timer.phase("sync"):
@@ -214,20 +307,33 @@ class RayPPOTrainer:
         if not self.val_batches:
             return
         sampling = self.config.rollout.val_kwargs
+        auxiliary = self._auxiliary_rewards if self.config.reward_manager.add_reward else None
         with self.timer.phase("validate"):
             metrics = validate(
                 self.val_batches,
-                lambda prompts: self._sample(prompts, sampling, VALIDATION_STEP),
-                lambda prompts, rollout: score_tensors(self._submit_scores(prompts, rollout)),
+                lambda prompts: self.sampler.generate(prompts, sampling, VALIDATION_STEP),
+                lambda prompts, rollout: score_tensors(self.sampler.judge(prompts, rollout)),
                 lambda rollout: self._dataset_scalars(rollout, self.config.calculator.global_diff_stride_val),
+                auxiliary,
             )
         self.metrics |= metrics
         self.validations[self.step] = metrics
 
+    def _auxiliary_rewards(self, rollout: RolloutBatch) -> Tensor:
+        """Phi [B], measured against training's baselines."""
+        mask = rollout.response_mask
+        return self.reward_manager.shape(torch.zeros(mask.shape), mask, layer_metrics(rollout.rank_metrics)).phi
+
     def _save(self) -> None:
-        root = Path(self.config.trainer.default_local_dir)
+        trainer = self.config.trainer
         with self.timer.phase("save"):
-            save_checkpoint(root, self.step, lambda folder: self.workers.run("save_actor", folder), self._state())
+            save_checkpoint(
+                Path(trainer.default_local_dir),
+                self.step,
+                lambda folder: self.workers.run("save", folder),
+                self._state(),
+                trainer.remove_previous_ckpt,
+            )
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -249,13 +355,3 @@ class RayPPOTrainer:
         self.tracker.log(self.step, self.metrics | timing)
         self.display.step(self.step, self.metrics | timing)
         self.metrics = {}
-
-
-def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int]]:
-    """Scores [B] float32, correctness [B] bool, and how often each reason for a verdict occurred."""
-    results = pending.result()
-    counts: dict[str, int] = {}
-    for result in results:
-        counts[result["reason"]] = counts.get(result["reason"], 0) + 1
-    scores = torch.tensor([result["score"] for result in results])
-    return scores, torch.tensor([result["correctness"] for result in results]), counts

@@ -11,6 +11,7 @@ from verl.single_controller import WorkerGroup
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator, capture_options
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.sampling import Sampler
 from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.tracking import Tracker
 from verl.workers.rollout import engine_environment
@@ -42,10 +43,13 @@ def run_ppo(config: PPOConfig) -> None:
     held_out = []
     if data.val_files:
         val_set = PromptDataset(data.val_files, tokenizer, data.max_prompt_length, data.truncation)
-        held_out = val_batches(val_set, data, pad_token_id, world_size)
+        held_out = val_batches(val_set, data, pad_token_id, world_size, config.seed)
+    reward_tokenizer = None
+    if config.uses_reward_model:
+        judge = config.reward_model.model
+        reward_tokenizer = load_tokenizer(judge.path, judge.trust_remote_code, "reward_model.model.path")
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = config.trainer.num_steps(len(loader))
-    updates = steps * config.actor.ppo_epochs * (data.train_batch_size // config.actor.ppo_mini_batch_size)
 
     with ExitStack() as stack:
         folder = Path(config.trainer.default_local_dir)
@@ -59,7 +63,7 @@ def run_ppo(config: PPOConfig) -> None:
         workers = WorkerGroup(
             "verl.workers.hybrid:HybridWorker",
             config,
-            (updates, capture_options(config.calculator) if config.calculator.enable else None),
+            (steps, capture_options(config.calculator) if config.calculator.enable else None),
             trainer.nnodes,
             trainer.n_gpus_per_node,
             device_type,
@@ -67,7 +71,8 @@ def run_ppo(config: PPOConfig) -> None:
         )
         stack.callback(workers.close)
         stack.enter_context(display)
-        ppo = RayPPOTrainer(config, tokenizer, loader, held_out, workers, verifiers, calculator, tracker, display)
+        sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers)
+        ppo = RayPPOTrainer(config, loader, held_out, workers, sampler, calculator, tracker, display)
         ppo.fit()
         tracker.summarize(_summary(config, ppo))
     _report(display, ppo, folder)
@@ -101,4 +106,6 @@ def _report(display: RunDisplay, ppo: RayPPOTrainer, folder: Path) -> None:
         ]
         display.table("Validation", ["", f"step {first}", f"step {last}"], rows)
     display.table("Time by phase", ["phase", "seconds", "share"], share_rows(ppo.timer.totals))
-    display.say(f"model: {folder}/global_step_{ppo.step}/actor/huggingface\nmetrics: {folder}/metrics.jsonl")
+    if ppo.step:
+        display.say(f"model: {folder}/global_step_{ppo.step}/actor/huggingface")
+    display.say(f"metrics: {folder}/metrics.jsonl")

@@ -1,0 +1,207 @@
+"""Write TRAINING_CONFIG.md: every option with its default and meaning, the release's flags, the shipped configs.
+
+python scripts/make_training_config.py [--check]
+
+Meanings are the docstrings of the fields in verl/config/, defaults are those of the composed configs/. With --check
+nothing is written; exit code 1 says that the file is stale.
+"""
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from verl.config.flags import FLAGS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "TRAINING_CONFIG.md"
+CONFIGS = ROOT / "configs"
+
+JOBS = {
+    "ppo_trainer": ("PPOConfig", "Options of the main job", "`bash train.sh`, or `python -m verl.trainer.main_ppo`"),
+    "sft": ("SFTConfig", "Options of supervised fine-tuning", "`python -m verl.trainer.main_sft`"),
+}
+"""File of configs/ -> its dataclass, the section's title, and the command."""
+
+GROUPS = ["experiment", "preset", "model", "trainer", "algorithm", "reward_manager"]
+"""Groups of configs/ whose files are alternatives that a user chooses among."""
+
+INTRODUCTION = """\
+# Configuration of training
+
+<!-- Written by scripts/make_training_config.py; change the docstrings in verl/config/ or the files in configs/, then
+run it again. -->
+
+`bash train.sh` takes three kinds of arguments, in any order:
+
+- Hydra overrides, `trainer.test_freq=5` for an option and `experiment=grpo` for a file of `configs/experiment/`;
+- Hydra's own flags: `--cfg job` prints the configuration and runs nothing, `-m` runs once for every combination of
+  values that are separated by commas;
+- [flags of the paper's release](#flags-of-the-papers-release).
+
+An argument that does not exist ends the command with one line that names the nearest one that does. Every run writes
+the configuration it had to `config.yaml`. A default such as `${actor.ppo_epochs}` follows that option.
+"""
+
+FLAGS_INTRODUCTION = """\
+## Flags of the paper's release
+
+The flags of the release's training script, as `--flag value` or `--flag=value`. Values may be written as there: `True`,
+`[1,2]`, `"['console','wandb']"`; an empty value is a flag that is not given. Hydra overrides win over flags.
+
+A flag that is not given leaves what the configuration says. That is the embedded task's unless `--model_name` is given,
+which starts from `preset=paper`: then the release's command trains as it did there, with its learning rate of 5e-7.
+
+Of the release's environment variables `HDFS_DATA_PATH` and `HDFS_MODEL_PATH` are read, by the two flags that name them.
+The others are options here: `PROJECT_NAME` is `trainer.project_name`, `NUM_GPUS` is `trainer.n_gpus_per_node`,
+`ARNOLD_WORKER_NUM` is `trainer.nnodes`, `HDFS_CHECKPOINT_PATH` is `trainer.default_local_dir`, and
+`REWORD_FUNCTION_TYPE` is `reward_score.mode`.
+"""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a config dataclass, read from the source."""
+
+    name: str
+    type: str
+    doc: str
+
+
+@dataclass(frozen=True)
+class Schema:
+    """One config dataclass, read from the source."""
+
+    doc: str
+    fields: list[Field]
+
+
+def read_schemas(folder: Path) -> dict[str, Schema]:
+    """Every dataclass of the modules in ``folder`` by name; fields of base classes come first."""
+    nodes = {
+        node.name: node
+        for path in sorted(folder.glob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list)
+    }
+    return {name: Schema(ast.get_docstring(node) or "", list(_fields(node, nodes))) for name, node in nodes.items()}
+
+
+def _fields(node: ast.ClassDef, nodes: dict[str, ast.ClassDef]) -> Iterator[Field]:
+    for base in node.bases:
+        if ast.unparse(base) in nodes:
+            yield from _fields(nodes[ast.unparse(base)], nodes)
+    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign):
+            value = following.value if isinstance(following, ast.Expr) else None
+            doc = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+            yield Field(ast.unparse(statement.target), ast.unparse(statement.annotation), doc)
+
+
+def markdown(doc: str) -> str:
+    """A docstring as the text of one table cell."""
+    parts = " ".join(doc.split()).replace("``", "`").replace("|", "\\|").split("`")
+    # Outside code, "<name>" would be an HTML tag, which browsers do not show.
+    parts[::2] = [text.replace("<", "\\<") for text in parts[::2]]
+    return "`".join(parts)
+
+
+def shown(value: Any) -> str:
+    """A default as the command line would take it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{', '.join(shown(element) for element in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {shown(element)}" for key, element in value.items()) + "}"
+    return str(value)
+
+
+def option_rows(schema: Schema, schemas: dict[str, Schema], values: Any, prefix: str) -> Iterator[tuple[str, str, str]]:
+    """(option, default, meaning) of every option below ``schema``; what the YAML does not set has no default."""
+    for field in schema.fields:
+        name, value = f"{prefix}{field.name}", values.get(field.name) if isinstance(values, dict) else None
+        if field.type in schemas:
+            yield from option_rows(schemas[field.type], schemas, value, f"{name}.")
+        else:
+            known = isinstance(values, dict) and field.name in values
+            default = f"`{shown(value)}`".replace("|", "\\|") if known and shown(value) else "–"
+            yield f"`{name}`", default, markdown(field.doc)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def job_sections(name: str, schemas: dict[str, Schema]) -> Iterator[str]:
+    """The sections of one job: options without a group, then one table per group."""
+    schema_name, title, command = JOBS[name]
+    schema = schemas[schema_name]
+    # Unresolved: that one option follows another is part of its meaning.
+    values = OmegaConf.to_container(compose(name), resolve=False)
+    yield f"## {title}\n\n{command}: `configs/{name}.yaml`, read into `{schema_name}`.\n"
+    alone = Schema("", [field for field in schema.fields if field.type not in schemas])
+    head = ["Option", "Default", "Meaning"]
+    yield table(head, list(option_rows(alone, schemas, values, "")))
+    for field in schema.fields:
+        if field.type in schemas:
+            group, doc = schemas[field.type], field.doc or schemas[field.type].doc
+            rows = list(option_rows(group, schemas, values.get(field.name), f"{field.name}."))
+            yield f"### {field.name}\n\n{markdown(doc)}\n\n{table(head, rows)}"
+
+
+def flags_section() -> str:
+    rows = [(f"`--{name}`", markdown(flag.becomes)) for name, flag in FLAGS.items()]
+    return f"{FLAGS_INTRODUCTION}\n{table(['Flag', 'Becomes'], rows)}"
+
+
+def first_comment(path: Path) -> str:
+    """The first comment of a YAML file, as far as its first full stop."""
+    lines = [line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#")]
+    text = " ".join(line for line in lines if not line.startswith("@package"))
+    end = text.find(". ")
+    return text if end < 0 else text[: end + 1]
+
+
+def files_section() -> str:
+    """What the groups of configs/ offer."""
+    link = "[configs/README.md](configs/README.md)"
+    parts = [f"## Shipped configurations\n\nChosen as `group=file`; how to combine them: {link}.\n"]
+    for group in GROUPS:
+        files = sorted((CONFIGS / group).glob("*.yaml"))
+        rows = [(f"`{group}={path.stem}`", markdown(first_comment(path))) for path in files]
+        parts.append(table([group, "What it is"], rows))
+    return "\n".join(parts)
+
+
+def page() -> str:
+    """The whole file."""
+    schemas = read_schemas(ROOT / "verl" / "config")
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        jobs = [section for name in JOBS for section in job_sections(name, schemas)]
+    return "\n".join([INTRODUCTION, flags_section(), files_section(), *jobs])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page, or check it; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is stale")
+    check = parser.parse_args(argv).check
+    text = page()
+    if not check:
+        PAGE.write_text(text)
+    elif not PAGE.is_file() or PAGE.read_text() != text:
+        print("TRAINING_CONFIG.md is stale; run: python scripts/make_training_config.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

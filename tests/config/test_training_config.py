@@ -1,0 +1,65 @@
+"""TRAINING_CONFIG.md says what the code says."""
+
+import runpy
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from verl.config import PPOConfig, SFTConfig
+from verl.config.flags import FLAGS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "TRAINING_CONFIG.md"
+
+
+@pytest.fixture
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "scripts" / "make_training_config.py"))
+
+
+def options(schema: Any, prefix: str = "") -> list[str]:
+    hints = get_type_hints(schema)
+    names = []
+    for field in fields(schema):
+        name = f"{prefix}{field.name}"
+        names += options(hints[field.name], f"{name}.") if is_dataclass(hints[field.name]) else [name]
+    return names
+
+
+def test_the_page_is_current(script: dict[str, Any], capsys: pytest.CaptureFixture[str]):
+    assert script["main"](["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_stale_page_is_told_and_left_alone(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    stale = tmp_path / "page.md"
+    stale.write_text("old")
+    monkeypatch.setitem(script["main"].__globals__, "PAGE", stale)
+    assert script["main"](["--check"]) == 1
+    assert "run: python scripts/make_training_config.py" in capsys.readouterr().err
+    assert stale.read_text() == "old"
+    assert script["main"]([]) == 0
+    assert stale.read_text() == PAGE.read_text()
+
+
+def test_every_option_flag_and_experiment_has_a_row():
+    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    known = {row[0].removeprefix("| ").strip("`") for row in rows}
+    expected = {*options(PPOConfig), *options(SFTConfig), *(f"--{name}" for name in FLAGS)}
+    expected |= {f"experiment={path.stem}" for path in (ROOT / "configs" / "experiment").glob("*.yaml")}
+    assert expected <= known, sorted(expected - known)
+    assert all(row[-1].removesuffix("|").strip() for row in rows), "a row without a meaning"
+
+
+@pytest.mark.parametrize(
+    ("doc", "cell"),
+    [
+        ("``a``: |A| / kappa\n    or ``b|c``.", "`a`: \\|A\\| / kappa or `b\\|c`."),
+        ('velocity ("<name> diff") of ``<code>``', 'velocity ("\\<name> diff") of `<code>`'),
+    ],
+)
+def test_docstrings_survive_a_table_cell(script: dict[str, Any], doc: str, cell: str):
+    assert script["markdown"](doc) == cell

@@ -1,0 +1,24 @@
+"""Worker groups of the tests, and how their gradients are compared."""
+
+from pathlib import Path
+
+import torch
+
+from verl.config import PPOConfig
+from verl.single_controller import WorkerGroup
+from verl.trainer.metrics_calculator import capture_options
+from verl.workers.rollout import engine_environment
+
+
+def start_group(config: PPOConfig, world_size: int) -> WorkerGroup:
+    """Probe workers on the CPU, for runs of ten steps."""
+    environment = engine_environment("cpu") | {"PYTHONPATH": str(Path(__file__).parent)}
+    return WorkerGroup(
+        "probes:ProbeWorker", config, (10, capture_options(config.calculator)), 1, world_size, "cpu", environment
+    )
+
+
+def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference of all gradients over the norm of the first."""
+    flat_a, flat_b = (torch.cat([grads[name].flatten().double() for name in sorted(grads)]) for grads in (a, b))
+    return ((flat_a - flat_b).norm() / flat_a.norm()).item()

@@ -1,0 +1,140 @@
+"""Critic and reward model on real FSDP2 over gloo, against transformers in one process."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.workers.groups import relative_difference, start_group
+from verl.config import PPOConfig
+from verl.data.judged import judged_texts
+from verl.data.prompts import PromptDataset, PromptSample, val_batches
+from verl.protocol import RolloutBatch, ValueBatch
+from verl.single_controller import WorkerError, WorkerGroup, concat
+
+
+@pytest.fixture(scope="module")
+def reward_model(tiny_model: Path, tmp_path_factory) -> Path:
+    """A sequence classification model of the tiny one's body and a random head."""
+    folder = tmp_path_factory.mktemp("reward_model")
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    with torch.no_grad():
+        model.score.weight.normal_()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(small_config: PPOConfig, reward_model: Path) -> PPOConfig:
+    judge = replace(
+        small_config.reward_model,
+        enable=True,
+        model=replace(small_config.reward_model.model, path=str(reward_model)),
+        micro_batch_size_per_gpu=3,
+    )
+    gae = replace(small_config.algorithm, adv_estimator="gae")
+    # The random body is touchy: its last norm blows small changes up.
+    critic = replace(small_config.critic, optim=replace(small_config.critic.optim, lr=1e-5))
+    return replace(small_config, algorithm=gae, critic=critic, reward_model=judge)
+
+
+@pytest.fixture(scope="module")
+def one(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
+    group = start_group(config, 1)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def two(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
+    group = start_group(config, 2)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def prompts(config: PPOConfig, tiny_tokenizer) -> PromptSample:
+    dataset = PromptDataset(config.data.train_files, tiny_tokenizer, config.data.max_prompt_length, "error")
+    (batch,) = val_batches(dataset, config.data, tiny_tokenizer.pad_token_id, multiple=2, seed=0)
+    return batch
+
+
+@pytest.fixture(scope="module")
+def rollout(one: WorkerGroup, prompts: PromptSample, config: PPOConfig) -> RolloutBatch:
+    return concat(one.run_split("generate", prompts.tokens, config.rollout.train_kwargs, 1))
+
+
+@pytest.fixture(scope="module")
+def head(tiny_model: Path) -> torch.Tensor:
+    width = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).config.hidden_size
+    return 0.05 * torch.randn(width, generator=torch.Generator().manual_seed(0))
+
+
+def value_batch(rollout: RolloutBatch, values: torch.Tensor) -> ValueBatch:
+    torch.manual_seed(0)
+    returns = torch.randn(values.shape) * rollout.response_mask
+    return ValueBatch(
+        rollout.input_ids,
+        rollout.attention_mask,
+        rollout.response_mask,
+        values,
+        returns,
+        batch_size=[len(rollout)],
+    )
+
+
+def test_a_new_value_head_knows_nothing_and_learns(one, two, rollout, head, config, tiny_model):
+    mask = rollout.response_mask.bool()
+    before = concat(two.run_split("compute_values", rollout))
+    assert (before == 0).all()
+
+    for group in (one, two):
+        group.run("configure_critic", 5, head)
+    values = concat(one.run_split("compute_values", rollout))
+    torch.testing.assert_close(values, concat(two.run_split("compute_values", rollout)), atol=1e-5, rtol=0)
+    assert (values[~mask] == 0).all() and values[mask].abs().min() > 0
+    # Column t is what the state before token t gives.
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).eval()
+    row, num_prompt = 3, rollout.input_ids.shape[1] - mask.shape[1]
+    keep = rollout.attention_mask[row].bool()
+    with torch.no_grad():
+        states = model.base_model(rollout.input_ids[row][keep][None]).last_hidden_state[0]
+    start, length = int(keep[:num_prompt].sum()) - 1, int(mask[row].sum())
+    torch.testing.assert_close(values[row, :length], states[start : start + length] @ head, atol=1e-4, rtol=0)
+
+    batch, num_tokens = value_batch(rollout, values), int(mask.sum())
+    gradients = []
+    for group, micro_batch_size in ((one, 64), (one, 3), (two, 64), (two, 5)):
+        group.run("configure_critic", micro_batch_size, head)
+        gradients.append(group.run_split("critic_gradients", batch, num_tokens)[0])
+    for other in gradients[1:]:
+        assert relative_difference(gradients[0], other) < 1e-5
+
+    # One update per call: the loss on the same targets falls.
+    losses = [two.run_split("update_critic", batch, num_tokens)[0]["critic/vf_loss"] for _ in range(5)]
+    assert min(losses) < 0.9 * losses[0]
+
+
+def test_reward_model_scores_are_those_of_sequence_classification(one, two, prompts, reward_model, tiny_tokenizer):
+    chats = [record.messages for record in prompts.records[:5]]
+    texts = ["3", "the answer is 12345", "", "7" * 30, "no"]
+    batch = judged_texts(chats, texts, tiny_tokenizer, max_length=64)
+    scores = concat(two.run_split("compute_rm_scores", batch))
+    torch.testing.assert_close(scores, concat(one.run_split("compute_rm_scores", batch)), atol=1e-5, rtol=0)
+    model = AutoModelForSequenceClassification.from_pretrained(reward_model).eval()
+    for score, ids, mask in zip(scores, batch.input_ids, batch.attention_mask, strict=True):
+        with torch.no_grad():
+            expected = model(ids[mask.bool()][None]).logits[0, 0]
+        assert abs(score - expected) < 1e-4
+    assert scores.std() > 0.01
+
+
+def test_a_language_model_is_no_reward_model(config, ray_session, tiny_model):
+    judge = replace(config.reward_model, model=replace(config.reward_model.model, path=str(tiny_model)))
+    with pytest.raises(WorkerError, match=r"reward_model.model.path=.*holds no head with one output"):
+        start_group(replace(config, reward_model=judge), 1)

@@ -1,0 +1,29 @@
+"""Soft overlong punishment: long responses lose score before they are cut off (DAPO, arXiv 2503.14476, eq. 13)."""
+
+import torch
+from torch import Tensor
+
+
+def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
+    """What is added to the scores: 0 up to ``max_length - buffer`` tokens, then falling linearly to ``-factor``.
+
+    Eq. 13 has factor 1. A response can be no longer than ``max_length``; one that would be counts as of that length.
+
+    Args:
+        lengths: response lengths in tokens, ``[B]``.
+        max_length: the longest response allowed, in tokens.
+        buffer: tokens over which the penalty grows, in 1..``max_length``.
+        factor: the largest penalty in units of reward, at least 0.
+
+    Returns:
+        ``[B]`` float64, in [-factor, 0].
+
+    Raises:
+        ValueError: ``buffer`` or ``factor`` is out of bounds.
+    """
+    if not 1 <= buffer <= max_length:
+        raise ValueError(f"buffer={buffer}: must be from 1 to max_length={max_length}")
+    if not factor >= 0:
+        raise ValueError(f"factor={factor}: must be at least 0")
+    excess = (lengths.double() - (max_length - buffer)) / buffer
+    return -factor * torch.clamp(excess, 0.0, 1.0)

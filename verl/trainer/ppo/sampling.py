@@ -1,0 +1,187 @@
+"""Prompts in, judged responses out: generation, scores, and dynamic sampling.
+
+Legend: G prompts, n responses to each, B = G n responses, neighbours where they share a prompt.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from verl.algorithms.overlong import overlong_penalty
+from verl.config.ppo import PPOConfig, SamplingConfig
+from verl.data.judged import judged_texts
+from verl.data.prompts import PromptSample
+from verl.protocol import RolloutBatch
+from verl.rewards import Score
+from verl.rewards.pool import PendingScores, VerifierPool
+from verl.single_controller import WorkerGroup, concat
+from verl.trainer.rollout_metrics import group_metrics
+
+VALIDATION_STEP = 1 << 20
+"""Stands for the step in the seed of validation's draws: the same at every validation, none of them training's."""
+
+REFILL_STEP = 1 << 21
+"""Added to the step in the seed for every further batch of a step: a prompt drawn twice is answered anew."""
+
+GREEDY = SamplingConfig(n=1, temperature=0.0, top_p=1.0, top_k=-1)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Responses whose verdicts may still be under way."""
+
+    prompts: PromptSample
+    rollout: RolloutBatch
+    pending: PendingScores
+
+
+class Sampler:
+    """Drives rollout engines, verifiers and the reward model."""
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        reward_tokenizer: PreTrainedTokenizerBase | None,
+        workers: WorkerGroup,
+        verifiers: VerifierPool,
+    ) -> None:
+        """``reward_tokenizer``: the reward model's; None without one."""
+        self.config = config
+        self.tokenizer = tokenizer
+        self.reward_tokenizer = reward_tokenizer
+        self.workers = workers
+        self.verifiers = verifiers
+
+    def sample(self, prompts: PromptSample, sampling: SamplingConfig, step: int) -> Sampled:
+        """Generate responses, and start verifying them."""
+        rollout = self.generate(prompts, sampling, step)
+        return Sampled(prompts, rollout, self.judge(prompts, rollout))
+
+    def generate(self, prompts: PromptSample, sampling: SamplingConfig, step: int) -> RolloutBatch:
+        """Responses whose random draws depend on the run's seed, ``step`` and the prompt alone."""
+        seed = (self.config.seed << 32) + step
+        rollout: RolloutBatch = concat(self.workers.run_split("generate", prompts.tokens, sampling, seed))
+        return rollout
+
+    def judge(self, prompts: PromptSample, rollout: RolloutBatch) -> PendingScores:
+        """Start verifying the responses in the background."""
+        n = len(rollout) // len(prompts.records)
+        records = [record for record in prompts.records for _ in range(n)]
+        return self.verifiers.submit_batch(
+            [record.data_source for record in records],
+            self._texts(rollout),
+            [record.ground_truth for record in records],
+            [record.extra_info for record in records],
+        )
+
+    def sample_step(self, prompts: Iterator[PromptSample], step: int) -> tuple[Sampled, dict[str, float]]:
+        """The responses of one training step, and what there is to log of those left out.
+
+        With ``algorithm.filter_groups`` batches are sampled until there are ``data.train_batch_size`` prompts whose
+        responses differ in the metric, or ``max_num_gen_batches`` is reached. Prompts without a difference then fill
+        the batch up.
+        """
+        sampling, filtering = self.config.rollout.train_kwargs, self.config.algorithm.filter_groups
+        if not filtering.enable:
+            return self.sample(next(prompts), sampling, step), {}
+        informative: list[Sampled] = []
+        dull: list[Sampled] = []
+        scores, corrects = [], []
+        missing = self.config.data.train_batch_size
+        num_batches = 0
+        while missing > 0 and num_batches < filtering.max_num_gen_batches:
+            sampled = self.sample(next(prompts), sampling, step + num_batches * REFILL_STEP)
+            num_batches += 1
+            batch_scores, correct, _ = score_tensors(sampled.pending)
+            scores.append(batch_scores)
+            corrects.append(correct)
+            differs = groups_that_differ(correct if filtering.metric == "acc" else batch_scores, sampling.n)
+            informative.append(_select(sampled, differs.nonzero().flatten()[:missing], sampling.n))
+            dull.append(_select(sampled, (~differs).nonzero().flatten(), sampling.n))
+            missing -= len(informative[-1].prompts.records)
+        chosen = _join(informative)
+        if missing:
+            chosen = _join([chosen, _select(_join(dull), torch.arange(missing), sampling.n)])
+        # A prompt drawn twice in one step makes two groups.
+        num_groups = len(chosen.prompts.records)
+        chosen.rollout.group_ids = torch.arange(num_groups).repeat_interleave(sampling.n)
+        all_scores, all_correct = torch.cat(scores), torch.cat(corrects)
+        group_ids = torch.arange(len(all_scores) // sampling.n).repeat_interleave(sampling.n)
+        metrics = group_metrics(all_scores, all_correct, group_ids)
+        return chosen, metrics | {"train/gen_batches": float(num_batches), "train/filler_groups": float(missing)}
+
+    def rewards(self, sampled: Sampled) -> Tensor:
+        """What each response earns, [B] float64: verifier's score, reward model's score, overlong punishment."""
+        config = self.config
+        rewards = score_tensors(sampled.pending)[0].double()
+        if config.uses_reward_model:
+            learned = self._reward_model_scores(sampled)
+            rewards = config.reward_model.rule_weight * rewards + config.reward_model.weight * learned
+        overlong = config.reward_score.overlong_buffer
+        if overlong.enable:
+            lengths = sampled.rollout.response_mask.sum(dim=1)
+            limit = config.data.max_response_length
+            rewards = rewards + overlong_penalty(lengths, limit, overlong.len, overlong.penalty_factor)
+        return rewards
+
+    def _reward_model_scores(self, sampled: Sampled) -> Tensor:
+        assert self.reward_tokenizer is not None, "a run with a reward model loads its tokenizer"
+        records, texts = sampled.prompts.records, self._texts(sampled.rollout)
+        n = len(texts) // len(records)
+        chats = [record.messages for record in records for _ in range(n)]
+        batch = judged_texts(chats, texts, self.reward_tokenizer, self.config.reward_model.max_length)
+        scores: Tensor = concat(self.workers.run_split("compute_rm_scores", batch))
+        return scores.double()
+
+    def _texts(self, rollout: RolloutBatch) -> list[str]:
+        tokens = [ids[mask.bool()] for ids, mask in zip(rollout.responses, rollout.response_mask, strict=True)]
+        texts: list[str] = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return texts
+
+
+def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int]]:
+    """Scores [B] float32, correctness [B] bool, and how often each reason for a verdict occurred."""
+    results = pending.result()
+    counts: dict[str, int] = {}
+    for result in results:
+        counts[result["reason"]] = counts.get(result["reason"], 0) + 1
+    scores = torch.tensor([result["score"] for result in results])
+    return scores, torch.tensor([result["correctness"] for result in results]), counts
+
+
+def groups_that_differ(values: Tensor, n: int) -> Tensor:
+    """Whether the ``n`` neighbours of each group are not all the same, [G] bool, for ``values [G n]``."""
+    grouped = values.view(-1, n)
+    return (grouped != grouped[:, :1]).any(dim=1)
+
+
+def _select(sampled: Sampled, groups: Tensor, n: int) -> Sampled:
+    """The groups with these indices."""
+    rows = (groups[:, None] * n + torch.arange(n)).flatten()
+    prompts = replace(
+        sampled.prompts,
+        records=[sampled.prompts.records[i] for i in groups.tolist()],
+        tokens=sampled.prompts.tokens[groups],
+    )
+    results = sampled.pending.result()
+    return Sampled(prompts, sampled.rollout[rows], _finished([results[i] for i in rows.tolist()]))
+
+
+def _join(parts: list[Sampled]) -> Sampled:
+    prompts = PromptSample(
+        [record for part in parts for record in part.prompts.records],
+        torch.cat([part.prompts.tokens for part in parts]),
+    )
+    results = [result for part in parts for result in part.pending.result()]
+    return Sampled(prompts, torch.cat([part.rollout for part in parts]), _finished(results))
+
+
+def _finished(scores: list[Score]) -> PendingScores:
+    future: Future[list[Score]] = Future()
+    future.set_result(scores)
+    return PendingScores(future)

@@ -1,0 +1,69 @@
+"""The critic: what a response is still worth at each of its tokens.
+
+Legend: B responses on this rank, R response columns.
+"""
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from verl.algorithms.losses import token_mean, value_loss
+from verl.config.ppo import CriticConfig
+from verl.protocol import RolloutBatch, ValueBatch
+from verl.workers.forward import token_values, trim_columns
+from verl.workers.fsdp import load_sharded_value_model
+from verl.workers.learner import Learner
+
+
+class Critic:
+    """A sharded value model with its optimizer."""
+
+    def __init__(self, config: CriticConfig, mesh: DeviceMesh, total_steps: int) -> None:
+        self.config = config
+        self.device = mesh.device_type
+        self.model = load_sharded_value_model(config.model, mesh, trainable=True, new_head=True)
+        self.learner = Learner(self.model, config.optim, total_steps)
+
+    @torch.no_grad()
+    def compute_values(self, batch: RolloutBatch) -> Tensor:
+        """Values [B, R] float32 on the CPU, 0 on padding: column t before response token t is read."""
+        values = torch.zeros(batch.response_mask.shape)
+        done = 0
+        for micro in batch.split(self.config.micro_batch_size_per_gpu):
+            found, mask = self._values(micro)
+            values[done : done + len(micro), : found.shape[1]] = (found * mask).cpu()
+            done += len(micro)
+        return values
+
+    def update(self, batch: ValueBatch, num_tokens: int) -> dict[str, float]:
+        """One optimizer step on this rank's share of a mini-batch.
+
+        Args:
+            batch: this rank's responses.
+            num_tokens: tokens in the response masks of the whole mini-batch, over all ranks.
+
+        Returns:
+            Metrics of the whole mini-batch, the same on every rank.
+        """
+        micros = batch.split(self.config.micro_batch_size_per_gpu)
+        sums, state = self.learner.step(self._loss(micro, num_tokens) for micro in micros)
+        metrics = {
+            "vf_loss": sums["loss"],
+            "vf_clipfrac": sums["value_clip_fraction"] / num_tokens,
+            "vpred_mean": sums["values"] / num_tokens,
+        }
+        return {f"critic/{name}": value for name, value in (metrics | state).items()}
+
+    def _loss(self, micro: ValueBatch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+        values, mask = self._values(micro)
+        old_values, returns = (t[:, : mask.shape[1]].to(self.device) for t in (micro.old_values, micro.returns))
+        per_token, sums = value_loss(values, old_values, returns, mask, self.config.cliprange_value)
+        loss = token_mean(per_token, mask, num_tokens)
+        return loss, sums | {"loss": loss, "values": (values.detach() * mask).sum()}
+
+    def _values(self, micro: RolloutBatch | ValueBatch) -> tuple[Tensor, Tensor]:
+        """Values and mask over the columns that the micro-batch uses."""
+        columns = trim_columns(micro.input_ids, micro.attention_mask, micro.response_mask)
+        input_ids, attention_mask, mask = (t.to(self.device) for t in columns)
+        # As with logits: what is known before token t stands at the token before it.
+        return token_values(self.model, input_ids, attention_mask)[:, -mask.shape[1] - 1 : -1], mask

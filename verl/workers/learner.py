@@ -1,0 +1,44 @@
+"""One optimizer step on a loss that comes in parts."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from verl.config.common import OptimConfig
+from verl.workers.fsdp import clip_gradients, make_optimizer
+
+
+class Learner:
+    """A sharded model's optimizer and learning-rate schedule."""
+
+    def __init__(self, model: nn.Module, config: OptimConfig, total_steps: int) -> None:
+        self.model = model
+        self.grad_clip = config.grad_clip
+        self.optimizer, self.scheduler = make_optimizer(model, config, total_steps)
+
+    def step(self, parts: Iterable[tuple[Tensor, dict[str, Tensor]]]) -> tuple[dict[str, float], dict[str, float]]:
+        """Sum the gradients of the parts over micro-batches and ranks, and step once.
+
+        Args:
+            parts: for each of this rank's micro-batches its share of the step's loss, and sums for the log. Shares of
+                all micro-batches and ranks add up to the loss. Every rank must give as many parts.
+
+        Returns:
+            The sums added up over all ranks, and ``grad_norm`` and ``lr``; both the same on every rank.
+        """
+        self.optimizer.zero_grad()
+        totals: dict[str, Tensor] = {}
+        for loss, sums in parts:
+            # FSDP averages gradients over ranks, while the losses of the ranks add up.
+            (loss * dist.get_world_size()).backward()
+            for name, value in sums.items():
+                totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double().cpu()
+        grad_norm = clip_gradients(self.model, self.grad_clip)
+        self.optimizer.step()
+        learning_rate = self.scheduler.get_last_lr()[0]
+        self.scheduler.step()
+        summed = torch.stack(list(totals.values()))
+        dist.all_reduce(summed)
+        return dict(zip(totals, summed.tolist(), strict=True)), {"grad_norm": grad_norm, "lr": learning_rate}
