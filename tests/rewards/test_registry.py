@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from verl.rewards import compute_score, register_verifier
-from verl.rewards.registry import VERIFIERS, load_verifier
+from verl.rewards.registry import DEEPSEEK_R1, KNIGHTS_AND_KNAVES, MATH, PREFIXES, VERIFIERS, find_scorer, load_verifier
 from verl.rewards.score import Verdict, score_of
 
 
@@ -22,7 +22,30 @@ def test_scores(source: str, solution: str, independent: float, mix: float):
 
 
 def test_every_registered_verifier_loads():
-    assert all(callable(load_verifier(path)) for path in VERIFIERS.values())
+    assert all(callable(load_verifier(path)) for path in [*VERIFIERS.values(), *PREFIXES.values()])
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("simplelr_qwen", MATH),
+        ("simplelr_abel_hard", MATH),
+        ("deepseek_r1", DEEPSEEK_R1),
+        ("deepseek_r1_qwen", DEEPSEEK_R1),
+        ("kk", KNIGHTS_AND_KNAVES),
+        ("kk_5ppl", KNIGHTS_AND_KNAVES),
+        ("kk/5ppl", KNIGHTS_AND_KNAVES),
+        ("K-and-K/knights-and-knaves", KNIGHTS_AND_KNAVES),
+    ],
+)
+def test_variants_of_a_family_share_its_verifier(source: str, path: str):
+    assert find_scorer(source) == (path, False)
+
+
+@pytest.mark.parametrize("source", ["kkk", "simplelr", "my_kk_set", "deepseek_r10"])
+def test_no_variant_of_a_family(source: str):
+    with pytest.raises(ValueError, match=f"data_source='{source}': must be one of"):
+        find_scorer(source)
 
 
 def test_unknown_source_names_the_known_ones():

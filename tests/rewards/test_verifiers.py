@@ -1,14 +1,9 @@
-import json
-from pathlib import Path
-
 import pytest
 
 from verl.rewards.arithmetic import verify_arithmetic
 from verl.rewards.gsm8k import verify_gsm8k
 from verl.rewards.math import equivalent, verify_math
 from verl.rewards.score import Verdict
-
-GSM8K_TEST = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gsm8k" / "test.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -98,19 +93,3 @@ def test_verify_gsm8k(solution: str, truth: str, correct: bool):
 def test_verify_arithmetic(solution: str, verdict: Verdict):
     assert verify_arithmetic(solution, "12") == verdict
     assert verify_arithmetic(solution, "12", quick=True) == verdict
-
-
-@pytest.mark.skipif(not GSM8K_TEST.exists(), reason=f"the GSM8K sample is not at {GSM8K_TEST}")
-def test_published_gsm8k_solutions():
-    rows = [json.loads(line) for line in GSM8K_TEST.read_text(encoding="utf-8").splitlines()]
-    assert len(rows) > 1000
-    truths = [row["answer"].rpartition("####")[2].strip() for row in rows]
-    solutions = [row["answer"] for row in rows]
-    shifted = truths[1:] + truths[:1]
-
-    def share_correct(truths: list[str]) -> float:
-        verdicts = [verify_gsm8k(solution, truth) for solution, truth in zip(solutions, truths, strict=True)]
-        return sum(verdict is not None and verdict.correct for verdict in verdicts) / len(verdicts)
-
-    assert share_correct(truths) >= 0.99
-    assert share_correct(shifted) <= 0.03

@@ -130,7 +130,8 @@ def test_rewards_add_up(small_config, tiny_tokenizer, pool):
     sampler = make_sampler(small_config, tiny_tokenizer, pool, {0: ["7", "8" * 12], 1: ["7", "8"]})
     config = sampler.config
     sampled = sampler.sample(prompts_of(0, 1), config.rollout.train_kwargs, step=1)
-    assert sampler.rewards(sampled).tolist() == [1.0, 0.0, 1.0, 0.0]
+    rewards, metrics = sampler.rewards(sampled)
+    assert rewards.tolist() == [1.0, 0.0, 1.0, 0.0] and metrics == {}
     overlong = replace(config.reward_score.overlong_buffer, enable=True, len=4, penalty_factor=0.5)
     sampler.config = replace(
         config,
@@ -140,4 +141,10 @@ def test_rewards_add_up(small_config, tiny_tokenizer, pool):
     # Twice the verifier's score, a quarter of 0, 1, 2, 3, and the full penalty for 12 tokens of at most 12.
     lengths = sampled.rollout.response_mask.sum(dim=1).tolist()
     assert lengths[1] == 12 and lengths[0] < 8
-    assert sampler.rewards(sampled).tolist() == [2.0, 0.25 - 0.5, 2.5, 0.75]
+    rewards, metrics = sampler.rewards(sampled)
+    assert rewards.tolist() == [2.0, 0.25 - 0.5, 2.5, 0.75]
+    assert metrics == {
+        "reward_model/score/mean": 1.5,
+        "reward_model/score/std": 1.25**0.5,
+        "train/overlong_penalty/mean": -0.125,
+    }

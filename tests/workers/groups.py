@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from verl.config import PPOConfig
+from verl.data.prompts import PromptDataset, PromptSample, val_batches
 from verl.single_controller import WorkerGroup
 from verl.trainer.metrics_calculator import capture_options
 from verl.workers.rollout import engine_environment
@@ -16,6 +18,14 @@ def start_group(config: PPOConfig, world_size: int) -> WorkerGroup:
     return WorkerGroup(
         "probes:ProbeWorker", config, (10, capture_options(config.calculator)), 1, world_size, "cpu", environment
     )
+
+
+def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSample:
+    """The training prompts in one batch."""
+    data = config.data
+    dataset = PromptDataset(data.train_files, tokenizer, data.max_prompt_length, "error")
+    (batch,) = val_batches(dataset, data, tokenizer.pad_token_id, multiple=2, seed=0)
+    return batch
 
 
 def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

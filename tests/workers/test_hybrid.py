@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.workers.groups import relative_difference, start_group
+from tests.workers.groups import all_prompts, relative_difference, start_group
 from verl.config import PPOConfig
-from verl.data.prompts import PromptDataset, PromptSample, val_batches
+from verl.data.prompts import PromptSample
 from verl.protocol import PolicyBatch, RolloutBatch
 from verl.single_controller import WorkerError, WorkerGroup, concat
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
@@ -33,10 +33,7 @@ def two(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 
 @pytest.fixture(scope="module")
 def prompts(small_config: PPOConfig, tiny_tokenizer) -> PromptSample:
-    data = small_config.data
-    dataset = PromptDataset(data.train_files, tiny_tokenizer, data.max_prompt_length, "error")
-    (batch,) = val_batches(dataset, data, tiny_tokenizer.pad_token_id, multiple=2, seed=0)
-    return batch
+    return all_prompts(small_config, tiny_tokenizer)
 
 
 def policy_batch(rollout: RolloutBatch, old_logprobs: torch.Tensor) -> PolicyBatch:

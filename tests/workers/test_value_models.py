@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.workers.groups import relative_difference, start_group
+from tests.workers.groups import all_prompts, relative_difference, start_group
 from verl.config import PPOConfig
 from verl.data.judged import judged_texts
-from verl.data.prompts import PromptDataset, PromptSample, val_batches
+from verl.data.prompts import PromptSample
 from verl.protocol import RolloutBatch, ValueBatch
 from verl.single_controller import WorkerError, WorkerGroup, concat
 
@@ -59,9 +59,7 @@ def two(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 
 @pytest.fixture(scope="module")
 def prompts(config: PPOConfig, tiny_tokenizer) -> PromptSample:
-    dataset = PromptDataset(config.data.train_files, tiny_tokenizer, config.data.max_prompt_length, "error")
-    (batch,) = val_batches(dataset, config.data, tiny_tokenizer.pad_token_id, multiple=2, seed=0)
-    return batch
+    return all_prompts(config, tiny_tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -214,11 +214,12 @@ class RewardScoreConfig:
     """Address-space limit of one verifier process, MiB."""
     overlong_buffer: OverlongBufferConfig
     custom_functions: list[str]
-    """Reward functions of your own, each as ``data_source=module:function``; the data source ``*`` means every one
-    that has no other. They come before the verifiers. Called with ``data_source``, ``solution_str``, ``ground_truth``
-    and ``extra_info``, each returns a number, a bool, or a dict with ``score`` and optionally ``correctness`` or
-    ``acc`` (correct above 0; without it, if the score is). Its score is used as it is, whatever ``mode`` says; a
-    response on which it exceeds the limits scores 0, and an exception that it raises ends the run."""
+    """Reward functions of your own, each as ``data_source=module:function``, in quotes of its own on the command line:
+    ``["my_set=my_rewards:score"]``. The data source ``*`` means every one that has no other. They come before the
+    verifiers. Called with ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, each returns a number,
+    a bool, or a dict with ``score`` and optionally ``correctness`` or ``acc`` (correct above 0; without it, if the score
+    is). Its score is used as it is, whatever ``mode`` says; a response on which it exceeds the limits scores 0, and an
+    exception that it raises ends the run."""
 
     def __post_init__(self) -> None:
         require_choice("reward_score.mode", self.mode, ["independent", "mix"])

@@ -3,7 +3,7 @@
 Importing this package loads neither sympy nor math-verify; a verifier's module is loaded when first used.
 """
 
-from verl.rewards.registry import compute_score, register_verifier
+from verl.rewards.registry import compute_score, register_verifier, use_custom_functions
 from verl.rewards.score import Score, Verdict
 
-__all__ = ["Score", "Verdict", "compute_score", "register_verifier"]
+__all__ = ["Score", "Verdict", "compute_score", "register_verifier", "use_custom_functions"]

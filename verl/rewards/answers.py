@@ -18,10 +18,12 @@ TAIL_CHARS = 4096
 
 DECIMAL_TOLERANCE = Decimal("1e-6")
 
+SENTENCE_END = re.compile(r"\n|\.(?=\s|$)")
+"""A full stop inside a number ends no sentence."""
+
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox)[ \t\n]*\{|\\[{}]|[{}]")
 _AFTER_HASHES = re.compile(r"[\s$]*(-?[0-9][0-9,]*(?:\.[0-9]+)?)[ \t.]*(?:\n|\Z)")
 _ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"\n|\.(?=\s|$)")
 _NUMBER = re.compile(r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[+-]?\.[0-9]+")
 _IGNORED = re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\\?\$|\{,\}|~|(?<![0-9])\s+|\s+(?![0-9])")
@@ -37,9 +39,10 @@ def extract_answer(text: str) -> tuple[str | None, bool]:
     boxed = extract_boxed(text)
     if boxed is not None:
         return boxed, True
-    answer = extract_gsm8k(text)
+    answer = extract_gsm8k(text) or extract_stated(text)
     if answer is None:
-        answer = _extract_stated(text)
+        numbers = numbers_in(text)
+        answer = numbers[-1] if numbers else None
     return answer, False
 
 
@@ -77,20 +80,28 @@ def extract_gsm8k(text: str) -> str | None:
     return found.group(1).replace(",", "") if found else None
 
 
+def extract_stated(text: str) -> str | None:
+    """The rest of the sentence after the last "answer is" (or "answer:") of the final ``TAIL_CHARS`` characters; None
+    if blank or absent."""
+    tail = text[-TAIL_CHARS:]
+    ends = [stated.end() for stated in _ANSWER_IS.finditer(tail)]
+    if not ends:
+        return None
+    return SENTENCE_END.split(tail[ends[-1] :], maxsplit=1)[0].strip().strip(" \t:=*").strip() or None
+
+
+def extract_tagged(text: str, tag: str) -> str | None:
+    """The content of the last ``<tag>`` that is closed, stripped; None if blank or absent."""
+    start = text.rfind(f"<{tag}>", 0, max(0, text.rfind(f"</{tag}>")))
+    if start < 0:
+        return None
+    start += len(tag) + 2
+    return text[start : text.find(f"</{tag}>", start)].strip() or None
+
+
 def numbers_in(text: str) -> list[str]:
     """The decimal numbers in the final ``TAIL_CHARS`` characters, without thousands separators."""
     return [number.replace(",", "") for number in _NUMBER.findall(text[-TAIL_CHARS:])]
-
-
-def _extract_stated(text: str) -> str | None:
-    tail = text[-TAIL_CHARS:]
-    ends = [stated.end() for stated in _ANSWER_IS.finditer(tail)]
-    if ends:
-        answer = _SENTENCE_END.split(tail[ends[-1] :], maxsplit=1)[0].strip().strip(" \t:=*").strip()
-        if answer:
-            return answer
-    numbers = numbers_in(tail)
-    return numbers[-1] if numbers else None
 
 
 def normalise(answer: str) -> str:

@@ -24,7 +24,8 @@ from pebble import ProcessExpired, ProcessPool
 from verl.config.checks import require
 from verl.config.signal import RewardScoreConfig
 from verl.rewards.answers import extract_boxed
-from verl.rewards.registry import compute_score, final_verdict, load_verifier, verifier_path
+from verl.rewards.custom import load_function
+from verl.rewards.registry import Scorer, compute_score, final_verdict, find_scorer, quick_verdict
 from verl.rewards.score import Score, Verdict, score_of
 
 logger = logging.getLogger(__name__)
@@ -49,8 +50,8 @@ WARM_UP = ("math", r"\boxed{x^2+2x+1}", "(x+1)^2")
 class Job(NamedTuple):
     """One response as it travels to a verifier process."""
 
-    verifier: str
-    """``module:function``."""
+    scorer: Scorer
+    data_source: str
     solution: str
     ground_truth: str
     extra_info: Mapping[str, Any] | None
@@ -79,12 +80,18 @@ class VerifierPool:
     allocates beyond its size after its imports, which is not the verifier's doing. Any other exception of a verifier
     is an error in it, and is raised.
 
+    ``config.custom_functions`` are a user's own and come before the verifiers; a response that one does not survive
+    scores 0. Raises ``ValueError`` when one cannot be loaded.
+
     The processes are spawned, not forked: this one holds threads and accelerators. They end with it even when it is
     killed. One pool may be used from several threads; its batches are scored in turn.
     """
 
     def __init__(self, config: RewardScoreConfig) -> None:
         self.config = config
+        self._custom = config.paths_of_custom_functions()
+        for path in self._custom.values():
+            load_function(path)
         self._closed = False
         self._processes: ProcessPool | None = None
         self._dispatcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier-pool")
@@ -125,9 +132,9 @@ class VerifierPool:
         lengths = [len(data_sources), len(solutions), len(ground_truths), len(infos)]
         require(len(set(lengths)) == 1, "batch", lengths, "needs one entry of each kind per response")
         self._check_open()
-        paths = {source: verifier_path(source) for source in set(data_sources)}
+        scorers = {source: find_scorer(source, self._custom) for source in set(data_sources)}
         jobs = [
-            Job(paths[source], solution, truth, info)
+            Job(scorers[source], source, solution, truth, info)
             for source, solution, truth, info in zip(data_sources, solutions, ground_truths, infos, strict=True)
         ]
         return PendingScores(self._dispatcher.submit(self._score, jobs))
@@ -211,7 +218,7 @@ class VerifierPool:
             self._processes = ProcessPool(
                 max_workers=self.config.num_workers,
                 initializer=_prepare_process,
-                initargs=(self.config.memory_limit_mb,),
+                initargs=(self.config.memory_limit_mb, list(self._custom.values())),
                 context=multiprocessing.get_context("spawn"),
             )
         return self._processes
@@ -233,15 +240,17 @@ def _failure(error: BaseException, job: Job) -> Verdict:
         reason = "crash"
     else:
         raise error
-    return Verdict(False, extract_boxed(job.solution) is not None, reason)
+    return Verdict(False, extract_boxed(job.solution) is not None, reason, score=0.0 if job.scorer.is_custom else None)
 
 
-def _prepare_process(memory_limit_mb: int) -> None:
+def _prepare_process(memory_limit_mb: int, custom_functions: list[str]) -> None:
     """Runs first in every verifier process."""
     # A process deep in a C call (an integer power) never reaches a Python signal handler; the default action ends it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     compute_score(*WARM_UP)
+    for path in custom_functions:
+        load_function(path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         # Nobody would end a hanging process whose parent was killed.
@@ -258,7 +267,7 @@ def _prepare_process(memory_limit_mb: int) -> None:
 
 def _verify_quickly(jobs: list[Job]) -> list[Verdict | None]:
     """Runs in a verifier process: the verdicts that take no time, None for the others."""
-    return [load_verifier(job.verifier)(job.solution, job.ground_truth, job.extra_info, quick=True) for job in jobs]
+    return [quick_verdict(*job) for job in jobs]
 
 
 def _verify(job: Job) -> Verdict:

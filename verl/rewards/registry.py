@@ -1,14 +1,18 @@
-"""Which verifier scores which data source."""
+"""Which verifier, or which function of the user, scores which data source."""
 
 import importlib
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from verl.config.checks import require, require_choice
+from verl.rewards.custom import custom_verdict, load_function
 from verl.rewards.score import Score, Verdict, score_of
 
 MATH = "verl.rewards.math:verify_math"
+MULTIPLE_CHOICE = "verl.rewards.multiple_choice:verify_multiple_choice"
+DEEPSEEK_R1 = "verl.rewards.deepseek_r1:verify_deepseek_r1"
+KNIGHTS_AND_KNAVES = "verl.rewards.knights_and_knaves:verify_knights_and_knaves"
 
 VERIFIERS: dict[str, str] = {
     "arithmetic": "verl.rewards.arithmetic:verify_arithmetic",
@@ -19,11 +23,37 @@ VERIFIERS: dict[str, str] = {
     "lighteval/MATH": MATH,
     "HuggingFaceH4/MATH-500": MATH,
     "hkust-nlp/SimpleRL-Zoo-Data": MATH,
-    "simplelr_qwen": MATH,
-    "simplelr_abel": MATH,
+    "multiple_choice": MULTIPLE_CHOICE,
+    "aqua": MULTIPLE_CHOICE,
+    "mmlu_stem": MULTIPLE_CHOICE,
+    "sat_math": MULTIPLE_CHOICE,
+    "gaokao_math_qa": MULTIPLE_CHOICE,
+    "deepseek_r1": DEEPSEEK_R1,
+    "kk": KNIGHTS_AND_KNAVES,
+    "K-and-K/knights-and-knaves": KNIGHTS_AND_KNAVES,
 }
 """``data_source`` of a record -> ``module:function`` of its verifier, loaded on first use so that sympy is loaded
 only where it is needed. ``math`` serves every set whose answers are numbers or LaTeX."""
+
+PREFIXES: dict[str, str] = {
+    "simplelr_": MATH,
+    "deepseek_r1_": DEEPSEEK_R1,
+    "kk_": KNIGHTS_AND_KNAVES,
+    "kk/": KNIGHTS_AND_KNAVES,
+}
+"""How a ``data_source`` that is not in ``VERIFIERS`` begins -> its verifier: families with one name per variant."""
+
+CUSTOM_FUNCTIONS: dict[str, str] = {}
+"""``data_source``, or ``*`` for every one -> ``module:function`` of a user's own reward function, which comes before
+any verifier; filled by ``use_custom_functions``."""
+
+
+class Scorer(NamedTuple):
+    """What judges a response: a verifier or a user's own function."""
+
+    path: str
+    """``module:function``."""
+    is_custom: bool
 
 
 class Verifier(Protocol):
@@ -49,10 +79,30 @@ def register_verifier(data_source: str, path: str) -> None:
     require(known == path, "data_source", data_source, f"already scored by {known}; choose another name")
 
 
-def verifier_path(data_source: str) -> str:
-    """The verifier of ``data_source`` as ``module:function``. Raises ``ValueError`` naming the known sources."""
-    require_choice("data_source", data_source, list(VERIFIERS))
-    return VERIFIERS[data_source]
+def use_custom_functions(paths: Mapping[str, str]) -> None:
+    """Let a user's own functions, and no others, score their data sources from now on (``CUSTOM_FUNCTIONS``).
+
+    Raises ``ValueError`` when one cannot be loaded.
+    """
+    for path in paths.values():
+        load_function(path)
+    CUSTOM_FUNCTIONS.clear()
+    CUSTOM_FUNCTIONS.update(paths)
+
+
+def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> Scorer:
+    """What scores ``data_source``: its custom function, else its verifier.
+
+    Raises ``ValueError`` naming the known sources where it has neither.
+    """
+    for name in (data_source, "*"):
+        if name in custom:
+            return Scorer(custom[name], is_custom=True)
+    prefixes = [prefix for prefix in PREFIXES if data_source.startswith(prefix)]
+    if data_source in VERIFIERS or not prefixes:
+        require_choice("data_source", data_source, list(VERIFIERS))
+        return Scorer(VERIFIERS[data_source], is_custom=False)
+    return Scorer(PREFIXES[prefixes[0]], is_custom=False)
 
 
 @cache
@@ -73,14 +123,27 @@ def compute_score(
     """Score one response in this process, without any limit on time or memory; see ``VerifierPool`` for limits.
 
     ``mode`` is ``independent`` (+1 correct and boxed, +0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed) or
-    ``mix`` (1 or 0). Raises ``ValueError`` for an unknown data source or mode.
+    ``mix`` (1 or 0); a custom function gives its own score. Raises ``ValueError`` for an unknown data source or mode.
     """
-    return score_of(final_verdict(verifier_path(data_source), solution_str, ground_truth, extra_info), mode)
+    return score_of(final_verdict(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info), mode)
 
 
-def final_verdict(path: str, solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None) -> Verdict:
-    """The verdict of the verifier ``path``, whatever time it takes. Raises ``TypeError`` if it gives none."""
-    verdict = load_verifier(path)(solution, ground_truth, extra_info)
+def quick_verdict(
+    scorer: Scorer, data_source: str, solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None
+) -> Verdict | None:
+    """The verdict if it takes no time, None otherwise; a custom function is not asked, as it may take any."""
+    if scorer.is_custom:
+        return None
+    return load_verifier(scorer.path)(solution, ground_truth, extra_info, quick=True)
+
+
+def final_verdict(
+    scorer: Scorer, data_source: str, solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None
+) -> Verdict:
+    """The verdict, whatever time it takes. Raises ``TypeError`` if a verifier gives none, ``CustomFunctionError``."""
+    if scorer.is_custom:
+        return custom_verdict(scorer.path, data_source, solution, ground_truth, extra_info)
+    verdict = load_verifier(scorer.path)(solution, ground_truth, extra_info)
     if verdict is None:
-        raise TypeError(f"{path} returned None with quick=False; return a Verdict")
+        raise TypeError(f"{scorer.path} returned None with quick=False; return a Verdict")
     return verdict

@@ -15,12 +15,14 @@ class Verdict:
 
     correct: bool
     boxed: bool
-    """Whether the response holds a closed, non-empty ``\\boxed{...}``."""
+    """Whether the response holds a closed, non-empty ``\\boxed{...}``, or the form its verifier asks for instead."""
     reason: str
     """``exact`` or ``equivalent`` (correct); ``different``, ``missing`` (no answer found), ``timeout``, ``memory``,
-    ``crash`` (the verifier did not survive the response)."""
+    ``crash`` (the verifier did not survive the response); ``custom`` (a user's function judged)."""
     answer: str = ""
     """The answer found in the response."""
+    score: float | None = None
+    """The score where a user's function gives it; None where it follows from ``correct`` and ``boxed``."""
 
 
 class Score(TypedDict):
@@ -36,10 +38,14 @@ class Score(TypedDict):
 def score_of(verdict: Verdict, mode: str) -> Score:
     """The score of ``verdict``; ``mode`` is ``independent`` or ``mix`` as in ``RewardScoreConfig.mode``.
 
+    A score that the verdict holds itself is used as it is.
+
     Raises ``ValueError`` for another mode.
     """
     require_choice("mode", mode, ["independent", "mix"])
-    if mode == "mix":
+    if verdict.score is not None:
+        value = verdict.score
+    elif mode == "mix":
         value = 1.0 if verdict.correct else 0.0
     elif verdict.correct:
         value = 1.0 if verdict.boxed else 0.5

@@ -167,9 +167,13 @@ class RayPPOTrainer:
         """From scores to what the updates learn from; ``scores`` [B] are the verifiers'."""
         rollout, algorithm = sampled.rollout, self.config.algorithm
         mask = rollout.response_mask
+        with self.timer.phase("reward"):
+            rewards, metrics = self.sampler.rewards(sampled)
+            greedy_scores = None if greedy is None else self._greedy_scores(greedy)
+            self.metrics |= metrics
         with self.timer.phase("advantages"):
             token_scores = torch.zeros(mask.shape, dtype=torch.float64)
-            token_scores[torch.arange(len(mask)), mask.sum(dim=1) - 1] = self.sampler.rewards(sampled)
+            token_scores[torch.arange(len(mask)), mask.sum(dim=1) - 1] = rewards
             shaping = None
             if self.config.reward_manager.active:
                 shaping = self.reward_manager.shape(token_scores, mask, layer_metrics(rollout.rank_metrics))
@@ -183,7 +187,7 @@ class RayPPOTrainer:
                 gamma=algorithm.gamma,
                 lam=algorithm.lam,
                 values=forwards.values,
-                greedy_scores=None if greedy is None else self._greedy_scores(greedy),
+                greedy_scores=greedy_scores,
             )
             unshaped = ADVANTAGE_ESTIMATORS[algorithm.adv_estimator](token_rewards, mask, rollout.group_ids, options)
             advantages, returns = unshaped, None
@@ -200,7 +204,7 @@ class RayPPOTrainer:
 
     def _greedy_scores(self, greedy: Sampled) -> Tensor:
         """What the greedy response to each response's prompt earns, [B]."""
-        rewards = self.sampler.rewards(greedy)
+        rewards, _ = self.sampler.rewards(greedy)
         self.metrics["train/greedy_score/mean"] = rewards.mean().item()
         return rewards.repeat_interleave(self.config.rollout.n)
 

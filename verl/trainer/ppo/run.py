@@ -3,9 +3,11 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+from verl.config.load import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.tokenizers import load_tokenizer
+from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.single_controller import WorkerGroup
 from verl.trainer.launch import ray_cluster, resolve_device
@@ -36,6 +38,10 @@ def run_ppo(config: PPOConfig) -> None:
         WorkerError: a worker raised or died.
     """
     device_type = resolve_device(config.device)
+    try:
+        use_custom_functions(config.reward_score.paths_of_custom_functions())
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     data, pad_token_id, world_size = config.data, tokenizer.pad_token_id, config.trainer.world_size
     train_set = PromptDataset(data.train_files, tokenizer, data.max_prompt_length, data.truncation)

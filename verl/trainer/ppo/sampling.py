@@ -115,19 +115,27 @@ class Sampler:
         metrics = group_metrics(all_scores, all_correct, group_ids)
         return chosen, metrics | {"train/gen_batches": float(num_batches), "train/filler_groups": float(missing)}
 
-    def rewards(self, sampled: Sampled) -> Tensor:
-        """What each response earns, [B] float64: verifier's score, reward model's score, overlong punishment."""
+    def rewards(self, sampled: Sampled) -> tuple[Tensor, dict[str, float]]:
+        """What each response earns, [B] float64, and the means of what was added to the verifier's score.
+
+        The verifier's score, with a reward model the weighted sum of its score and that, and the overlong punishment.
+        """
         config = self.config
+        metrics: dict[str, float] = {}
         rewards = score_tensors(sampled.pending)[0].double()
         if config.uses_reward_model:
             learned = self._reward_model_scores(sampled)
             rewards = config.reward_model.rule_weight * rewards + config.reward_model.weight * learned
+            metrics["reward_model/score/mean"] = learned.mean().item()
+            metrics["reward_model/score/std"] = learned.std(correction=0).item()
         overlong = config.reward_score.overlong_buffer
         if overlong.enable:
             lengths = sampled.rollout.response_mask.sum(dim=1)
             limit = config.data.max_response_length
-            rewards = rewards + overlong_penalty(lengths, limit, overlong.len, overlong.penalty_factor)
-        return rewards
+            penalty = overlong_penalty(lengths, limit, overlong.len, overlong.penalty_factor)
+            rewards = rewards + penalty
+            metrics["train/overlong_penalty/mean"] = penalty.mean().item()
+        return rewards, metrics
 
     def _reward_model_scores(self, sampled: Sampled) -> Tensor:
         assert self.reward_tokenizer is not None, "a run with a reward model loads its tokenizer"

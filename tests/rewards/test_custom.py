@@ -1,0 +1,203 @@
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from verl.config.signal import OverlongBufferConfig, RewardScoreConfig
+from verl.rewards import compute_score, use_custom_functions
+from verl.rewards.custom import CustomFunctionError, custom_verdict, load_function
+from verl.rewards.pool import VerifierPool
+from verl.rewards.registry import CUSTOM_FUNCTIONS, MATH, find_scorer
+from verl.rewards.score import Verdict
+
+MODULE = """
+import os
+import sys
+import time
+
+LIMIT = 3
+
+
+def length(data_source, solution_str, ground_truth, extra_info=None):
+    return len(solution_str) / 10
+
+
+def echo(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": -0.25, "acc": solution_str == ground_truth, "seen": [data_source, extra_info]}
+
+
+def misbehave(solution_str, ground_truth, data_source, extra_info=None):
+    if solution_str == "hang":
+        time.sleep(600)
+    if solution_str == "eat memory":
+        bytearray(2**40)
+    if solution_str == "die":
+        os.kill(os.getpid(), 9)
+    if solution_str == "recurse":
+        return misbehave(solution_str, ground_truth, data_source, extra_info)
+    if solution_str == "timeout":
+        raise TimeoutError("no network")
+    if solution_str == "exit":
+        sys.exit(3)
+    return extra_info["returns"] if extra_info else 0.75
+
+
+def old_style(solution_str, ground_truth):
+    return 1.0
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def my_rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("custom")
+    (folder / "my_rewards.py").write_text(MODULE)
+    (folder / "my_broken_rewards.py").write_text("1 / 0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield
+    use_custom_functions({})
+
+
+def config(*custom_functions: str, mode: str = "independent") -> RewardScoreConfig:
+    overlong = OverlongBufferConfig(enable=False, len=1, penalty_factor=0.0)
+    return RewardScoreConfig(mode, 1, 1.5, 512, overlong, list(custom_functions))
+
+
+def verdict_of(returned: object) -> Verdict:
+    return custom_verdict("my_rewards:misbehave", "mine", r"so \boxed{5}", "5", {"returns": returned})
+
+
+@pytest.mark.parametrize(
+    ("returned", "score", "correct"),
+    [
+        (0.5, 0.5, True),
+        (-2, -2.0, False),
+        (0, 0.0, False),
+        (True, 1.0, True),
+        ({"score": 0.5}, 0.5, True),
+        ({"score": -1, "correctness": True}, -1.0, True),
+        ({"score": 1.0, "acc": 0.0}, 1.0, False),
+        ({"score": 1.0, "correctness": False, "acc": True, "pred": "5"}, 1.0, False),
+        ({"score": 1.0, "correctness": None}, 1.0, True),
+    ],
+)
+def test_what_a_function_may_return(returned: object, score: float, correct: bool):
+    assert verdict_of(returned) == Verdict(correct, True, "custom", score=score)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (math.nan, "returned=nan; it must be a finite number or a bool"),
+        (math.inf, "returned=inf; it must"),
+        (10**400, "returned=1000000000"),
+        (None, "returned=None; it must"),
+        ("0.5", "returned='0.5'; it must"),
+        ([1.0], r"returned=\[1.0\]; it must"),
+        ({"score": math.nan}, "returned score=nan; it must"),
+        ({"score": 1.0, "acc": "yes"}, "returned acc='yes'; it must"),
+        ({"acc": 1.0, "pred": "5"}, r"returned a dict without 'score'; it has \['acc', 'pred'\]"),
+    ],
+)
+def test_what_it_may_not_return(returned: object, message: str):
+    where = "reward_score.custom_functions: my_rewards:misbehave on data_source='mine' "
+    with pytest.raises(CustomFunctionError, match=where + message):
+        verdict_of(returned)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module:f", "importing no_such_module raised ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "my_broken_rewards:f",
+            "importing my_broken_rewards raised ZeroDivisionError: division by zero; is its folder",
+        ),
+        ("my_rewards:f", r"my_rewards \(.*my_rewards.py\) has no function f"),
+        ("my_rewards:LIMIT", "has no function LIMIT"),
+        ("my_rewards:old_style", "'data_source'; it is called with data_source, solution_str, ground_truth and"),
+    ],
+)
+def test_a_function_that_cannot_be_used(path: str, message: str):
+    with pytest.raises(ValueError, match=message) as error:
+        load_function(path)
+    assert f"reward_score.custom_functions='{path}': " in str(error.value)
+    with pytest.raises(ValueError, match=message):
+        VerifierPool(config(f"mine={path}"))
+    with pytest.raises(ValueError, match=message):
+        use_custom_functions({"mine": path})
+
+
+@pytest.mark.parametrize(
+    "entry", ["", "mine", "mine=", "mine=module", "mine=:f", "mine=module:", "=module:f", "mine=a/b.py:f", "mine=a:b:c"]
+)
+def test_malformed_entries(entry: str):
+    with pytest.raises(ValueError, match=r"custom_functions='.*': must have the form data_source=module:function"):
+        config(entry)
+
+
+def test_one_function_a_source():
+    assert config("a/b=c.d:e", "*=c.d:f").paths_of_custom_functions() == {"a/b": "c.d:e", "*": "c.d:f"}
+    with pytest.raises(ValueError, match="custom_functions='a=c:f': a has c:e already; name one"):
+        config("a=c:e", "a=c:f")
+
+
+def test_which_function_scores_a_source():
+    custom = {"math": "m:exact", "*": "m:star"}
+    assert find_scorer("math", custom) == ("m:exact", True)
+    assert find_scorer("unheard of", custom) == ("m:star", True)
+    assert find_scorer("gsm8k", {"math": "m:exact"}).is_custom is False
+    with pytest.raises(ValueError, match="data_source='unheard of': must be one of"):
+        find_scorer("unheard of", {"math": "m:exact"})
+
+
+def test_use_custom_functions():
+    use_custom_functions({"mine": "my_rewards:length", "math": "my_rewards:echo"})
+    assert compute_score("mine", "12345", "", mode="mix")["score"] == 0.5
+    assert compute_score("math", "5", "5") == {
+        "score": -0.25,
+        "correctness": True,
+        "boxed": False,
+        "reason": "custom",
+        "answer": "",
+    }
+    # A later run's functions take the place of the earlier run's.
+    use_custom_functions({})
+    assert CUSTOM_FUNCTIONS == {}
+    assert find_scorer("math") == (MATH, False)
+
+
+@pytest.mark.parametrize("mode", ["independent", "mix"])
+def test_in_the_pool(mode: str):
+    solutions = ["hang", "7", "eat memory", "die", "recurse", "7", r"\boxed{7}"]
+    sources = ["mine"] * 5 + ["elsewhere", "math"]
+    with VerifierPool(config("mine=my_rewards:misbehave", "elsewhere=my_rewards:echo", mode=mode)) as pool:
+        scores = pool.score_batch(sources, solutions, ["7"] * 7)
+        assert [score["reason"] for score in scores] == [
+            "timeout",
+            "custom",
+            "memory",
+            "crash",
+            "crash",
+            "custom",
+            "exact",
+        ]
+        assert [score["score"] for score in scores] == [0.0, 0.75, 0.0, 0.0, 0.0, -0.25, 1.0]
+        assert [score["correctness"] for score in scores] == [False, True, False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("solution", "message"),
+    [
+        ("timeout", "raised TimeoutError: no network"),
+        ("exit", "raised SystemExit: 3"),
+        ("nan", "returned=nan; it must"),
+    ],
+)
+def test_an_error_in_a_function_ends_the_run(solution: str, message: str):
+    where = r"reward_score.custom_functions: my_rewards:misbehave on data_source='any source' "
+    with VerifierPool(config("*=my_rewards:misbehave")) as pool:
+        infos = [{"returns": math.nan}, {"returns": math.nan}] if solution == "nan" else None
+        with pytest.raises(CustomFunctionError, match=where + message):
+            pool.score_batch(["any source"] * 2, [solution, solution], ["7"] * 2, infos)
+        assert pool.score_batch(["any source"], ["7"], ["7"])[0]["score"] == 0.75

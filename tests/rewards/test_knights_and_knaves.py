@@ -1,0 +1,81 @@
+import pytest
+
+from verl.rewards.knights_and_knaves import read_statements, read_truth, verify_knights_and_knaves
+from verl.rewards.score import Verdict
+
+TRUTH = "(1) Alice is a knight\n(2) Bob is a knave"
+AS_DICT = {"alice": "knight", "bob": "knave"}
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        TRUTH,
+        '{"Alice": "knight", "Bob": "knave"}',
+        ' {"Alice": "Knight", "Bob": "KNAVE"}',
+        "Alice is a knight, and Bob is a knave.",
+        "Bob is a knave, Alice is a knight",
+    ],
+)
+def test_read_truth(truth: str):
+    assert read_truth(truth) == AS_DICT
+
+
+@pytest.mark.parametrize("truth", ["", "{}", '{"Alice": "spy"}', '{"Alice": true}', "{", "Alice is a spy"])
+def test_unusable_truth(truth: str):
+    with pytest.raises(ValueError, match="must say of each person whether they are a knight or a knave"):
+        verify_knights_and_knaves("<answer>Alice is a knight</answer>", truth)
+
+
+@pytest.mark.parametrize(
+    ("answer", "correct"),
+    [
+        (TRUTH, True),
+        ("(2) Bob is a knave\n(1) Alice is a knight", True),
+        ("Alice is a knight, and Bob is a knave.", True),
+        ("**ALICE**: knight; **Bob**: knave", True),
+        ('{"Alice": "knight", "Bob": "knave"}', True),
+        (r"\text{Alice is a knight}, \text{Bob is a knave}", True),
+        ("Alice is a knight. Alice is a knight and Bob is a knave", True),
+        ("Alice is a knight and Bob is not a knight", True),
+        ("Alice is a knight, not a knave. Bob isn't a knight", True),
+        ("Alice is a knight and Bob is a knave, but there is no Zoe", True),
+        ("Alice is a knave, Bob is a knave", False),
+        ("Alice and Bob are knights", False),
+        ("Alice is a knight", False),
+        ("Alice is a knight or a knave, Bob is a knave", False),
+        ("Alice is a knight/knave. Bob is a knave", False),
+        ("Alice is neither a knight nor a knave, Bob is a knave", False),
+        ("Alice is a knight, Bob is a knave, Alice is a knave", False),
+        ("Alicea is a knight, Bob is a knave", False),
+        ("Alice is a nightknight, Bob is a knave", False),
+        ("knight, knave", False),
+    ],
+)
+def test_answers(answer: str, correct: bool):
+    for solution in (f"Suppose Alice is a knave. <answer>{answer}</answer>", f"Alice is a knave. CONCLUSION: {answer}"):
+        verdict = verify_knights_and_knaves(solution, TRUTH)
+        assert verdict.correct is correct
+        assert verdict.boxed is solution.endswith("</answer>")
+
+
+def test_statements():
+    people = ["alice", "bob", "mr. x"]
+    text = "Alice and Bob are knights. Mr. X told Bob: nothing.\nBob says Mr. X is not a knave"
+    assert read_statements(text, people) == [("alice", "knight"), ("bob", "knight"), ("mr. x", "knight")]
+
+
+def test_where_the_answer_stands():
+    right, wrong = "Alice is a knight, Bob is a knave", "Alice is a knave, Bob is a knave"
+    for solution, verdict in [
+        (rf"\boxed{{{right}}} <answer>{wrong}</answer>", Verdict(False, True, "different", wrong)),
+        (f"<answer>{wrong}</answer> <answer>{right}</answer>", Verdict(True, True, "exact", right)),
+        (rf"\boxed{{{right}}} CONCLUSION: {wrong}", Verdict(True, True, "exact", right)),
+        (f"CONCLUSION: {wrong} ### Conclusion **: {right}", Verdict(True, False, "exact", right)),
+        (f"{wrong}. So {right}", Verdict(True, False, "exact", f"{wrong}. So {right}")),
+        (f"{right}. So {wrong}", Verdict(False, False, "different", f"{right}. So {wrong}")),
+        ("no idea", Verdict(False, False, "missing")),
+        ("<answer>both</answer>", Verdict(False, True, "missing")),
+    ]:
+        assert verify_knights_and_knaves(solution, TRUTH) == verdict
+        assert verify_knights_and_knaves(solution, TRUTH, quick=True) == verdict

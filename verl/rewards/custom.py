@@ -1,0 +1,87 @@
+"""A user's own reward function, named ``module:function`` in ``reward_score.custom_functions``.
+
+It has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)``, is called with these names, and
+returns a number, a bool, or a dict with ``score`` and optionally ``correctness`` (or ``acc``).
+"""
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from verl.rewards.answers import extract_boxed
+from verl.rewards.score import Verdict
+
+FIELD = "reward_score.custom_functions"
+
+
+class CustomFunctionError(RuntimeError):
+    """A user's function raised an exception, or returned what is no score."""
+
+
+@cache
+def load_function(path: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names.
+
+    Raises ``ValueError`` when the module cannot be imported, has no such function, or the function does not take
+    veRL's four arguments.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the module is the user's: its import may raise anything
+        raise ValueError(
+            f"{FIELD}={path!r}: importing {module_name} raised {type(error).__name__}: {error}; is its folder on "
+            "PYTHONPATH?"
+        ) from error
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"{FIELD}={path!r}: {module_name} ({module.__file__}) has no function {name}")
+    try:
+        inspect.signature(function).bind(data_source="", solution_str="", ground_truth="", extra_info={})
+    except TypeError as error:
+        raise ValueError(
+            f"{FIELD}={path!r}: {error}; it is called with data_source, solution_str, ground_truth and extra_info"
+        ) from error
+    return function
+
+
+def custom_verdict(
+    path: str, data_source: str, solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None
+) -> Verdict:
+    """The verdict of the user's function ``path``, with its score.
+
+    Raises ``CustomFunctionError`` naming the function, the data source and what went wrong. ``MemoryError`` and
+    ``RecursionError`` pass unchanged: these are the response's doing.
+    """
+    where = f"{FIELD}: {path} on data_source={data_source!r}"
+    try:
+        result = load_function(path)(
+            data_source=data_source, solution_str=solution, ground_truth=ground_truth, extra_info=extra_info
+        )
+    except (MemoryError, RecursionError):
+        raise
+    except (Exception, SystemExit) as error:  # the function is the user's: the error says so, and keeps its traceback
+        raise CustomFunctionError(f"{where} raised {type(error).__name__}: {error}") from error
+    if isinstance(result, Mapping):
+        if "score" not in result:
+            raise CustomFunctionError(f"{where} returned a dict without 'score'; it has {sorted(map(str, result))}")
+        score = _number(result["score"], f"{where} returned score")
+        given = [(key, result[key]) for key in ("correctness", "acc") if result.get(key) is not None]
+        correct = _number(given[0][1], f"{where} returned {given[0][0]}") > 0 if given else score > 0
+    else:
+        score = _number(result, f"{where} returned")
+        correct = score > 0
+    return Verdict(correct, extract_boxed(solution) is not None, "custom", score=score)
+
+
+def _number(value: Any, what: str) -> float:
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise CustomFunctionError(f"{what}={value!r:.200}; it must be a finite number or a bool")
+    return number

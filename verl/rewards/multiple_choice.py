@@ -1,0 +1,212 @@
+"""Verifier of multiple-choice questions: the answer is an option's letter, or the option itself."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl.rewards.answers import SENTENCE_END, TAIL_CHARS, extract_boxed, quick_equal
+from verl.rewards.math import equivalent, judge, verify_math
+from verl.rewards.score import Verdict
+
+MAX_LETTERS_CHARS = 200
+"""Longer text is no list of letters."""
+
+_MARKUP = re.compile(
+    r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|mathit|rm|bf|boxed|fbox)(?![A-Za-z])"
+    r"|\\(?:left|right)(?![A-Za-z])|\\[()\[\],;:! ]|[*$_{}~]"
+)
+_WRAPPED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{([^{}]*)\}")
+_WIDE = str.maketrans("（）．：，、。", "().:,,.")
+_LETTERS = re.compile(r"\(?[A-Z]\)?(?:(?:(?<=\))|[\s,;/&]|and\b|or\b|和|或)+\(?[A-Z]\)?)*")
+_LOWER_LETTER = re.compile(r"\(?[a-z]\)?")
+_LABEL = re.compile(r"\(([A-Z])\)|(?<![A-Za-z0-9\\(])([A-Z])\s*[).:]")
+_STATED = re.compile(
+    r"(?:\bans|answer|option|choice)s?[ \t*]*(?:(?:will |must |should )?(?:is|are|be)\b|:|=)|答案[是为]?|故选",
+    re.IGNORECASE,
+)
+_LEADING = re.compile(
+    r"[\s:=]*(?:(?:the|correct|option|choice|letter|选项|选)[\s:]*){0,4}\(?([A-Z])(?=$|[\s).,:;!?\]])(?!\s*[+=*/^<>×])",
+    re.IGNORECASE,
+)
+_CALLED_RIGHT = re.compile(r"(?<![A-Za-z0-9])\(?([A-Z])\)?\s+is\s+(?:the\s+|a\s+)?(?:correct|right|best|answer)\b")
+_LAST_LETTER = re.compile(r"(?:^|[\s:=>(,.])(\(?)([A-Z])(\)?)$")
+_NAMED = re.compile(r"(?:\bans|answer|option|choice)[:.]?$", re.IGNORECASE)
+_REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
+_GOES_ON = re.compile(r"\s+(?!(?:because|since|as|which)\b)[A-Za-z]")
+
+WORDS = "AI"
+"""Letters that are English words: without brackets they count only where no sentence goes on after them."""
+
+
+def verify_multiple_choice(
+    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+) -> Verdict | None:
+    """The verdict on a response; with ``quick`` None where deciding needs algebra.
+
+    ``ground_truth`` is a letter, several (``AD``: all of them and no other are right), a labelled option or the text
+    of one; anything else is compared as mathematics. ``extra_info`` may hold ``options`` as ``read_options`` takes
+    them; then the text of the right option, or an expression equal to it, is right as well.
+
+    The answer is what the last box holds, else what the response states last ("the answer is (B)"), else a lone letter
+    at its end. Two letters are wrong where one is asked for.
+    """
+    options = read_options((extra_info or {}).get("options"))
+    truth = letters_in(ground_truth, options) or _matching(ground_truth, options)
+    if not truth:
+        return verify_math(solution, ground_truth, extra_info, quick)
+    content = extract_boxed(solution)
+    boxed = content is not None
+    answer, letters = _find_unboxed(solution, options) if content is None else (content, letters_in(content, options))
+    if answer is None:
+        return Verdict(False, boxed, "missing")
+    matching = _matching(answer, options)
+    right = "".join(sorted(truth))
+    equal: bool | None = False
+    if letters and not (matching and len(letters) > 1):
+        equal = letters == truth
+    elif matching:
+        # Two options of the same text are both right.
+        equal = truth <= matching
+    elif right in options:
+        equal = quick_equal(_unwrap(answer), _unwrap(options[right]))
+    if equal is None and not quick and _equals_another(answer, right, options):
+        equal = False
+    return judge(answer, boxed, options.get(right, ""), equal, quick)
+
+
+def read_options(options: Any) -> dict[str, str]:
+    """Letter -> text of each option, in order; empty where there are none.
+
+    From a mapping of just that; a list of texts, whose labels (``A) 5``, ``(A) 5``, ``A. 5``) are left out if all have
+    them; or one text in which the labels follow each other.
+    """
+    if isinstance(options, Mapping):
+        return {str(letter): str(text) for letter, text in options.items() if text is not None}
+    if isinstance(options, str):
+        return _inline_options(options)
+    if not isinstance(options, Sequence):
+        return {}
+    texts = [str(text) for text in options[:26]]
+    found = [_LABEL.match(text.strip()) for text in texts]
+    if all(label and _letter(label) == chr(65 + i) for i, label in enumerate(found)):
+        texts = [text.strip()[label.end() :] for text, label in zip(texts, found, strict=True) if label]
+    return {chr(65 + i): text.strip() for i, text in enumerate(texts)}
+
+
+def _inline_options(text: str) -> dict[str, str]:
+    labels: list[re.Match[str]] = []
+    for label in _LABEL.finditer(text.translate(_WIDE)):
+        if _letter(label) == chr(65 + len(labels)):
+            labels.append(label)
+    ends = [label.start() for label in labels[1:]] + [len(text)] * bool(labels)
+    return {_letter(a): text[a.end() : end].strip(" \t\n,;") for a, end in zip(labels, ends, strict=True)}
+
+
+def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
+    """The options that ``text`` names by letter and by nothing but letters or labelled options; empty if it does not.
+
+    ``B``, ``(B)``, ``\\text{(B)}``, ``B. 42``, ``A, C``, and ``b`` unless that is an option's text. A label before the
+    text of another option names both.
+    """
+    plain = _plain(text)
+    if _LOWER_LETTER.fullmatch(plain) and not _matching(text, options):
+        plain = plain.upper()
+    # "ACD" may be three options, "BAD" is a word.
+    if len(plain) <= MAX_LETTERS_CHARS and (_LETTERS.fullmatch(plain) or _ascends(plain)):
+        named = frozenset(re.findall("[A-Z]", plain))
+        return named if not options or named <= options.keys() else frozenset()
+    label = _LABEL.match(plain)
+    if label is None or (options and _letter(label) not in options):
+        return frozenset()
+    rest = plain[label.end() :]
+    matching = _matching(rest, {letter: _plain(option) for letter, option in options.items()})
+    if _letter(label) in matching:
+        return frozenset(_letter(label))
+    return frozenset([_letter(label), *matching, *map(_letter, _LABEL.finditer(rest))])
+
+
+def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
+    """The options whose text ``text`` is; no option is longer than ``TAIL_CHARS``."""
+    if len(text) > TAIL_CHARS:
+        return frozenset()
+    unwrapped = _unwrap(text)
+    return frozenset(letter for letter, option in options.items() if quick_equal(unwrapped, _unwrap(option)))
+
+
+def _equals_another(answer: str, right: str, options: Mapping[str, str]) -> bool:
+    """Whether algebra takes ``answer`` for an option besides the right one.
+
+    It overlooks units, so ``8 \\mathrm{i}`` is 8 to it; where options differ in just that, it cannot tell.
+    """
+    others = [text for text in options.values() if not quick_equal(_unwrap(text), _unwrap(options[right]))]
+    return any(equivalent(answer, text) for text in others)
+
+
+def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:
+    """The answer of a response without a box, None if there is none, and the options that it names by letter."""
+    tail = solution[-TAIL_CHARS:].translate(_WIDE).rstrip()
+    stated = [_first_sentence(tail[found.end() :]) for found in _STATED.finditer(tail)]
+    # What ends in "the answer is a" was cut off.
+    stated = [sentence for sentence in stated if sentence not in ("", "a", "i")]
+    for sentence in reversed(stated):
+        letters = letters_in(sentence, options) or _matching(sentence, options) or _leading_letter(sentence)
+        if letters:
+            return sentence, letters
+    called_right = _CALLED_RIGHT.findall(_plain(tail))
+    if called_right:
+        return called_right[-1], frozenset(called_right[-1])
+    last_line = tail[tail.rfind("\n") + 1 :]
+    letters = letters_in(last_line, {}) or _last_letter(last_line)
+    if letters:
+        return last_line, letters
+    return (stated[-1] if stated else None), frozenset()
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence up to a "not", where the full stop of a label (``B. 42``) ends none."""
+    line = _REJECTED.sub("", text.lstrip(" \t\n:=*").partition("\n")[0][:MAX_LETTERS_CHARS])
+    label = _LABEL.match(line)
+    start = label.end() if label else 0
+    return line[:start] + SENTENCE_END.split(line[start:], maxsplit=1)[0]
+
+
+def _leading_letter(sentence: str) -> frozenset[str]:
+    plain = _plain(sentence)
+    found = _LEADING.match(plain)
+    if found is None or not found.group(1).isupper():
+        return frozenset()
+    letter, bracketed = found.group(1), plain[found.end() : found.end() + 1] == ")"
+    is_word = letter in WORDS and not bracketed and _GOES_ON.match(plain, found.end())
+    return frozenset() if is_word else frozenset(letter)
+
+
+def _last_letter(line: str) -> frozenset[str]:
+    plain = _plain(line)
+    found = _LAST_LETTER.search(plain, max(0, len(plain) - 20))
+    if found is None:
+        return frozenset()
+    opened, letter, closing = found.groups()
+    before = plain[: found.start(2)].rstrip(" (")[-20:]
+    is_sure = letter not in WORDS or opened or closing or line.rstrip("*$ ").endswith(".") or _NAMED.search(before)
+    return frozenset(letter) if is_sure and not before.endswith(" not") else frozenset()
+
+
+def _ascends(text: str) -> bool:
+    in_order = all(a < b for a, b in zip(text, text[1:], strict=False))
+    return in_order and text.isascii() and text.isalpha() and text.isupper()
+
+
+def _letter(label: re.Match[str]) -> str:
+    return label.group(1) or label.group(2)
+
+
+def _plain(text: str) -> str:
+    """``text`` without markup, so that letters and their brackets are left."""
+    return _MARKUP.sub("", text.translate(_WIDE)).strip().rstrip(". \t")
+
+
+def _unwrap(text: str) -> str:
+    """``text`` without dollar signs, emphasis and a ``\\text{}`` around all of it."""
+    bare = text.strip(" \t\n$*")
+    wrapped = _WRAPPED.fullmatch(bare)
+    return wrapped.group(1).strip() if wrapped else bare

@@ -1,0 +1,1 @@
+"""Evaluation: from samples and verdicts to tables, curves and a page to read them in."""

@@ -1,0 +1,99 @@
+"""What a person sees of an evaluation: a bar over problems on a terminal, now and then a line elsewhere."""
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_LINES = 15.0
+"""Off a terminal."""
+
+
+class EvaluationDisplay:
+    """A progress bar over problems, with tokens per second and the time left; use it as a context manager."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[problems]}/{task.fields[total_problems]} problems"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self._task: TaskID | None = None
+        self._title = ""
+        self._problems = self._total_problems = self._samples = self._total_samples = self._tokens = 0
+        self._started = self._last_line = 0.0
+
+    def __enter__(self) -> "EvaluationDisplay":
+        if self.console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def show(self, renderable: Any) -> None:
+        """Print a table above the bar."""
+        self.console.print(renderable)
+
+    def start(self, title: str, problems: int, samples: int) -> None:
+        """A new bar: over ``problems`` of which ``samples`` responses are to come."""
+        self.finish()
+        self._title, self._total_problems, self._total_samples = title, problems, samples
+        self._problems = self._samples = self._tokens = 0
+        self._started = self._last_line = time.monotonic()
+        self._task = self._progress.add_task(
+            title, total=samples, problems=0, total_problems=problems, rate="starting the engines"
+        )
+
+    def generated(self, problems: int, samples: int, tokens: int) -> None:
+        """So many further problems are complete, by so many responses of so many tokens."""
+        assert self._task is not None, "start comes first"
+        if self._samples == 0 and samples:
+            # The engines' start is not their speed.
+            self._progress.reset(self._task, total=self._total_samples, start=True)
+        self._problems += problems
+        self._samples += samples
+        self._tokens += tokens
+        now = time.monotonic()
+        rate = f"{self._tokens / max(now - self._started, 1e-9):.0f} tok/s"
+        self._progress.update(self._task, completed=self._samples, problems=self._problems, rate=rate)
+        if not self.console.is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._line(rate, now)
+
+    def phase(self, text: str) -> None:
+        """Show what is going on now in place of the speed."""
+        if self._task is not None:
+            self._progress.update(self._task, rate=text)
+
+    def running(self) -> None:
+        """The engines are up: speed counts from here."""
+        self._started = self._last_line = time.monotonic()
+
+    def finish(self) -> None:
+        """Take the bar away, and off a terminal say what it came to."""
+        if self._task is None:
+            return
+        if not self.console.is_terminal and self._samples:
+            seconds = max(time.monotonic() - self._started, 1e-9)
+            self._line(f"{self._tokens / seconds:.0f} tok/s", time.monotonic())
+        self._progress.remove_task(self._task)
+        self._task = None
+
+    def _line(self, rate: str, now: float) -> None:
+        left = (now - self._started) * (self._total_samples - self._samples) / max(self._samples, 1)
+        self.say(f"{self._title}: {self._problems}/{self._total_problems} problems  {rate}  left {left:.0f} s")
