@@ -23,7 +23,7 @@ ESTIMATORS = {
     "rloo": lambda rewards, values, mask, groups, scores: rloo_advantages(rewards, mask, groups),
     "reinforce++": lambda rewards, values, mask, groups, scores: reinforce_plus_plus_advantages(rewards, mask, 0.9),
     "reinforce++_baseline": lambda rewards, values, mask, groups, scores: reinforce_plus_plus_baseline_advantages(
-        rewards, mask, groups
+        rewards, mask, groups, mask
     ),
     "remax": lambda rewards, values, mask, groups, scores: remax_advantages(rewards, mask, scores),
 }

@@ -1,10 +1,16 @@
-from verl.data.judged import judged_texts
+import copy
+
+import pytest
+
+from verl.config.load import ConfigError
+from verl.data.judged import check_judgeable, judged_texts
 
 PROMPT = [{"role": "user", "content": "1+2"}]
 
 
 def test_conversations_are_rendered_whole_and_padded_on_the_right(tiny_tokenizer):
-    batch = judged_texts([PROMPT, PROMPT], ["3", "1+2=3"], tiny_tokenizer, max_length=64)
+    batch, too_long = judged_texts([PROMPT, PROMPT], ["3", "1+2=3"], tiny_tokenizer, max_length=64)
+    assert too_long == 0
     expected = [
         tiny_tokenizer.apply_chat_template([*PROMPT, {"role": "assistant", "content": text}], return_dict=False)
         for text in ("3", "1+2=3")
@@ -16,6 +22,21 @@ def test_conversations_are_rendered_whole_and_padded_on_the_right(tiny_tokenizer
 
 
 def test_long_conversations_lose_their_head(tiny_tokenizer):
-    (whole,) = judged_texts([PROMPT], ["1+2=3"], tiny_tokenizer, max_length=64).input_ids.tolist()
-    (cut,) = judged_texts([PROMPT], ["1+2=3"], tiny_tokenizer, max_length=4).input_ids.tolist()
-    assert cut == whole[-4:]
+    whole, _ = judged_texts([PROMPT], ["1+2=3"], tiny_tokenizer, max_length=64)
+    cut, too_long = judged_texts([PROMPT] * 2, ["1+2=3", "1+2=3"], tiny_tokenizer, max_length=4)
+    assert cut.input_ids.tolist() == [whole.input_ids[0, -4:].tolist()] * 2 and too_long == 1
+
+
+def test_a_template_that_refuses_a_chat_is_found(tiny_tokenizer):
+    check_judgeable([PROMPT], tiny_tokenizer, "model")
+    strict = copy.deepcopy(tiny_tokenizer)
+    strict.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+        "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    )
+    chats = [PROMPT, [{"role": "system", "content": "be brief"}, *PROMPT]]
+    with pytest.raises(ConfigError, match="^model: its chat template refuses the chat of prompt 1: no system message$"):
+        check_judgeable(chats, strict, "model")
+    strict.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(ConfigError, match="leaves out the answer"):
+        check_judgeable([PROMPT], strict, "model")

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from verl.config import ConfigError
@@ -19,8 +21,13 @@ def test_a_tokenizer_without_chat_template_is_refused(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"model.path=.*needs a chat template and an end-of-sequence token"):
         load_tokenizer(str(tmp_path), trust_remote_code=False)
+    assert load_tokenizer(str(tmp_path), trust_remote_code=False, needs_chat_template=False).chat_template is None
 
 
-def test_a_folder_without_tokenizer_is_named(tmp_path):
+@pytest.mark.parametrize("config", [None, {"model_type": "qwen2"}], ids=["nothing", "a model's config alone"])
+def test_a_folder_without_tokenizer_is_named(config, tmp_path):
+    # The second looks to transformers like a tokenizer whose vocabulary is empty.
+    if config:
+        (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=rf"model.path='{tmp_path}': no tokenizer there"):
         load_tokenizer(str(tmp_path), trust_remote_code=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.trainer.checkpoints import latest_checkpoint, save_checkpoint
+from verl.trainer.checkpoints import latest_checkpoint, remove_checkpoints, save_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,16 +33,12 @@ def test_a_checkpoint_is_complete_and_the_pointer_follows(tmp_path: Path):
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10\n"
 
 
-def test_older_checkpoints_go_once_the_new_one_is_complete(tmp_path: Path):
-    for step in (5, 10):
+def test_checkpoints_are_removed_but_those_to_keep(tmp_path: Path):
+    for step in (4, 5, 10):
         save_checkpoint(tmp_path, step, write_model, {"step": step})
-
-    def write(folder: Path) -> None:
-        assert (tmp_path / "global_step_5").is_dir() and (tmp_path / "global_step_10").is_dir()
-        write_model(folder)
-
-    save_checkpoint(tmp_path, 15, write, {}, remove_previous=True)
-    assert names(tmp_path) == ["global_step_15", "latest_checkpointed_iteration.txt"]
+    remove_checkpoints(tmp_path, keep={10, 4, 7})
+    assert names(tmp_path) == ["global_step_10", "global_step_4", "latest_checkpointed_iteration.txt"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "global_step_10"
 
 
 def test_the_run_folder_is_made_if_missing(tmp_path: Path):

@@ -11,7 +11,10 @@ MASK = torch.tensor([[1, 1], [1, 1], [1, 0], [1, 1]])
 GROUPS = torch.tensor([7, 7, 8, 8])
 VALUES = torch.tensor([[0.5, 1.0], [0.0, 2.0], [1.0, 9.0], [0.0, -1.0]], dtype=torch.float64)
 GREEDY = torch.tensor([1.0, 1.0, 0.5, 0.5], dtype=torch.float64)
-OPTIONS = core_algos.EstimatorOptions(norm_by_std=False, gamma=0.5, lam=0.9, values=VALUES, greedy_scores=GREEDY)
+LEARNED = torch.tensor([[1, 1], [0, 0], [1, 0], [1, 1]])
+OPTIONS = core_algos.EstimatorOptions(
+    norm_by_std=False, gamma=0.5, lam=0.9, learned_mask=LEARNED, values=VALUES, greedy_scores=GREEDY
+)
 
 
 def test_the_config_offers_what_there_is():
@@ -31,14 +34,25 @@ def test_the_config_offers_what_there_is():
     [
         ("grpo", advantages.grpo_advantages(REWARDS, MASK, GROUPS, False)),
         ("rloo", advantages.rloo_advantages(REWARDS, MASK, GROUPS)),
-        ("reinforce_plus_plus", advantages.reinforce_plus_plus_advantages(REWARDS, MASK, 0.5)),
-        ("reinforce_plus_plus_baseline", advantages.reinforce_plus_plus_baseline_advantages(REWARDS, MASK, GROUPS)),
+        ("reinforce_plus_plus", advantages.reinforce_plus_plus_advantages(REWARDS, LEARNED, 0.5)),
+        (
+            "reinforce_plus_plus_baseline",
+            advantages.reinforce_plus_plus_baseline_advantages(REWARDS, MASK, GROUPS, LEARNED),
+        ),
         ("remax", advantages.remax_advantages(REWARDS, MASK, GREEDY)),
-        ("gae", advantages.whitened(advantages.gae_advantages(REWARDS, VALUES, MASK, 0.5, 0.9)[0], MASK)),
+        ("gae", advantages.whitened(advantages.gae_advantages(REWARDS, VALUES, MASK, 0.5, 0.9)[0], LEARNED)),
     ],
 )
 def test_estimators_by_name(name, expected):
     assert torch.equal(core_algos.ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS), expected)
+
+
+@pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_what_is_not_learned_from_shifts_no_whitened_advantage(name):
+    estimate = core_algos.ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS)
+    learned = estimate[LEARNED.bool()]
+    assert abs(learned.mean()) < 1e-12 and abs(learned.std() - 1) < 1e-6
+    assert (estimate[1] == 0).all()
 
 
 def test_aggregations_by_name():

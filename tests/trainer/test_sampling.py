@@ -12,6 +12,7 @@ from verl.data.prompts import PromptRecord, PromptSample
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rewards.pool import VerifierPool
 from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, groups_that_differ, score_tensors
+from verl.trainer.timing import PhaseTimer
 
 N = 2
 
@@ -91,7 +92,7 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
     answers = {0: RIGHT, 1: MIXED, 2: WRONG, 3: RIGHT, 4: MIXED, 5: ["8", "7"]}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
     stream = iter([prompts_of(0, 1), prompts_of(2, 3), prompts_of(4, 5), prompts_of(9, 9)])
-    sampled, metrics = sampler.sample_step(stream, step=3)
+    sampled, left_out, metrics = sampler.sample_step(stream, 3, timer := PhaseTimer(lambda name: None))
     # Of the third batch only one group is still needed; the fourth is not touched.
     assert [record.uid for record in sampled.prompts.records] == [1, 4]
     assert sampled.prompts.tokens.uid.tolist() == [1, 4]
@@ -107,21 +108,30 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
         "train/groups_without_variance": 0.5,
         "train/gen_batches": 3.0,
         "train/filler_groups": 0.0,
+        "verifier/exact": 7.0,
+        "verifier/different": 5.0,
+        "perf/generated_tokens": 12.0,
     }
+    assert sampled.learned.all() and left_out.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+    assert set(timer.totals) == {"generate", "verify"}
     assert next(stream).records[0].uid == 9
 
 
 def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_tokenizer, pool):
     answers = {0: RIGHT, 1: WRONG, 2: RIGHT, 3: MIXED}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, max_num_gen_batches=2)
-    sampled, metrics = sampler.sample_step(iter([prompts_of(0, 1), prompts_of(2, 3)]), step=1)
+    stream = iter([prompts_of(0, 1), prompts_of(2, 3)])
+    sampled, left_out, metrics = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
     assert [record.uid for record in sampled.prompts.records] == [3, 0]
+    # Nothing is learned from a filler.
+    assert sampled.learned.tolist() == [True, True, False, False] and left_out.tolist() == [0.0, 0.0, 1.0, 1.0]
     assert (metrics["train/gen_batches"], metrics["train/filler_groups"]) == (2.0, 1.0)
 
 
 def test_a_prompt_drawn_twice_makes_two_groups(small_config, tiny_tokenizer, pool):
     sampler = make_sampler(small_config, tiny_tokenizer, pool, {0: RIGHT, 1: MIXED})
-    sampled, _ = sampler.sample_step(iter([prompts_of(0, 1), prompts_of(0, 1)]), step=1)
+    stream = iter([prompts_of(0, 1), prompts_of(0, 1)])
+    sampled, _, _ = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
     assert [record.uid for record in sampled.prompts.records] == [1, 1]
     assert sampled.rollout.group_ids.tolist() == [0, 0, 1, 1]
 
@@ -146,5 +156,6 @@ def test_rewards_add_up(small_config, tiny_tokenizer, pool):
     assert metrics == {
         "reward_model/score/mean": 1.5,
         "reward_model/score/std": 1.25**0.5,
+        "reward_model/clip_ratio": 0.0,
         "train/overlong_penalty/mean": -0.125,
     }

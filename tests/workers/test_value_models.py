@@ -1,19 +1,26 @@
 """Critic and reward model on real FSDP2 over gloo, against transformers in one process."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from tests.workers.groups import all_prompts, relative_difference, start_group
 from verl.config import PPOConfig
+from verl.config.common import ModelConfig
 from verl.data.judged import judged_texts
 from verl.data.prompts import PromptSample
 from verl.protocol import RolloutBatch, ValueBatch
-from verl.single_controller import WorkerError, WorkerGroup, concat
+from verl.single_controller import WorkerGroup, concat
+from verl.workers.fsdp import check_value_architecture, load_sharded_value_model
+from verl.workers.reward_model import scored_positions
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +128,7 @@ def test_a_new_value_head_knows_nothing_and_learns(one, two, rollout, head, conf
 def test_reward_model_scores_are_those_of_sequence_classification(one, two, prompts, reward_model, tiny_tokenizer):
     chats = [record.messages for record in prompts.records[:5]]
     texts = ["3", "the answer is 12345", "", "7" * 30, "no"]
-    batch = judged_texts(chats, texts, tiny_tokenizer, max_length=64)
+    batch, _ = judged_texts(chats, texts, tiny_tokenizer, max_length=64)
     scores = concat(two.run_split("compute_rm_scores", batch))
     torch.testing.assert_close(scores, concat(one.run_split("compute_rm_scores", batch)), atol=1e-5, rtol=0)
     model = AutoModelForSequenceClassification.from_pretrained(reward_model).eval()
@@ -132,7 +139,49 @@ def test_reward_model_scores_are_those_of_sequence_classification(one, two, prom
     assert scores.std() > 0.01
 
 
-def test_a_language_model_is_no_reward_model(config, ray_session, tiny_model):
-    judge = replace(config.reward_model, model=replace(config.reward_model.model, path=str(tiny_model)))
-    with pytest.raises(WorkerError, match=r"reward_model.model.path=.*holds no head with one output"):
-        start_group(replace(config, reward_model=judge), 1)
+def test_the_token_that_also_pads_is_not_read():
+    ids = torch.tensor([[5, 7, 9, 2], [5, 2, 2, 2], [2, 2, 2, 2], [5, 6, 2, 0]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]])
+    assert scored_positions(ids, mask, pad_token_id=2).tolist() == [[2], [0], [0], [1]]
+    assert scored_positions(ids, mask, pad_token_id=None).tolist() == [[3], [2], [1], [2]]
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
+    """A world of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+    dist.destroy_process_group()
+
+
+def load(path: Path, new_head: bool, mesh: DeviceMesh) -> torch.nn.Module:
+    model_config = ModelConfig(str(path), "float32", "sdpa", trust_remote_code=False)
+    return load_sharded_value_model(model_config, mesh, trainable=new_head, new_head=new_head)
+
+
+def test_heads_that_do_not_fit(tiny_model, reward_model, tmp_path, mesh):
+    two_labels, gated = tmp_path / "two_labels", tmp_path / "gated"
+    AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=2).save_pretrained(two_labels)
+    shutil.copytree(reward_model, gated)
+    save_file(
+        load_file(gated / "model.safetensors") | {"gate.weight": torch.ones(1)},
+        gated / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    for path, message in (
+        (two_labels, "holds no head with one output"),
+        (tiny_model, "holds no head with one output"),
+        (gated, r"has \['gate.weight'\] besides"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(path, False, mesh)
+    # A critic takes the body and a new head.
+    assert not load(two_labels, True, mesh).score.weight.full_tensor().any()
+    assert load(reward_model, True, mesh).score.weight.full_tensor().any()
+
+
+def test_architectures_without_a_score_head_are_named(tiny_model, tmp_path):
+    check_value_architecture(ModelConfig(str(tiny_model), "float32", "sdpa", False), "critic.model.path")
+    GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^critic.model.path=.*no token classification form .* for gpt2; it has for"):
+        check_value_architecture(ModelConfig(str(tmp_path), "float32", "sdpa", False), "critic.model.path")

@@ -1,5 +1,6 @@
 """From Hydra's untyped tree to the frozen dataclasses: the one place where a config is parsed and checked."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -66,7 +67,7 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
         ConfigError: as ``parse_config``; a file or model that is missing; a folder that already holds a run.
     """
     config: Any = parse_config(schema, tree)
-    _require_model("model.path", config.model.path)
+    require_model("model.path", config.model.path)
     _require_files("data.train_files", config.data.train_files)
     _require_files("data.val_files", config.data.val_files)
     _require_new_folder("trainer.default_local_dir", config.trainer.default_local_dir)
@@ -76,7 +77,7 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     for group in ("critic", "reward_model"):
         if getattr(config, f"uses_{group}", False):
             part = getattr(config, group)
-            _require_model(f"{group}.model.path", part.model.path)
+            require_model(f"{group}.model.path", part.model.path)
             config = replace(config, **{group: replace(part, model=_absolute(part.model))})
     return config  # type: ignore[no-any-return]
 
@@ -100,8 +101,8 @@ def _require_new_folder(field: str, path: str) -> None:
         raise ConfigError(f"{field}={path!r}: already holds a run; name another folder or remove it")
 
 
-def _require_model(field: str, path: str) -> None:
-    """A local folder must hold a model; what cannot be one (``owner/name``) is a hub id and passes."""
+def require_model(field: str, path: str) -> None:
+    """Raise ``ConfigError`` naming ``field`` for a folder without a model; a hub id (``owner/name``) passes."""
     folder = Path(path)
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
     if not hub_id and not (folder / "config.json").is_file():
@@ -146,7 +147,14 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         (item,) = get_args(hint)
         items = value if isinstance(value, list) else [value]
         return [_convert(item, entry, f"{path}[{i}]") for i, entry in enumerate(items)]
+    if get_origin(hint) is dict:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path}={value!r}: must be a mapping, name: value")
+        _, item = get_args(hint)
+        return {str(key): _convert(item, entry, f"{path}.{key}") for key, entry in value.items()}
     if hint is float and type(value) in (int, float):
+        if not math.isfinite(value):
+            raise ConfigError(f"{path}={value!r}: must be a finite number")
         return float(value)
     if type(value) is not hint:
         raise ConfigError(f"{path}={value!r}: must be {_TYPE_NAMES[hint]}, not {type(value).__name__}")

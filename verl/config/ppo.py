@@ -212,8 +212,9 @@ class CriticConfig:
     """The critic of ``algorithm.adv_estimator=gae``, and how it learns; not loaded by the other estimators."""
 
     model: ModelConfig
-    """A causal language model, any that shares the policy's tokenizer, whose output head is replaced by a value head
-    that starts at 0; or a saved critic or reward model, whose head is kept."""
+    """A causal language model with the policy's tokenizer, whose output head is replaced by a value head that starts at
+    0; or a saved critic or reward model, whose head is kept. Its architecture needs a token classification form in
+    ``transformers`` whose head is called ``score``, as Llama, Mistral and Qwen have."""
     ppo_mini_batch_size: int
     """Prompts per optimizer step, over all workers; divides ``data.train_batch_size``."""
     ppo_epochs: int
@@ -236,20 +237,24 @@ class RewardModelConfig:
     enable: bool
     """Load it, and add its score to the verifier's."""
     model: ModelConfig
-    """A sequence classification model with one output (``AutoModelForSequenceClassification``, ``num_labels=1``). Its
-    own tokenizer and chat template are used, so that it need not be a relative of the policy."""
+    """A sequence classification model with one output (``AutoModelForSequenceClassification``, ``num_labels=1``), of an
+    architecture whose head is called ``score``, as Llama's, Mistral's and Qwen's. Its own tokenizer and chat template
+    are used, so that it need not be a relative of the policy. ``none`` stands for no model."""
     micro_batch_size_per_gpu: int
     """Responses per forward on one worker; changes memory and speed, never the scores."""
     max_length: int
     """Most tokens it reads of prompt and response, in its own tokenizer; longer ones lose their head."""
     rule_weight: float
-    """Weight of the verifier's score in the response's score; 0 leaves the reward model alone."""
+    """Weight of the verifier's score in what a response earns. At 0 the reward model alone is learned from; verifiers
+    still say what is correct, in the log and for ``algorithm.filter_groups``."""
     weight: float
     """Weight of the reward model's score."""
 
     def __post_init__(self) -> None:
         for field in ("micro_batch_size_per_gpu", "max_length"):
             require_positive(f"reward_model.{field}", getattr(self, field))
+        weights = (self.rule_weight, self.weight)
+        require(not self.enable or any(weights), "reward_model.weight", self.weight, "both weights are 0; set one")
 
 
 @dataclass(frozen=True)
@@ -263,12 +268,18 @@ class TrainerConfig(RunConfig):
     except_save: list[int]
     """Further steps after which a checkpoint is saved, besides those of ``save_freq``."""
     remove_previous_ckpt: bool
-    """Keep the newest checkpoint alone; older ones are removed once it is complete."""
+    """Keep the newest checkpoint and those of ``except_save``; the others are removed once it is complete."""
     critic_warmup: int
     """First steps in which the critic learns alone and the policy stays as it is; ``gae`` only."""
     remove_clip: bool
     """Responses cut at ``data.max_response_length`` have no share in the losses. They still count in the statistics of
     their group and in the logs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.critic_warmup >= 0, "trainer.critic_warmup", self.critic_warmup, "must not be negative")
+        positive = all(step > 0 for step in self.except_save)
+        require(positive, "trainer.except_save", self.except_save, "steps are counted from 1")
 
 
 @dataclass(frozen=True)
@@ -307,12 +318,17 @@ class PPOConfig:
             mini = self.critic.ppo_mini_batch_size
             check_divisible("data.train_batch_size", batch, "critic.ppo_mini_batch_size", mini)
             check_divisible("critic.ppo_mini_batch_size", mini, world, workers)
-        require(self.trainer.critic_warmup >= 0, "trainer.critic_warmup", self.trainer.critic_warmup, "must be >= 0")
         require(
             self.uses_critic or self.trainer.critic_warmup == 0,
             "trainer.critic_warmup",
             self.trainer.critic_warmup,
             f"{estimator} has no critic; set it to 0",
+        )
+        require(
+            bool(self.data.val_files) or not self.trainer.val_only,
+            "trainer.val_only",
+            True,
+            "there is nothing to validate on; set data.val_files",
         )
         if self.algorithm.filter_groups.enable:
             require(
@@ -325,9 +341,16 @@ class PPOConfig:
             overlong.len,
             f"must be below data.max_response_length={self.data.max_response_length}",
         )
+        control = self.algorithm.kl_ctrl.type
+        require(
+            control == "fixed" or self.algorithm.use_kl_in_reward,
+            "algorithm.kl_ctrl.type",
+            control,
+            "controls the KL divergence in the reward; set algorithm.use_kl_in_reward=true",
+        )
         horizon = self.algorithm.kl_ctrl.horizon
         require(
-            self.algorithm.kl_ctrl.type == "fixed" or batch * n < 5 * horizon,
+            control == "fixed" or batch * n < 5 * horizon,
             "algorithm.kl_ctrl.horizon",
             horizon,
             f"adaptive control would overshoot with {batch * n} responses a step; set it above {batch * n / 5:g}",

@@ -60,8 +60,8 @@ class FilterGroupsConfig:
     metric: str
     """``acc``: whether the response is correct; ``score``: its score, auxiliary rewards not included."""
     max_num_gen_batches: int
-    """Most batches of ``data.train_batch_size`` prompts to sample for one step, at least 1; what is then still missing
-    is filled up with dropped groups."""
+    """Most batches of ``data.train_batch_size`` prompts to sample for one step, at least 1. The step then learns from
+    the groups found. Batches beyond the first are not counted as part of an epoch."""
 
     def __post_init__(self) -> None:
         require_choice("algorithm.filter_groups.metric", self.metric, ["acc", "score"])
@@ -216,10 +216,10 @@ class RewardScoreConfig:
     custom_functions: list[str]
     """Reward functions of your own, each as ``data_source=module:function``, in quotes of its own on the command line:
     ``["my_set=my_rewards:score"]``. The data source ``*`` means every one that has no other. They come before the
-    verifiers. Called with ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, each returns a number,
-    a bool, or a dict with ``score`` and optionally ``correctness`` or ``acc`` (correct above 0; without it, if the score
-    is). Its score is used as it is, whatever ``mode`` says; a response on which it exceeds the limits scores 0, and an
-    exception that it raises ends the run."""
+    verifiers. Called with ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, each returns a
+    number, a bool, or a dict with ``score`` and optionally ``correctness`` or ``acc`` (correct above 0; without it, if
+    the score is). Its score is used as it is, whatever ``mode`` says; a response on which it exceeds the limits scores
+    0, and an exception that it raises ends the run."""
 
     def __post_init__(self) -> None:
         require_choice("reward_score.mode", self.mode, ["independent", "mix"])

@@ -3,23 +3,20 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 POINTER = "latest_checkpointed_iteration.txt"
 
 
-def save_checkpoint(
-    root: Path, step: int, write: Callable[[Path], None], state: Mapping[str, Any], remove_previous: bool = False
-) -> Path:
+def save_checkpoint(root: Path, step: int, write: Callable[[Path], object], state: Mapping[str, Any]) -> Path:
     """Write ``root/global_step_<step>``.
 
     Args:
         root: the run's folder.
         write: writes the models below the folder it is given, the policy's in ``actor/``.
         state: the trainer's own state, stored as JSON in ``trainer_state.json``.
-        remove_previous: remove the run's other checkpoints once this one is complete.
 
     Everything is written under a temporary name, flushed to disk, and renamed when complete; the pointer file changes
     last. Whatever fails, the temporary folder is removed and the error goes on: earlier checkpoints stay as they were.
@@ -38,11 +35,15 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     _replace_text(root / POINTER, f"{step}\n")
-    if remove_previous:
-        for older in root.glob("global_step_*"):
-            if older != final:
-                shutil.rmtree(older)
     return final
+
+
+def remove_checkpoints(root: Path, keep: Collection[int]) -> None:
+    """Remove the run's checkpoints but those of the steps in ``keep``."""
+    kept = {f"global_step_{step}" for step in keep}
+    for folder in root.glob("global_step_*"):
+        if folder.name not in kept:
+            shutil.rmtree(folder)
 
 
 def latest_checkpoint(root: Path) -> Path | None:

@@ -12,10 +12,12 @@ import transformers
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     PreTrainedModel,
@@ -37,21 +39,28 @@ def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: b
         new_head: whether a checkpoint without a head will do, such as a language model; the head then starts at 0.
 
     Raises:
-        ValueError: the checkpoint has no head, or one of another size, and ``new_head`` is false; or ``transformers``
-            knows no such form of this architecture.
+        ValueError: weights of the body are missing; or ``new_head`` is false and the checkpoint has no head, one of
+            another size, or more than a head.
     """
     with _without_loading_report():
         model, loading = AutoModelForTokenClassification.from_pretrained(
-            config.path, num_labels=1, output_loading_info=True, **_load_options(config)
+            config.path,
+            num_labels=1,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **_load_options(config),
         )
     missing = sorted({*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])})
-    if not hasattr(model, "score") or any(not name.startswith("score.") for name in missing):
-        raise ValueError(f"{config.path}: {type(model).__name__} cannot hold its weights: without {missing}")
-    if "score.weight" in missing and not new_head:
-        raise ValueError(
-            f"reward_model.model.path={config.path!r}: holds no head with one output; name a model that "
-            "AutoModelForSequenceClassification with num_labels=1 was saved from"
-        )
+    if any(not name.startswith("score.") for name in missing):
+        raise ValueError(f"{config.path}: {type(model).__name__} lacks {missing}")
+    if not new_head:
+        unknown = sorted(name for name in loading["unexpected_keys"] if not name.startswith("lm_head."))
+        if "score.weight" in missing or unknown:
+            found = f"has {unknown} besides" if unknown else "holds no head with one output"
+            raise ValueError(
+                f"reward_model.model.path={config.path!r}: {found}; name a model that "
+                "AutoModelForSequenceClassification with num_labels=1 was saved from"
+            )
     with torch.no_grad():
         # Zeros rather than transformers' random numbers: the same on every rank, and no opinion before learning.
         for name in missing:
@@ -71,6 +80,23 @@ def _without_loading_report() -> Iterator[None]:
         yield
     finally:
         transformers.logging.set_verbosity(verbosity)
+
+
+def check_value_architecture(config: ModelConfig, field: str) -> None:
+    """Whether ``transformers`` has a form of this architecture that :func:`load_sharded_value_model` can hold.
+
+    Raises:
+        ValueError: it has not; the message names the config's ``field``.
+    """
+    architecture = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code, num_labels=1)
+    known = type(architecture) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+    with torch.device("meta"):
+        if known and hasattr(AutoModelForTokenClassification.from_config(architecture), "score"):
+            return
+    raise ValueError(
+        f"{field}={config.path!r}: transformers has no token classification form with a head named score for "
+        f"{architecture.model_type}; it has for Llama, Mistral, Qwen2, Qwen3 and Gemma2, among others"
+    )
 
 
 def _load_options(config: ModelConfig) -> dict[str, Any]:
@@ -95,7 +121,8 @@ def _shard(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, traina
     for module in model.modules():
         if type(module).__name__ in unit_names:
             fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    # A model that learns needs embedding and head again in the backward pass, which starts where the forward ends.
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=not trainable)
     # Dropout would make log-probabilities of one policy differ between two forward passes.
     return model.eval()
 
@@ -141,6 +168,9 @@ def clip_gradients(model: nn.Module, max_norm: float) -> float:
 
 def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter by name, gathered one at a time; all ranks must walk through it together."""
+    if isinstance(model, FSDPModule):
+        # After a forward pass without a backward the root still holds its parameters whole, in ``param_dtype``.
+        model.reshard()
     for name, parameter in model.named_parameters():
         value = parameter.detach()
         yield name, value.full_tensor() if isinstance(value, DTensor) else value

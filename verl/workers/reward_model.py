@@ -13,14 +13,15 @@ from verl.workers.fsdp import load_sharded_value_model
 class RewardModel:
     """A sharded sequence classification model with one output, never trained.
 
-    It is held as a value model: the score of a text is the number at its last token, which is what sequence
-    classification computes, without its guess at which tokens are padding.
+    It is held as a value model: the score of a text is the number at the token that sequence classification reads, the
+    last one that is not the checkpoint's padding token.
     """
 
     def __init__(self, config: RewardModelConfig, mesh: DeviceMesh) -> None:
         self.device = mesh.device_type
         self.micro_batch_size = config.micro_batch_size_per_gpu
         self.model = load_sharded_value_model(config.model, mesh, trainable=False, new_head=False)
+        self.pad_token_id = self.model.config.pad_token_id
 
     @torch.no_grad()
     def compute_scores(self, batch: TextBatch) -> Tensor:
@@ -28,8 +29,22 @@ class RewardModel:
         return torch.cat([self._score(micro) for micro in batch.split(self.micro_batch_size)])
 
     def _score(self, micro: TextBatch) -> Tensor:
-        lengths = micro.attention_mask.sum(dim=1)
-        longest = int(lengths.max())
+        longest = int(micro.attention_mask.sum(dim=1).max())
         input_ids, attention_mask = (t[:, :longest].to(self.device) for t in (micro.input_ids, micro.attention_mask))
         values = token_values(self.model, input_ids, attention_mask).cpu()
-        return values.gather(1, lengths.unsqueeze(1) - 1).squeeze(1)
+        return values.gather(1, scored_positions(input_ids, attention_mask, self.pad_token_id).cpu()).squeeze(1)
+
+
+def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:
+    """[B, 1] int64, the last attended position of each row whose token is not ``pad_token_id``; 0 where all are.
+
+    Where a text ends in the token that also pads, the end does not count: such a head was trained without it.
+
+    Args:
+        input_ids, attention_mask: [B, S].
+    """
+    read = attention_mask.bool()
+    if pad_token_id is not None:
+        read = read & (input_ids != pad_token_id)
+    positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+    return (positions * read).argmax(dim=1, keepdim=True)

@@ -23,6 +23,9 @@ class EstimatorOptions(NamedTuple):
     """Discount per token (``reinforce_plus_plus``, ``gae``)."""
     lam: float
     """Share of the later temporal differences (``gae``)."""
+    learned_mask: Tensor
+    """Response tokens that have a share in the losses, ``[B, R]``: whitening is over these. The others count in the
+    statistics of their group (``grpo``, ``rloo``, ``reinforce_plus_plus_baseline``) and nowhere else."""
     values: Tensor | None
     """The critic's values, ``[B, R]`` (``gae``)."""
     greedy_scores: Tensor | None
@@ -34,15 +37,15 @@ Estimator = Callable[[Tensor, Tensor, Tensor, EstimatorOptions], Tensor]
 ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
     "grpo": lambda rewards, mask, groups, options: grpo_advantages(rewards, mask, groups, options.norm_by_std),
     "rloo": lambda rewards, mask, groups, _: rloo_advantages(rewards, mask, groups),
-    "reinforce_plus_plus": lambda rewards, mask, _, options: reinforce_plus_plus_advantages(
-        rewards, mask, options.gamma
+    "reinforce_plus_plus": lambda rewards, _, __, options: reinforce_plus_plus_advantages(
+        rewards, options.learned_mask, options.gamma
     ),
-    "reinforce_plus_plus_baseline": lambda rewards, mask, groups, _: reinforce_plus_plus_baseline_advantages(
-        rewards, mask, groups
+    "reinforce_plus_plus_baseline": lambda rewards, mask, groups, options: reinforce_plus_plus_baseline_advantages(
+        rewards, mask, groups, options.learned_mask
     ),
     "remax": lambda rewards, mask, _, options: remax_advantages(rewards, mask, _given(options.greedy_scores)),
     "gae": lambda rewards, mask, _, options: whitened(
-        gae_advantages(rewards, _given(options.values), mask, options.gamma, options.lam)[0], mask
+        gae_advantages(rewards, _given(options.values), mask, options.gamma, options.lam)[0], options.learned_mask
     ),
 }
 """Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> advantages [B, R].

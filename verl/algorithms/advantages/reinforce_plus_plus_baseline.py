@@ -6,7 +6,9 @@ from verl.algorithms.advantages.groups import check_shapes, group_responses, on_
 from verl.algorithms.advantages.whiten import whitened
 
 
-def reinforce_plus_plus_baseline_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
+def reinforce_plus_plus_baseline_advantages(
+    token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, learned_mask: Tensor
+) -> Tensor:
     """Score minus the group's mean score, on every response token, whitened over the batch's response tokens.
 
     The paper's REINFORCE++ w/ baseline: A = (s - mean of the group), then (A - mean) / (std + 1e-8) over the batch.
@@ -17,15 +19,18 @@ def reinforce_plus_plus_baseline_advantages(token_rewards: Tensor, response_mask
         token_rewards: ``[B, R]`` floating point; outside the mask anything.
         response_mask: ``[B, R]``, true or 1 on response tokens.
         group_ids: ``[B]`` int64, equal for responses to the same prompt; in any order.
+        learned_mask: ``[B, R]``, the response tokens that are whitened, those of responses to learn from; the others
+            count in their group alone.
 
     Returns:
         Advantages in units of the batch's standard deviation, ``[B, R]`` in the dtype of ``token_rewards``, 0
-        outside the mask.
+        outside ``learned_mask``.
 
     Raises:
         ValueError: shapes do not fit, or a group has a single response.
     """
-    check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"group_ids": group_ids})
+    per_token = {"token_rewards": token_rewards, "response_mask": response_mask, "learned_mask": learned_mask}
+    check_shapes(per_token, {"group_ids": group_ids})
     groups = group_responses(group_ids, "REINFORCE++-baseline")
     centred = groups.centred(response_scores(token_rewards, response_mask))
-    return whitened(on_response_tokens(centred, response_mask), response_mask).to(token_rewards.dtype)
+    return whitened(on_response_tokens(centred, response_mask), learned_mask).to(token_rewards.dtype)

@@ -15,7 +15,8 @@ def remax_advantages(token_rewards: Tensor, response_mask: Tensor, baseline_scor
     Args:
         token_rewards: ``[B, R]`` floating point; outside the mask anything.
         response_mask: ``[B, R]``, true or 1 on response tokens.
-        baseline_scores: b in units of reward, ``[B]``: the sum of the token rewards of the greedy response.
+        baseline_scores: b in units of reward, ``[B]``: what the greedy response earns. What is added to or taken from
+            the rewards token by token, such as a KL penalty, is not part of it.
 
     Returns:
         Advantages in units of reward, ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask.

@@ -15,7 +15,7 @@ from verl.config.ppo import PPOConfig
 from verl.data.prompts import PromptSample
 from verl.protocol import PolicyBatch, RolloutBatch, ValueBatch, layer_metrics
 from verl.single_controller import WorkerGroup, concat
-from verl.trainer.checkpoints import save_checkpoint
+from verl.trainer.checkpoints import remove_checkpoints, save_checkpoint
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 from verl.trainer.ppo.core_algos import (
     ADVANTAGE_ESTIMATORS,
@@ -57,6 +57,8 @@ class Forwards(NamedTuple):
 class Signal(NamedTuple):
     """What the updates learn from."""
 
+    mask: Tensor
+    """[B, R] int64, 1 on the tokens that have a share in the losses."""
     advantages: Tensor
     """[B, R] float32, rank shaping included."""
     returns: Tensor | None
@@ -96,20 +98,20 @@ class RayPPOTrainer:
 
     def fit(self) -> None:
         """Train from the first step to the last."""
-        if self.config.trainer.val_before_train or self.config.trainer.val_only:
+        if self.val_batches and (self.config.trainer.val_before_train or self.config.trainer.val_only):
             self._validate()
             self._log()
         if self.config.trainer.val_only:
             return
         for step in range(1, self.total_steps + 1):
             self.step = step
-            sampled, greedy = self._sample()
+            sampled, left_out_scores, greedy = self._sample()
             forwards = self._forward(sampled.rollout)
             scores = self._collect_scores(sampled)
             signal = self._compute_advantages(sampled, greedy, scores, forwards)
             self._update_critic(sampled.rollout, forwards, signal)
             self._update_actor(sampled.rollout, forwards, signal)
-            self._update_baselines(sampled.rollout, scores)
+            self._update_baselines(sampled.rollout, torch.cat([scores, left_out_scores]))
             self._sync_weights()
             if self._due(self.config.trainer.test_freq):
                 self._validate()
@@ -120,14 +122,16 @@ class RayPPOTrainer:
     def _due(self, frequency: int) -> bool:
         return is_due(self.step, self.total_steps, frequency)
 
-    def _sample(self) -> tuple[Sampled, Sampled | None]:
-        """The step's responses, and the greedy ones to the same prompts where ReMax compares them."""
-        with self.timer.phase("generate"):
-            sampled, metrics = self.sampler.sample_step(self.prompts, self.step)
-            remax = self.config.algorithm.adv_estimator == "remax"
-            greedy = self.sampler.sample(sampled.prompts, GREEDY, self.step) if remax else None
+    def _sample(self) -> tuple[Sampled, Tensor, Sampled | None]:
+        """The step's responses, the scores of others that were dropped, and the greedy responses for ReMax."""
+        sampled, left_out_scores, metrics = self.sampler.sample_step(self.prompts, self.step, self.timer)
+        greedy = None
+        if self.config.algorithm.adv_estimator == "remax":
+            with self.timer.phase("generate"):
+                greedy = self.sampler.sample(sampled.prompts, GREEDY, self.step)
+            metrics["perf/generated_tokens"] += float(greedy.rollout.response_mask.sum())
         self.metrics |= metrics | length_metrics(sampled.rollout)
-        return sampled, greedy
+        return sampled, left_out_scores, greedy
 
     def _forward(self, rollout: RolloutBatch) -> Forwards:
         """Log-probabilities under policy and reference, and the critic's values."""
@@ -151,10 +155,10 @@ class RayPPOTrainer:
         rollout = sampled.rollout
         with self.timer.phase("verify"):
             scores, correct, counts = score_tensors(sampled.pending)
-        # Where groups were filtered, the scores of all that was sampled are known already.
-        self.metrics = group_metrics(scores, correct, rollout.group_ids) | self.metrics
+        verdicts = {f"verifier/{reason}": float(count) for reason, count in counts.items()}
+        # Where groups were filtered, the figures of all that was sampled are there already.
+        self.metrics = group_metrics(scores, correct, rollout.group_ids) | verdicts | self.metrics
         self.metrics |= rank_scalars(rollout, correct) | response_metrics(rollout, correct)
-        self.metrics |= {f"verifier/{reason}": float(count) for reason, count in counts.items()}
         self.metrics |= self._dataset_scalars(rollout, self.config.calculator.global_diff_stride_train)
         return scores
 
@@ -166,7 +170,7 @@ class RayPPOTrainer:
     ) -> Signal:
         """From scores to what the updates learn from; ``scores`` [B] are the verifiers'."""
         rollout, algorithm = sampled.rollout, self.config.algorithm
-        mask = rollout.response_mask
+        mask, learned_mask = rollout.response_mask, self._learned_mask(sampled)
         with self.timer.phase("reward"):
             rewards, metrics = self.sampler.rewards(sampled)
             greedy_scores = None if greedy is None else self._greedy_scores(greedy)
@@ -186,6 +190,7 @@ class RayPPOTrainer:
                 norm_by_std=algorithm.norm_adv_by_std_in_grpo,
                 gamma=algorithm.gamma,
                 lam=algorithm.lam,
+                learned_mask=learned_mask,
                 values=forwards.values,
                 greedy_scores=greedy_scores,
             )
@@ -198,9 +203,9 @@ class RayPPOTrainer:
                 _, returns = gae_advantages(token_rewards, forwards.values, mask, algorithm.gamma, algorithm.lam)
                 returns = returns.float()
         self.metrics |= learning_metrics(
-            scores, token_scores, token_rewards, unshaped, advantages, returns, forwards.values, mask
+            scores, token_scores, token_rewards, unshaped, advantages, returns, forwards.values, learned_mask
         )
-        return Signal(advantages.float(), returns)
+        return Signal(learned_mask, advantages.float(), returns)
 
     def _greedy_scores(self, greedy: Sampled) -> Tensor:
         """What the greedy response to each response's prompt earns, [B]."""
@@ -223,11 +228,12 @@ class RayPPOTrainer:
         control.update(mean_kl.item(), len(mask))
         return rewards
 
-    def _learned_mask(self, rollout: RolloutBatch) -> Tensor:
+    def _learned_mask(self, sampled: Sampled) -> Tensor:
         """[B, R] int64, the tokens that have a share in the losses."""
-        if not self.config.trainer.remove_clip:
-            return rollout.response_mask
-        return rollout.response_mask * (~rollout.truncated).long()[:, None]
+        learned = sampled.learned
+        if self.config.trainer.remove_clip:
+            learned = learned & ~sampled.rollout.truncated
+        return sampled.rollout.response_mask * learned.long()[:, None]
 
     def _update_critic(self, rollout: RolloutBatch, forwards: Forwards, signal: Signal) -> None:
         """Optimizer steps of the critic on consecutive mini-batches."""
@@ -237,7 +243,7 @@ class RayPPOTrainer:
         batch = ValueBatch(
             rollout.input_ids,
             rollout.attention_mask,
-            self._learned_mask(rollout),
+            signal.mask,
             forwards.values,
             signal.returns,
             batch_size=[len(rollout)],
@@ -255,18 +261,17 @@ class RayPPOTrainer:
         if self.step <= self.config.trainer.critic_warmup:
             return
         config = self.config.actor
-        mask = self._learned_mask(rollout)
         batch = PolicyBatch(
             rollout.input_ids,
             rollout.attention_mask,
-            mask,
+            signal.mask,
             forwards.logprobs,
             rollout.rollout_logprobs,
             forwards.ref_logprobs,
             signal.advantages,
             batch_size=[len(rollout)],
         )
-        self.metrics |= filtered_length_metrics(mask, self.config.data.max_response_length)
+        self.metrics |= filtered_length_metrics(signal.mask, self.config.data.max_response_length)
         with self.timer.phase("update"):
             self._update(
                 batch,
@@ -330,14 +335,11 @@ class RayPPOTrainer:
 
     def _save(self) -> None:
         trainer = self.config.trainer
+        root = Path(trainer.default_local_dir)
         with self.timer.phase("save"):
-            save_checkpoint(
-                Path(trainer.default_local_dir),
-                self.step,
-                lambda folder: self.workers.run("save", folder),
-                self._state(),
-                trainer.remove_previous_ckpt,
-            )
+            save_checkpoint(root, self.step, lambda folder: self.workers.run("save", folder), self._state())
+            if trainer.remove_previous_ckpt:
+                remove_checkpoints(root, keep={self.step, *trainer.except_save})
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -351,7 +353,7 @@ class RayPPOTrainer:
         timing = self.timer.take_step()
         generating = timing.get("timing_s/generate", 0.0)
         if generating:
-            tokens = self.metrics["response_length/mean"] * self.config.data.train_batch_size * self.config.rollout.n
+            tokens = self.metrics["perf/generated_tokens"]
             timing |= {
                 "perf/throughput": tokens / timing["timing_s/step"],
                 "perf/rollout_throughput": tokens / generating,

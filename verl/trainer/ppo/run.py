@@ -3,8 +3,11 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from verl.config.load import ConfigError
 from verl.config.ppo import PPOConfig
+from verl.data.judged import check_judgeable
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.tokenizers import load_tokenizer
 from verl.rewards import use_custom_functions
@@ -16,6 +19,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.sampling import Sampler
 from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.tracking import Tracker
+from verl.workers.fsdp import check_value_architecture
 from verl.workers.rollout import engine_environment
 
 COLUMNS = {
@@ -54,8 +58,17 @@ def run_ppo(config: PPOConfig) -> None:
     if config.uses_reward_model:
         judge = config.reward_model.model
         reward_tokenizer = load_tokenizer(judge.path, judge.trust_remote_code, "reward_model.model.path")
+        check_judgeable(
+            [r.messages for r in train_set.records], reward_tokenizer, f"reward_model.model.path={judge.path!r}"
+        )
+    _check_value_models(config, tokenizer)
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = config.trainer.num_steps(len(loader))
+    if config.trainer.critic_warmup >= steps:
+        raise ConfigError(
+            f"trainer.critic_warmup={config.trainer.critic_warmup}: the run has {steps} steps, and none would be left "
+            "to train the policy; lower it"
+        )
 
     with ExitStack() as stack:
         folder = Path(config.trainer.default_local_dir)
@@ -82,6 +95,25 @@ def run_ppo(config: PPOConfig) -> None:
         ppo.fit()
         tracker.summarize(_summary(config, ppo))
     _report(display, ppo, folder)
+
+
+def _check_value_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ``ConfigError`` for a critic or reward model that could not be loaded, or would read foreign tokens."""
+    try:
+        if config.uses_reward_model:
+            check_value_architecture(config.reward_model.model, "reward_model.model.path")
+        if config.uses_critic:
+            check_value_architecture(config.critic.model, "critic.model.path")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    path = config.critic.model.path
+    if config.uses_critic and path != config.model.path:
+        own = load_tokenizer(path, config.critic.model.trust_remote_code, "critic.model.path")
+        if own.get_vocab() != tokenizer.get_vocab():
+            raise ConfigError(
+                f"critic.model.path={path!r}: its tokenizer is not that of model.path={config.model.path!r}, whose "
+                "tokens it would read; name a relative of the policy"
+            )
 
 
 def _summary(config: PPOConfig, ppo: RayPPOTrainer) -> dict[str, object]:

@@ -3,9 +3,11 @@
 Legend: G prompts, n responses to each, B = G n responses, neighbours where they share a prompt.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from verl.rewards import Score
 from verl.rewards.pool import PendingScores, VerifierPool
 from verl.single_controller import WorkerGroup, concat
 from verl.trainer.rollout_metrics import group_metrics
+from verl.trainer.timing import PhaseTimer
 
 VALIDATION_STEP = 1 << 20
 """Stands for the step in the seed of validation's draws: the same at every validation, none of them training's."""
@@ -37,6 +40,17 @@ class Sampled:
     prompts: PromptSample
     rollout: RolloutBatch
     pending: PendingScores
+    learned: Tensor
+    """[B] bool, false for responses that only fill a batch up."""
+
+
+class StepSample(NamedTuple):
+    """What one training step has to learn from."""
+
+    sampled: Sampled
+    left_out_scores: Tensor
+    """The verifiers' scores of responses that were generated and dropped, [B']."""
+    metrics: dict[str, float]
 
 
 class Sampler:
@@ -60,7 +74,8 @@ class Sampler:
     def sample(self, prompts: PromptSample, sampling: SamplingConfig, step: int) -> Sampled:
         """Generate responses, and start verifying them."""
         rollout = self.generate(prompts, sampling, step)
-        return Sampled(prompts, rollout, self.judge(prompts, rollout))
+        learned = torch.ones(len(rollout), dtype=torch.bool)
+        return Sampled(prompts, rollout, self.judge(prompts, rollout), learned)
 
     def generate(self, prompts: PromptSample, sampling: SamplingConfig, step: int) -> RolloutBatch:
         """Responses whose random draws depend on the run's seed, ``step`` and the prompt alone."""
@@ -79,41 +94,56 @@ class Sampler:
             [record.extra_info for record in records],
         )
 
-    def sample_step(self, prompts: Iterator[PromptSample], step: int) -> tuple[Sampled, dict[str, float]]:
-        """The responses of one training step, and what there is to log of those left out.
+    def sample_step(self, prompts: Iterator[PromptSample], step: int, timer: PhaseTimer) -> StepSample:
+        """The responses of one training step.
 
         With ``algorithm.filter_groups`` batches are sampled until there are ``data.train_batch_size`` prompts whose
         responses differ in the metric, or ``max_num_gen_batches`` is reached. Prompts without a difference then fill
-        the batch up.
+        the batch up, and are not learned from. The metrics are of all that was sampled.
         """
         sampling, filtering = self.config.rollout.train_kwargs, self.config.algorithm.filter_groups
         if not filtering.enable:
-            return self.sample(next(prompts), sampling, step), {}
+            with timer.phase("generate"):
+                sampled = self.sample(next(prompts), sampling, step)
+            return StepSample(sampled, torch.zeros(0), {"perf/generated_tokens": _num_tokens(sampled)})
         informative: list[Sampled] = []
-        dull: list[Sampled] = []
+        others: list[Sampled] = []
         scores, corrects = [], []
+        reasons: Counter[str] = Counter()
+        num_tokens = 0.0
         missing = self.config.data.train_batch_size
         num_batches = 0
         while missing > 0 and num_batches < filtering.max_num_gen_batches:
-            sampled = self.sample(next(prompts), sampling, step + num_batches * REFILL_STEP)
+            with timer.phase("generate"):
+                sampled = self.sample(next(prompts), sampling, step + num_batches * REFILL_STEP)
+            with timer.phase("verify"):
+                batch_scores, correct, counts = score_tensors(sampled.pending)
             num_batches += 1
-            batch_scores, correct, _ = score_tensors(sampled.pending)
+            num_tokens += _num_tokens(sampled)
+            reasons.update(counts)
             scores.append(batch_scores)
             corrects.append(correct)
             differs = groups_that_differ(correct if filtering.metric == "acc" else batch_scores, sampling.n)
-            informative.append(_select(sampled, differs.nonzero().flatten()[:missing], sampling.n))
-            dull.append(_select(sampled, (~differs).nonzero().flatten(), sampling.n))
-            missing -= len(informative[-1].prompts.records)
+            taken = differs & (differs.cumsum(dim=0) <= missing)
+            informative.append(_select(sampled, taken.nonzero().flatten(), sampling.n))
+            others.append(_select(sampled, (~taken).nonzero().flatten(), sampling.n))
+            missing -= int(taken.sum())
         chosen = _join(informative)
+        left_out = _join(others)
         if missing:
-            chosen = _join([chosen, _select(_join(dull), torch.arange(missing), sampling.n)])
+            filler = _select(left_out, torch.arange(missing), sampling.n)
+            chosen = _join([chosen, replace(filler, learned=torch.zeros_like(filler.learned))])
+            left_out = _select(left_out, torch.arange(missing, len(left_out.prompts.records)), sampling.n)
         # A prompt drawn twice in one step makes two groups.
         num_groups = len(chosen.prompts.records)
         chosen.rollout.group_ids = torch.arange(num_groups).repeat_interleave(sampling.n)
         all_scores, all_correct = torch.cat(scores), torch.cat(corrects)
         group_ids = torch.arange(len(all_scores) // sampling.n).repeat_interleave(sampling.n)
         metrics = group_metrics(all_scores, all_correct, group_ids)
-        return chosen, metrics | {"train/gen_batches": float(num_batches), "train/filler_groups": float(missing)}
+        metrics |= {f"verifier/{reason}": float(count) for reason, count in reasons.items()}
+        metrics |= {"train/gen_batches": float(num_batches), "train/filler_groups": float(missing)}
+        metrics["perf/generated_tokens"] = num_tokens
+        return StepSample(chosen, score_tensors(left_out.pending)[0], metrics)
 
     def rewards(self, sampled: Sampled) -> tuple[Tensor, dict[str, float]]:
         """What each response earns, [B] float64, and the means of what was added to the verifier's score.
@@ -124,10 +154,8 @@ class Sampler:
         metrics: dict[str, float] = {}
         rewards = score_tensors(sampled.pending)[0].double()
         if config.uses_reward_model:
-            learned = self._reward_model_scores(sampled)
-            rewards = config.reward_model.rule_weight * rewards + config.reward_model.weight * learned
-            metrics["reward_model/score/mean"] = learned.mean().item()
-            metrics["reward_model/score/std"] = learned.std(correction=0).item()
+            scores, metrics = self._reward_model_scores(sampled)
+            rewards = config.reward_model.rule_weight * rewards + config.reward_model.weight * scores
         overlong = config.reward_score.overlong_buffer
         if overlong.enable:
             lengths = sampled.rollout.response_mask.sum(dim=1)
@@ -137,14 +165,18 @@ class Sampler:
             metrics["train/overlong_penalty/mean"] = penalty.mean().item()
         return rewards, metrics
 
-    def _reward_model_scores(self, sampled: Sampled) -> Tensor:
+    def _reward_model_scores(self, sampled: Sampled) -> tuple[Tensor, dict[str, float]]:
         assert self.reward_tokenizer is not None, "a run with a reward model loads its tokenizer"
         records, texts = sampled.prompts.records, self._texts(sampled.rollout)
         n = len(texts) // len(records)
         chats = [record.messages for record in records for _ in range(n)]
-        batch = judged_texts(chats, texts, self.reward_tokenizer, self.config.reward_model.max_length)
-        scores: Tensor = concat(self.workers.run_split("compute_rm_scores", batch))
-        return scores.double()
+        batch, too_long = judged_texts(chats, texts, self.reward_tokenizer, self.config.reward_model.max_length)
+        scores = concat(self.workers.run_split("compute_rm_scores", batch)).double()
+        return scores, {
+            "reward_model/score/mean": scores.mean().item(),
+            "reward_model/score/std": scores.std(correction=0).item(),
+            "reward_model/clip_ratio": too_long,
+        }
 
     def _texts(self, rollout: RolloutBatch) -> list[str]:
         tokens = [ids[mask.bool()] for ids, mask in zip(rollout.responses, rollout.response_mask, strict=True)]
@@ -177,7 +209,8 @@ def _select(sampled: Sampled, groups: Tensor, n: int) -> Sampled:
         tokens=sampled.prompts.tokens[groups],
     )
     results = sampled.pending.result()
-    return Sampled(prompts, sampled.rollout[rows], _finished([results[i] for i in rows.tolist()]))
+    pending = _finished([results[i] for i in rows.tolist()])
+    return Sampled(prompts, sampled.rollout[rows], pending, sampled.learned[rows])
 
 
 def _join(parts: list[Sampled]) -> Sampled:
@@ -186,7 +219,12 @@ def _join(parts: list[Sampled]) -> Sampled:
         torch.cat([part.prompts.tokens for part in parts]),
     )
     results = [result for part in parts for result in part.pending.result()]
-    return Sampled(prompts, torch.cat([part.rollout for part in parts]), _finished(results))
+    rollout = torch.cat([part.rollout for part in parts])
+    return Sampled(prompts, rollout, _finished(results), torch.cat([part.learned for part in parts]))
+
+
+def _num_tokens(sampled: Sampled) -> float:
+    return float(sampled.rollout.response_mask.sum())
 
 
 def _finished(scores: list[Score]) -> PendingScores:
