@@ -104,6 +104,19 @@ def test_every_yaml_is_the_default_or_in_a_group_that_loads():
             "reward_manager.baseline_start=firstbatch",
             "reward_manager.baseline_start='firstbatch': must be one of first_batch, zero; did you mean",
         ),
+        ("actor.tis_cap=inf", "actor.tis_cap=inf: must be a finite number"),
+        ("reward_model.weight=nan", "reward_model.weight=nan: must be a finite number"),
+        ("algorithm.lam=-0.1", "algorithm.lam=-0.1: must be in [0, 1]"),
+        (
+            "algorithm.kl_ctrl.type=adaptive",
+            "algorithm.kl_ctrl.type='adaptive': controls the KL divergence in the reward; set",
+        ),
+        ("algorithm.filter_groups.metric=accuracy", "algorithm.filter_groups.metric='accuracy': must be one of acc, "),
+        ("trainer.critic_warmup=-1", "trainer.critic_warmup=-1: must not be negative"),
+        ("trainer.critic_warmup=1", "trainer.critic_warmup=1: grpo has no critic; set it to 0"),
+        ("trainer.except_save=[5,0]", "trainer.except_save=[5, 0]: steps are counted from 1"),
+        ("data.val_sample_size=0", "data.val_sample_size=0: must be -1 or at least 1"),
+        ("reward_score.overlong_buffer.len=0", "reward_score.overlong_buffer.len=0: must be greater than 0"),
         ("rollout.top_p=0", "rollout.top_p=0.0: must be in (0, 1]"),
         ("rollout.val_kwargs.temperature=0", "rollout.val_kwargs.n=2: greedy decoding (temperature=0) gives one"),
         ("trainer.logger=wandbb", "trainer.logger='wandbb': must be one of console, tensorboard, wandb; did you mean"),
@@ -138,6 +151,38 @@ def test_the_released_code_differs_from_the_shipped_signal_in_its_known_defects(
             "Effective Rank": (1.0, 0.0),
         }
     assert differing("actor") == differing("algorithm") == differing("rollout") == set()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trainer.val_only=true", "data.val_files=[]"], "trainer.val_only=True: there is nothing to validate on"),
+        (
+            ["reward_score.overlong_buffer.enable=true", "reward_score.overlong_buffer.len=160"],
+            "reward_score.overlong_buffer.len=160: must be below data.max_response_length=160",
+        ),
+        (
+            ["algorithm=gae", "critic.ppo_mini_batch_size=10"],
+            "data.train_batch_size=48: must be divisible by critic.ppo_mini_batch_size=10",
+        ),
+        (
+            ["algorithm=gae", "rollout.n=1", "algorithm.filter_groups.enable=true"],
+            "rollout.n=1: algorithm.filter_groups compares the responses to a prompt",
+        ),
+        (
+            ["reward_model.enable=true", "reward_model.weight=0", "reward_model.rule_weight=0"],
+            "reward_model.weight=0.0: both weights are 0; set one",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_together_are_named(overrides: list[str], message: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(PPOConfig, "ppo_trainer", overrides)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_critic_alone_needs_no_group():
+    assert load_config(PPOConfig, "ppo_trainer", ["algorithm=gae", "rollout.n=1"]).uses_critic
 
 
 def test_switching_rank_shaping_off_needs_no_calculator():

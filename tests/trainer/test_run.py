@@ -1,0 +1,49 @@
+"""What run_ppo finds wrong before it starts anything."""
+
+from dataclasses import replace
+
+import pytest
+import ray
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from verl.config import PPOConfig
+from verl.config.load import ConfigError
+from verl.trainer.ppo.run import run_ppo
+
+
+def refused(config: PPOConfig, message: str) -> None:
+    was_running = ray.is_initialized()
+    with pytest.raises(ConfigError, match=message):
+        run_ppo(config)
+    assert ray.is_initialized() == was_running
+
+
+def with_critic(config: PPOConfig, **model: object) -> PPOConfig:
+    critic = replace(config.critic, model=replace(config.critic.model, **model))
+    return replace(config, algorithm=replace(config.algorithm, adv_estimator="gae"), critic=critic)
+
+
+def test_a_reward_function_that_is_not_there(small_config):
+    scoring = replace(small_config.reward_score, custom_functions=["*=no_such_module:score"])
+    refused(replace(small_config, reward_score=scoring), "importing no_such_module raised ModuleNotFoundError")
+
+
+def test_a_warm_up_without_end(small_config):
+    config = with_critic(small_config)
+    trainer = replace(config.trainer, critic_warmup=2)
+    refused(replace(config, trainer=trainer), "^trainer.critic_warmup=2: the run has 2 steps, and none would be left")
+
+
+def test_a_critic_of_another_vocabulary(small_config, tiny_model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    tokenizer.add_tokens(["<another>"])
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
+    refused(with_critic(small_config, path=str(tmp_path)), "^critic.model.path=.*: its tokenizer is not that of model")
+
+
+def test_a_reward_model_without_a_tokenizer(small_config, tiny_model, tmp_path):
+    (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
+    judge = replace(small_config.reward_model, enable=True, model=replace(small_config.model, path=str(tmp_path)))
+    refused(replace(small_config, reward_model=judge), "^reward_model.model.path=.*: no tokenizer there")
