@@ -26,10 +26,15 @@ CONFIGS = ROOT / "configs"
 JOBS = {
     "ppo_trainer": ("PPOConfig", "Options of the main job", "`bash train.sh`, or `python -m verl.trainer.main_ppo`"),
     "sft": ("SFTConfig", "Options of supervised fine-tuning", "`python -m verl.trainer.main_sft`"),
+    "evaluation": (
+        "EvaluationConfig",
+        "Options of evaluation",
+        "`bash eval.sh`, or `python -m verl.trainer.main_eval`",
+    ),
 }
 """File of configs/ -> its dataclass, the section's title, and the command."""
 
-GROUPS = ["experiment", "preset", "model", "trainer", "algorithm", "reward_manager"]
+GROUPS = ["experiment", "preset", "model", "trainer", "algorithm", "reward_manager", "evaluation"]
 """Groups of configs/ whose files are alternatives that a user chooses among."""
 
 INTRODUCTION = """\
@@ -47,6 +52,8 @@ run it again. -->
 
 An argument that does not exist ends the command with one line that names the nearest one that does. Every run writes
 the configuration it had to `config.yaml`. A default such as `${actor.ppo_epochs}` follows that option.
+
+`bash eval.sh` takes the first two kinds; its [options](#options-of-evaluation) come last on this page.
 """
 
 FLAGS_INTRODUCTION = """\

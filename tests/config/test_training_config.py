@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from verl.config import PPOConfig, SFTConfig
+from verl.config.evaluation import EvaluationConfig
 from verl.config.flags import FLAGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,8 +49,9 @@ def test_a_stale_page_is_told_and_left_alone(
 def test_every_option_flag_and_experiment_has_a_row():
     rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     known = {row[0].removeprefix("| ").strip("`") for row in rows}
-    expected = {*options(PPOConfig), *options(SFTConfig), *(f"--{name}" for name in FLAGS)}
+    expected = {*options(PPOConfig), *options(SFTConfig), *options(EvaluationConfig), *(f"--{name}" for name in FLAGS)}
     expected |= {f"experiment={path.stem}" for path in (ROOT / "configs" / "experiment").glob("*.yaml")}
+    expected |= {f"evaluation={path.stem}" for path in (ROOT / "configs" / "evaluation").glob("*.yaml")}
     assert expected <= known, sorted(expected - known)
     assert all(row[-1].removesuffix("|").strip() for row in rows), "a row without a meaning"
 

@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl.rewards.answers import (
+    Box,
+    boxes_in,
     extract_answer,
     extract_boxed,
     extract_gsm8k,
@@ -25,6 +27,7 @@ from verl.rewards.answers import (
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed {7}", "7"),
         (r"\fbox{7}", "7"),
+        (r"\framebox{7}", "7"),
         (r"\\boxed{7}", "7"),
         (r"\boxed{ 7 }", "7"),
         (r"\boxed{x_{1}^{2}} and {", "x_{1}^{2}"),
@@ -42,6 +45,11 @@ from verl.rewards.answers import (
 )
 def test_extract_boxed(text: str, content: str | None):
     assert extract_boxed(text) == content
+
+
+def test_boxes_in():
+    assert list(boxes_in(r"\boxed{1} {\fbox{2}} \boxed{3")) == [Box(0, 7, 9), Box(11, 17, 19)]
+    assert list(boxes_in(r"\boxed{1 \boxed{2}}")) == [Box(9, 16, 18), Box(0, 7, 19)]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +74,9 @@ def test_extract_gsm8k(text: str, number: str | None):
     [
         (r"The answer is 3, so \boxed{4}", "4", True),
         (r"The answer is 3.", "3", False),
+        ("所以答案是 3。共 5 个", "3", False),
+        ("答案：3", "3", False),
+        ("答案错误, 3", "3", False),
         (r"The answer is 3.5. It was easy, 100 percent", "3.5", False),
         ("answer: x + 1\nDone 5", "x + 1", False),
         ("The ANSWER is: **12**", "12", False),

@@ -19,7 +19,7 @@ def load_tokenizer(
         raise ConfigError(f"{field}={path!r}: no tokenizer there: {str(error).splitlines()[0]}") from error
     # From a folder that names the model's type and holds no vocabulary, transformers makes an empty tokenizer.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise ConfigError(f"{field}={path!r}: no tokenizer there: only special tokens; copy the model's tokenizer files")
+        raise ConfigError(f"{field}={path!r}: no tokenizer there, only special tokens; copy the model's files")
     lacks_template = needs_chat_template and tokenizer.chat_template is None
     if lacks_template or tokenizer.eos_token_id is None:
         wanted = "a chat template and an end-of-sequence token" if needs_chat_template else "an end-of-sequence token"

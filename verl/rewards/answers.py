@@ -5,10 +5,12 @@ in the text's length, raises nothing on any string, and never converts a long di
 """
 
 import re
+from collections.abc import Iterator
 from decimal import Decimal
+from typing import NamedTuple
 
 MAX_ALGEBRA_CHARS = 400
-"""Longer answers are equal only as text; no ground truth comes near it."""
+"""Longer answers are equal only as text; hardly a ground truth comes near it."""
 
 MAX_NUMBER_CHARS = 64
 """Longer digit strings are compared as text."""
@@ -18,12 +20,12 @@ TAIL_CHARS = 4096
 
 DECIMAL_TOLERANCE = Decimal("1e-6")
 
-SENTENCE_END = re.compile(r"\n|\.(?=\s|$)")
+SENTENCE_END = re.compile(r"\n|。|\.(?=\s|$)")
 """A full stop inside a number ends no sentence."""
 
-_BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox)[ \t\n]*\{|\\[{}]|[{}]")
+_BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox|framebox)[ \t\n]*\{|\\[{}]|[{}]")
 _AFTER_HASHES = re.compile(r"[\s$]*(-?[0-9][0-9,]*(?:\.[0-9]+)?)[ \t.]*(?:\n|\Z)")
-_ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)", re.IGNORECASE)
+_ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)|答案[ \t]*(?:[是为][ \t]*[:：]?|[:：])", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[+-]?\.[0-9]+")
 _IGNORED = re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\\?\$|\{,\}|~|(?<![0-9])\s+|\s+(?![0-9])")
@@ -34,7 +36,7 @@ def extract_answer(text: str) -> tuple[str | None, bool]:
     """The answer of a response, and whether it stood in a box.
 
     In order: the last box; the number after the last ``####``; the rest of the sentence after the last "answer is"
-    (or "answer:"); the last number. None when there is none of these.
+    (or "answer:", 答案是); the last number. None when there is none of these.
     """
     boxed = extract_boxed(text)
     if boxed is not None:
@@ -46,26 +48,39 @@ def extract_answer(text: str) -> tuple[str | None, bool]:
     return answer, False
 
 
-def extract_boxed(text: str) -> str | None:
-    """The content of the last ``\\boxed{...}`` (or ``\\fbox``) whose braces balance, stripped; None if blank or absent.
+class Box(NamedTuple):
+    """Where a ``\\boxed{...}`` stands in a text."""
 
-    Of nested boxes the innermost counts: it starts last.
-    """
-    open_braces: list[int] = []
-    best_start, best_end = -1, -1
+    start: int
+    content: int
+    """Where its content begins."""
+    end: int
+    """After its closing brace."""
+
+
+def boxes_in(text: str) -> Iterator[Box]:
+    """Every ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``) whose braces balance, in the order in which they close."""
+    open_braces: list[re.Match[str] | None] = []
     for token in _BOX_OR_BRACE.finditer(text):
         symbol = token.group()
         if symbol == "{":
-            open_braces.append(-1)
+            open_braces.append(None)
         elif symbol == "}":
-            start = open_braces.pop() if open_braces else -1
-            if start > best_start:
-                best_start, best_end = start, token.start()
+            opening = open_braces.pop() if open_braces else None
+            if opening is not None:
+                yield Box(opening.start(), opening.end(), token.end())
         elif len(symbol) > 2:
-            open_braces.append(token.end())
-    if best_start < 0:
-        return None
-    return text[best_start:best_end].strip() or None
+            open_braces.append(token)
+
+
+def extract_boxed(text: str) -> str | None:
+    """The content of the last ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``) whose braces balance, stripped; None if
+    blank or absent.
+
+    Of nested boxes the innermost counts: it starts last.
+    """
+    box = max(boxes_in(text), default=None)
+    return text[box.content : box.end - 1].strip() or None if box else None
 
 
 def extract_gsm8k(text: str) -> str | None:

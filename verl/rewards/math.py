@@ -4,10 +4,12 @@ Run it in a ``VerifierPool``: sympy has no time limit of its own here, and an an
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Basic, Eq, Expr, Float
 
 from verl.rewards.answers import extract_answer, quick_equal
 from verl.rewards.score import Verdict
@@ -17,6 +19,9 @@ from verl.rewards.score import Verdict
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _LATEX = [LatexExtractionConfig()]
+
+REASONS = {True: "equivalent", False: "different", None: "unparsed"}
+"""What ``compare_latex`` returns -> the reason of the verdict."""
 
 
 def verify_math(
@@ -35,16 +40,48 @@ def judge(answer: str, boxed: bool, ground_truth: str, equal: bool | None, quick
         return Verdict(equal, boxed, "exact" if equal else "different", answer)
     if quick:
         return None
-    equal = equivalent(answer, ground_truth)
-    return Verdict(equal, boxed, "equivalent" if equal else "different", answer)
+    equal = compare_latex(answer, ground_truth)
+    return Verdict(equal is True, boxed, REASONS[equal], answer)
 
 
 def equivalent(answer: str, ground_truth: str) -> bool:
     """Whether two LaTeX expressions mean the same; False where one of them cannot be read. May take for ever."""
-    same: bool = verify(_parse(ground_truth), _parse(answer), timeout_seconds=None)
-    return same
+    return compare_latex(answer, ground_truth) is True
+
+
+def compare_latex(
+    answer: str, ground_truth: str, allows: Callable[[Decimal, Decimal], bool] | None = None
+) -> bool | None:
+    """Whether two LaTeX expressions mean the same; None where the answer cannot be read. May take for ever.
+
+    ``allows(value, truth)`` says whether a number may stand for the ground truth, where one of the two is a decimal
+    fraction; without it, they must agree to six decimals.
+    """
+    ours, theirs = _parse(answer), _parse(ground_truth)
+    if verify(theirs, ours, allow_set_relation_comp=True, timeout_seconds=None):
+        return True
+    # The readings end in the text itself, which is all there is of what cannot be read.
+    if not ours or isinstance(ours[0], str):
+        return None
+    if not allows or not theirs or not _has_decimals(ours[0], theirs[0]):
+        return False
+    value, truth = _number(ours[0]), _number(theirs[0])
+    return value is not None and truth is not None and allows(value, truth)
 
 
 def _parse(latex: str) -> list[Any]:
     expressions: list[Any] = parse(f"${latex.replace('$', '')}$", extraction_config=_LATEX, parsing_timeout=None)
     return expressions
+
+
+def _has_decimals(*readings: Any) -> bool:
+    return any(isinstance(reading, Basic) and reading.has(Float) for reading in readings)
+
+
+def _number(expression: Any) -> Decimal | None:
+    """Its value, if it is a real number."""
+    if isinstance(expression, Eq):
+        expression = expression.rhs
+    if not isinstance(expression, Expr) or not expression.is_number or not expression.is_real:
+        return None
+    return Decimal(str(expression.evalf()))

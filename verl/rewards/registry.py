@@ -10,6 +10,7 @@ from verl.rewards.custom import custom_verdict, load_function
 from verl.rewards.score import Score, Verdict, score_of
 
 MATH = "verl.rewards.math:verify_math"
+OPEN_ANSWER = "verl.rewards.open_answer:verify_open_answer"
 MULTIPLE_CHOICE = "verl.rewards.multiple_choice:verify_multiple_choice"
 DEEPSEEK_R1 = "verl.rewards.deepseek_r1:verify_deepseek_r1"
 KNIGHTS_AND_KNAVES = "verl.rewards.knights_and_knaves:verify_knights_and_knaves"
@@ -23,6 +24,7 @@ VERIFIERS: dict[str, str] = {
     "lighteval/MATH": MATH,
     "HuggingFaceH4/MATH-500": MATH,
     "hkust-nlp/SimpleRL-Zoo-Data": MATH,
+    "open_answer": OPEN_ANSWER,
     "multiple_choice": MULTIPLE_CHOICE,
     "aqua": MULTIPLE_CHOICE,
     "mmlu_stem": MULTIPLE_CHOICE,

@@ -17,8 +17,9 @@ class Verdict:
     boxed: bool
     """Whether the response holds a closed, non-empty ``\\boxed{...}``, or the form its verifier asks for instead."""
     reason: str
-    """``exact`` or ``equivalent`` (correct); ``different``, ``missing`` (no answer found), ``timeout``, ``memory``,
-    ``crash`` (the verifier did not survive the response); ``custom`` (a user's function judged)."""
+    """``exact`` or ``equivalent`` (correct); ``different``, ``missing`` (no answer found), ``unparsed`` (algebra cannot
+    read the answer), ``timeout``, ``memory``, ``crash`` (the verifier did not survive the response); ``custom`` (a
+    user's function judged)."""
     answer: str = ""
     """The answer found in the response."""
     score: float | None = None

@@ -39,7 +39,8 @@ class EvaluationDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self.console.is_terminal:
+            self._progress.stop()
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
@@ -58,6 +59,8 @@ class EvaluationDisplay:
         self._task = self._progress.add_task(
             title, total=samples, problems=0, total_problems=problems, rate="starting the engines"
         )
+        if not self.console.is_terminal:
+            self.say(f"{title}: {samples} samples of {problems} problems to generate; starting the engines")
 
     def generated(self, problems: int, samples: int, tokens: int) -> None:
         """So many further problems are complete, by so many responses of so many tokens."""
@@ -70,7 +73,7 @@ class EvaluationDisplay:
         self._tokens += tokens
         now = time.monotonic()
         rate = f"{self._tokens / max(now - self._started, 1e-9):.0f} tok/s"
-        self._progress.update(self._task, completed=self._samples, problems=self._problems, rate=rate)
+        self._progress.update(self._task, completed=self._samples, problems=self._problems, rate=rate, refresh=True)
         if not self.console.is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
             self._line(rate, now)

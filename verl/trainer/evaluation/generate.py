@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from verl.single_controller import WorkerGroup
 from verl.trainer.evaluation.display import EvaluationDisplay
 from verl.trainer.evaluation.jobs import Job
-from verl.trainer.evaluation.store import SampleStore, StoredSample
+from verl.trainer.evaluation.store import SampleKey, SampleStore, StoredSample
 from verl.workers.generation import FinishedSample, SampleRequest, sample_seed
 
 STEPS_PER_CALL = 64
@@ -24,9 +24,9 @@ class Work:
     job: Job
     store: SampleStore
 
-    def missing(self, n: int) -> int:
-        """How many of the first ``n`` samples of all problems are not there."""
-        return len(self.store.missing(len(self.job.problems), n))
+    def missing(self, n: int) -> list[SampleKey]:
+        """Which of the first ``n`` samples of all problems are not there."""
+        return self.store.missing(len(self.job.problems), n)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def generate_missing(
     Raises:
         WorkerError: a worker raised or died; what it had returned before is stored.
     """
-    places = [_Place(work, i, j) for work in works for i, j in work.store.missing(len(work.job.problems), n)]
+    places = [_Place(work, i, j) for work in works for i, j in work.missing(n)]
     waiting = deque(range(len(places)))
     loads = [0] * num_engines
     engine_of: dict[int, int] = {}

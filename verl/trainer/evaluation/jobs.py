@@ -13,6 +13,7 @@ from verl.data.benchmarks import BENCHMARKS, Problem, load_benchmark
 from verl.data.demonstrations import DEMONSTRATIONS
 from verl.data.templates import find_template, render_prompt, template_stops
 from verl.data.tokenizers import load_tokenizer
+from verl.trainer.evaluation.results import result_folder
 from verl.trainer.evaluation.store import SampleStore, model_digest
 from verl.trainer.evaluation.targets import Target
 from verl.workers.generation import EngineModel, resolve_dtype
@@ -76,7 +77,7 @@ def make_jobs(
                     temperature=temperature,
                     problems=list(problems),
                     prompts=prompts,
-                    folder=folder / target.run / f"step_{target.step}" / name / f"T{temperature:g}",
+                    folder=result_folder(folder, target.run, target.step, name, temperature),
                     settings=_settings(target, temperature, digest, config, device_type),
                 )
             )

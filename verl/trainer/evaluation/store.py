@@ -11,14 +11,14 @@ Lines are only ever appended. A process that was killed leaves at most its last 
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from verl.config.load import ConfigError
+from verl.trainer.evaluation.results import write_text
 
 SETTINGS_FILE = "generation.json"
 SAMPLES_FILE = "samples.jsonl"
@@ -68,7 +68,7 @@ class SampleStore:
         for number, record in read_lines(path):
             sample = _sample_of(record, f"{path}, line {number}")
             self.samples[sample.problem, sample.sample] = sample
-        self._file = path.open("a", encoding="utf-8")
+        self._file = open_to_append(path)
 
     def __enter__(self) -> "SampleStore":
         return self
@@ -102,7 +102,7 @@ class SampleStore:
                 return
         elif (self.folder / SAMPLES_FILE).exists():
             raise ConfigError(f"{self.folder}: holds {SAMPLES_FILE} without {SETTINGS_FILE}; {MEND}")
-        replace_text(path, json.dumps({"settings": settings, "prompts": digests}, indent=1, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps({"settings": settings, "prompts": digests}, indent=1) + "\n")
 
 
 @contextmanager
@@ -167,17 +167,16 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def append_lines(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
+def open_to_append(path: Path) -> IO[str]:
+    """For :func:`append_lines`."""
+    # A response may hold half of a surrogate pair, which strict UTF-8 refuses.
+    return path.open("a", encoding="utf-8", errors="surrogatepass")
+
+
+def append_lines(file: IO[str], records: Sequence[Mapping[str, Any]]) -> None:
     """Write records as JSON lines to an open text file, and hand them to the system."""
     file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
     file.flush()
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file that is either the old one or the new one at every moment."""
-    temporary = path.with_name(f".{path.name}.unfinished")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def _sample_of(record: dict[str, Any], where: str) -> StoredSample:

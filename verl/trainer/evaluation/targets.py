@@ -139,14 +139,17 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
         require_model(f"{field}.base", str(model))
         return 0, _full_path(str(model))
     known = sorted(_step_of(folder) for folder in root.glob("global_step_*") if CHECKPOINT.fullmatch(folder.name))
-    there = f"there are {', '.join(map(str, known))}" if known else "there is no checkpoint yet"
+    if not known:
+        raise ConfigError(f"{field}.steps={step}: {root} has no checkpoint yet; name 0, the base model, alone")
+    found = step
     if step == LAST:
         newest = latest_checkpoint(root)
-        step = _step_of(newest) if newest is not None else max(known, default=LAST)
-    folder = root / f"global_step_{step}" / MODEL_IN_CHECKPOINT
+        found = known[-1] if newest is None else _step_of(newest)
+    folder = root / f"global_step_{found}" / MODEL_IN_CHECKPOINT
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{field}.steps={step}: no model in {folder}; {there}")
-    return step, _full_path(str(folder))
+        there = ", ".join(map(str, known))
+        raise ConfigError(f"{field}.steps={step}: no model in {folder}; there are {there}")
+    return found, _full_path(str(folder))
 
 
 def _full_path(model: str) -> str:

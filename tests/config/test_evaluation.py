@@ -1,0 +1,138 @@
+"""The configuration of an evaluation: sets that load, runs completed from ``model``, messages of what is wrong."""
+
+import subprocess
+import sys
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from verl.config import CONFIG_DIR, ConfigError
+from verl.config.arguments import plain_arguments
+from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
+from verl.config.flags import FlagError
+
+SETS = {"FULL_PASS1": (32, 1), "SMALL_SAMPLES_PASS16": (11, 16), "LITTLE_SAMPLES_PASS32": (5, 32)} | {
+    "TINY_SAMPLES_PASS256": (5, 256),
+    "embedded": (1, 16),
+}
+"""Name -> number of benchmarks and samples."""
+
+
+def load(*arguments: str) -> EvaluationConfig:
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return parse_evaluation_config(compose("evaluation", overrides=plain_arguments(arguments, EvaluationConfig)))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_named_sets(name: str):
+    config = load(f"evaluation={name}", "model.path=some/model")
+    assert (len(config.benchmarks), config.n_sampling) == SETS[name]
+    assert config.trainer.experiment_name == name
+    released = name != "embedded"
+    assert config.temperatures == [0.6 if released else 1.0] and config.top_p == (0.95 if released else 1.0)
+    assert config.model.template == ("qwen-boxed" if released else "chat")
+    assert {path.stem for path in (CONFIG_DIR / "evaluation").glob("*.yaml")} == set(SETS)
+
+
+def test_a_run_takes_from_model_what_it_does_not_say():
+    config = load(
+        "benchmarks=aime24,math500",
+        "model.template=abel",
+        "runs.first=outputs/a",
+        "runs.second.path=outputs/b",
+        "runs.second.steps=0,120",
+        "runs.second.max_response_length=256",
+    )
+    assert config.benchmarks == ["aime24", "math500"]
+    first, second = config.runs["first"], config.runs["second"]
+    assert (first.path, first.steps, first.template, first.max_response_length) == ("outputs/a", [0, -1], "abel", 1536)
+    assert (second.path, second.steps, second.template, second.max_response_length) == (
+        "outputs/b",
+        [0, 120],
+        "abel",
+        256,
+    )
+
+
+def test_field_mappings_name_benchmarks_that_the_config_does_not_know():
+    config = load("benchmarks=mine", "model.path=m", "data.fields.mine.question=frage", "data.fields.mine.answer=x")
+    assert config.data.fields == {"mine": {"question": "frage", "answer": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model.path=m"], "benchmarks=[]: name at least one, or choose a set, such as evaluation=embedded"),
+        (["benchmarks=a"], "model.path=None: name a training run or a model"),
+        (["benchmarks=a,a", "model.path=m"], "benchmarks=['a', 'a']: name each once"),
+        (["benchmarks=[../a]", "model.path=m"], "benchmarks='../a': names a folder: letters, digits"),
+        (["benchmarks=a", "runs.A.steps=0"], "runs.A.path=None: name a training run or a model"),
+        (["benchmarks=a", "runs.A.path=m", "runs.A.steps=-2"], "runs.A.steps=[-2]: must be at least 0, or -1"),
+        (["benchmarks=a", "runs.A.path=m", "runs.A.stps=1"], "runs.A.stps=1: unknown key; did you mean runs.A.steps?"),
+        (["benchmarks=a", "runs.A.path=m", "runs.A.steps=x"], "runs.A.steps[0]='x': must be an integer, not str"),
+        (["benchmarks=a", "runs=x"], "runs='x': must be a mapping, name: value"),
+        (
+            ["benchmarks=a", "model.path=m", "model.max_response_length=0"],
+            "model.max_response_length=0: must be greater",
+        ),
+        (
+            ["benchmarks=a", "model.path=m", "n_sampling=4", "temperatures=0,0.6"],
+            "n_sampling=4: greedy decoding (temperature 0) gives one response; set n_sampling=1",
+        ),
+        (["benchmarks=a", "model.path=m", "top_p=0"], "top_p=0.0: must be in (0, 1]"),
+        (["benchmarks=a", "model.path=m", "compare_to=frist"], "compare_to='frist': must be one of auto, first, step0"),
+        (["benchmarks=a", "model.path=m", "data.max_problems=0"], "data.max_problems=0: must be -1 or at least 1"),
+        (
+            ["benchmarks=a", "model.path=m", "rollout.tensor_parallel_size=2", "trainer.n_gpus_per_node=3"],
+            "rollout.tensor_parallel_size=2: must divide the 3 workers",
+        ),
+        (
+            ["benchmarks=a", "model.path=m", "rollout.max_num_batched_tokens=8"],
+            "rollout.max_num_batched_tokens=8: must be at least rollout.max_num_seqs=256",
+        ),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_value_and_mend(arguments: list[str], message: str):
+    with pytest.raises(ConfigError) as caught:
+        load(*arguments)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "passed"),
+    [
+        (["benchmarks=a,b"], ["benchmarks=[a,b]"]),
+        (["benchmarks=a"], ["benchmarks=a"]),
+        (["benchmarks=[a,b]", "temperatures=0.6,1"], ["benchmarks=[a,b]", "temperatures=[0.6,1]"]),
+        (["-m", "benchmarks=a,b"], ["benchmarks=a,b", "-m"]),
+        (["seed=1,2"], ["seed=1,2"]),
+        (["runs.A.steps=0,80"], ["++runs.A.steps=[0,80]"]),
+        (["+runs.A=x", "++runs.B.path=y"], ["+runs.A=x", "++runs.B.path=y"]),
+        (["~runs"], ["~runs"]),
+        (["--cfg", "job", "n_sampling=1"], ["n_sampling=1", "--cfg", "job"]),
+    ],
+)
+def test_arguments_as_people_type_them(typed: list[str], passed: list[str]):
+    assert plain_arguments(typed, EvaluationConfig) == passed
+
+
+@pytest.mark.parametrize("arguments", [["--benchmarks", "aime24"], ["--model_name", "Qwen/Qwen2.5-1.5B"]])
+def test_a_flag_is_refused(arguments: list[str]):
+    with pytest.raises(FlagError, match=rf"^{arguments[0]}: "):
+        plain_arguments(arguments, EvaluationConfig)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["n_samplng=3"], "error: n_samplng: unknown key; did you mean n_sampling?\n"),
+        (["benchmarks=a"], "error: model.path=None: name a training run or a model\n"),
+        (["--benchmark=a"], "error: --benchmark: unknown flag; TRAINING_CONFIG.md lists them\n"),
+    ],
+)
+def test_the_command_line_says_it_in_one_line(arguments: list[str], line: str):
+    command = [sys.executable, "-m", "verl.trainer.main_eval", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == line

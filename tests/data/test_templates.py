@@ -1,0 +1,140 @@
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from verl.config.load import ConfigError
+from verl.data.benchmarks import BENCHMARKS
+from verl.data.demonstrations import DEMONSTRATIONS
+from verl.data.templates import TEMPLATES, render_prompt, template_stops
+from verl.rewards import compute_score
+
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+
+
+class CharacterTokenizer:
+    """One token per character; a beginning token 1, where ``bos``, and an end token 2 that it adds by itself."""
+
+    chat_template = None
+
+    def __init__(self, bos: bool) -> None:
+        self.bos_token_id = 1 if bos else None
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> "CharacterTokenizer":
+        start = [1] if self.bos_token_id and add_special_tokens else []
+        self.input_ids = [*start, *map(ord, text), *([2] if add_special_tokens else [])]
+        return self
+
+
+def rendered(template: str, question: str, demonstrations: list[tuple[str, str]] | None = None) -> str:
+    return "".join(map(chr, render_prompt(template, question, CharacterTokenizer(bos=False), demonstrations or [])))
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("plain", "What is {1}?\n"),
+        ("plain-boxed", f"What is {{1}}?\n{BOXED}\n"),
+        (
+            "qwen-boxed",
+            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+            f"<|im_start|>user\nWhat is {{1}}?\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "qwen25-math-cot",
+            f"<|im_start|>system\n{BOXED}<|im_end|>\n"
+            "<|im_start|>user\nWhat is {1}?<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        ("abel", "Question:\nWhat is {1}?\nAnswer:\nLet's think step by step.\n"),
+        ("deepseek-r1", f"<｜User｜>What is {{1}}?\n{BOXED}<｜Assistant｜><think>\n"),
+        ("mathstral", f"What is {{1}}?\n{BOXED}\n\n"),
+        (
+            "llama-boxed",
+            f"<|start_header_id|>user<|end_header_id|>\n\nWhat is {{1}}?\n{BOXED}<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+    ],
+)
+def test_prompts(template: str, prompt: str):
+    assert rendered(template, "What is {1}?") == prompt
+
+
+def test_demonstrations_come_first_in_the_same_form():
+    shown = [("1+1?", "It is \\boxed{2}."), ("2+2?", "It is \\boxed{4}.")]
+    assert rendered("question-answer", "3+3?", shown) == (
+        "Question: 1+1?\nAnswer: It is \\boxed{2}.\n\nQuestion: 2+2?\nAnswer: It is \\boxed{4}.\n\n"
+        "Question: 3+3?\nAnswer:"
+    )
+    assert rendered("qwen", "3+3?", shown[:1]) == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\nIt is \\boxed{2}.<|im_end|>\n"
+        "<|im_start|>user\n3+3?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_tokens_of_the_tokenizer_alone_stand_at_the_beginning():
+    assert render_prompt("plain", "a", CharacterTokenizer(bos=True)) == [1, 97, 10]
+    assert render_prompt("plain", "a", CharacterTokenizer(bos=False)) == [97, 10]
+
+
+def test_chat_is_the_tokenizers_own(tiny_tokenizer: PreTrainedTokenizerBase):
+    question, shown = "What is 3 + 4?", [("What is 1 + 1?", "2")]
+    messages = [{"role": "user", "content": question}]
+    expected = tiny_tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert render_prompt("chat", question, tiny_tokenizer) == expected
+    messages = [
+        {"role": "user", "content": "What is 1 + 1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": question},
+    ]
+    expected = tiny_tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert render_prompt("chat", question, tiny_tokenizer, shown) == expected
+    messages = [{"role": "user", "content": f"{question}\n{BOXED}"}]
+    expected = tiny_tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert render_prompt("chat-boxed", question, tiny_tokenizer) == expected
+
+
+@pytest.mark.parametrize("name", [name for name, template in TEMPLATES.items() if not template.chat])
+def test_every_template_holds_the_question_once(name: str):
+    text = rendered(name, "What is 3 + 4?", [("What is 1 + 1?", "2")])
+    assert text.count("What is 3 + 4?") == text.count("What is 1 + 1?") == 1
+    assert text.index("1 + 1") < text.index("3 + 4")
+    assert "{" not in text.replace("boxed{}", "")
+
+
+def test_stops():
+    assert template_stops("chat") == []
+    assert template_stops("qwen-boxed") == ["<|im_end|>", "<|endoftext|>"]
+    assert template_stops("question-answer") == ["\nQuestion:", "\nProblem:"]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("qwen_boxed", "template='qwen_boxed': no such template; did you mean 'qwen-boxed'?"),
+        ("zzz", "template='zzz': no such template; must be one of chat, chat-boxed, plain, "),
+    ],
+)
+def test_unknown_template(template: str, message: str):
+    for fails in (lambda: template_stops(template), lambda: rendered(template, "1?")):
+        with pytest.raises(ConfigError) as error:
+            fails()
+        assert str(error.value).startswith(message)
+        assert "\n" not in str(error.value)
+
+
+def test_tokenizer_without_chat_template():
+    with pytest.raises(ConfigError, match="template='chat': the model's tokenizer has no chat template; name another"):
+        rendered("chat", "1?")
+
+
+def test_demonstrations_are_right():
+    answers = {
+        "words": ["93", "79", "5", "40"],
+        "formulas": ["7", r"\frac{1}{6}", r"(-\infty, 1) \cup (1, 5]", r"2\sqrt{2}"],
+        "choices": ["C", "B", "D"],
+        "chinese": ["51", "40", r"\frac{3}{2}"],
+    }
+    assert answers.keys() == DEMONSTRATIONS.keys()
+    for name, shown in DEMONSTRATIONS.items():
+        found = [compute_score("math", answer, truth) for (_, answer), truth in zip(shown, answers[name], strict=True)]
+        assert [score["score"] for score in found] == [1.0] * len(shown)
+    assert {benchmark.demonstrations for benchmark in BENCHMARKS.values()} == {*DEMONSTRATIONS, None}

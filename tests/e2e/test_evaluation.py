@@ -1,0 +1,191 @@
+"""Evaluations with real engines: Ray, vLLM on the CPU, the tiny model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+from verl.data.arithmetic import ArithmeticTask
+
+pytestmark = pytest.mark.e2e
+
+MARKER = "VERL_TEST_EVALUATION"
+"""Environment variable that every process of an evaluation inherits, by which survivors are found."""
+
+PROBLEMS, N = 20, 8
+
+
+class Evaluation:
+    """An evaluation in a process group of its own, as a terminal would start it."""
+
+    def __init__(self, overrides: list[str], log: Path) -> None:
+        self.identity = uuid.uuid4().hex
+        self.log = log
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "verl.trainer.main_eval", *overrides],
+            cwd=ROOT,
+            env=os.environ | {MARKER: self.identity},
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def finish(self, timeout_s: float = 240) -> int:
+        return self.process.wait(timeout_s)
+
+    def survivors(self, timeout_s: float = 30) -> list[str]:
+        """Command lines of processes that live on after a while."""
+        deadline = time.monotonic() + timeout_s
+        while (found := self._processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return found
+
+    def _processes(self) -> list[str]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARKER}={self.identity}".encode() in (folder / "environ").read_bytes():
+                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+        return found
+
+
+@pytest.fixture(scope="module")
+def benchmarks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one benchmark, ``sums``."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    rows = [{"problem": p.question, "answer": p.answer} for p in ArithmeticTask().split("test", PROBLEMS, seed=0)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def overrides(model: Path, benchmarks: Path, folder: Path) -> list[str]:
+    return [
+        "evaluation=embedded",
+        f"model.path={model}",
+        "model.max_response_length=24",
+        "benchmarks=sums",
+        f"n_sampling={N}",
+        f"data.benchmark_dir={benchmarks}",
+        f"trainer.default_local_dir={folder}",
+        "trainer.n_gpus_per_node=2",
+        # Few at a time, so that there is a middle in which it can be killed.
+        "rollout.max_num_seqs=2",
+        "rollout.max_num_batched_tokens=64",
+        "rollout.kv_cache_memory_mb=32",
+        "reward_score.num_workers=1",
+        "device=cpu",
+    ]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def outcome(folder: Path) -> tuple[dict[tuple[int, int], dict[str, Any]], str, list[Any]]:
+    """Samples by their place, the metrics, and the result's problems."""
+    (job,) = folder.glob("*/step_*/sums/T1")
+    samples = lines(job / "samples.jsonl")
+    counts = Counter((sample["problem"], sample["sample"]) for sample in samples)
+    assert set(counts.values()) == {1} and len(counts) == PROBLEMS * N
+    by_place = {(sample["problem"], sample["sample"]): sample for sample in samples}
+    return by_place, (folder / "metrics.jsonl").read_text(), json.loads((job / "results.json").read_text())["problems"]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model: Path, benchmarks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an evaluation that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    run = Evaluation(overrides(tiny_model, benchmarks, folder / "out"), folder / "log")
+    assert run.finish() == 0, run.log.read_text()
+    assert run.survivors() == []
+    assert "pass@8" in run.log.read_text() and "tok/s" in run.log.read_text()
+    assert (folder / "out" / "index.html").is_file()
+    return folder / "out"
+
+
+def test_killed_in_the_middle_it_goes_on_and_generates_nothing_twice(tiny_model, benchmarks, whole, tmp_path):
+    folder = tmp_path / "out"
+    run = Evaluation(overrides(tiny_model, benchmarks, folder), tmp_path / "first.log")
+    deadline = time.monotonic() + 120
+    path = None
+    while path is None or path.read_bytes().count(b"\n") < PROBLEMS * N // 4:
+        assert run.process.poll() is None and time.monotonic() < deadline, run.log.read_text()
+        path = next(folder.glob("*/step_0/sums/T1/samples.jsonl"), None)
+        time.sleep(0.005)
+    run.process.send_signal(signal.SIGKILL)
+    run.finish()
+    kept = path.read_bytes()
+    count = kept.count(b"\n")
+    assert PROBLEMS * N // 4 <= count < PROBLEMS * N
+    assert not (folder / "metrics.jsonl").exists()
+
+    # At once, while the first one's processes are still ending; and as if it had died while it wrote.
+    path.write_bytes(kept[:-20])
+    again = Evaluation(overrides(tiny_model, benchmarks, folder), tmp_path / "second.log")
+    assert again.finish() == 0, again.log.read_text()
+    assert f"{count - 1} of {PROBLEMS * N} samples are there already" in again.log.read_text()
+    assert run.survivors() == [] == again.survivors()
+    # What was there is there as it was, and the rest was added after it.
+    complete = kept[: kept[:-20].rfind(b"\n") + 1]
+    assert path.read_bytes().startswith(complete)
+    assert outcome(folder) == outcome(whole)
+
+
+def test_scored_again_without_engines(tiny_model, benchmarks, whole, tmp_path):
+    samples = next(whole.glob("*/step_0/sums/T1/samples.jsonl")).read_bytes()
+    command = [*overrides(tiny_model, benchmarks, whole), "reward_score.timeout_s=3", "n_sampling=2"]
+    run = Evaluation(command, tmp_path / "log")
+    assert run.finish() == 0, run.log.read_text()
+    assert "pass@2" in run.log.read_text() and "pass@8" not in run.log.read_text()
+    assert "tok/s" not in run.log.read_text()
+    assert next(whole.glob("*/step_0/sums/T1/samples.jsonl")).read_bytes() == samples
+    run = Evaluation(overrides(tiny_model, benchmarks, whole), tmp_path / "log")  # as it was, for other tests
+    assert run.finish() == 0, run.log.read_text()
+
+
+def test_tensor_parallel_engines_and_rank_metrics(tiny_model, benchmarks, whole, tmp_path):
+    command = overrides(tiny_model, benchmarks, tmp_path / "out")
+    options = ["rollout.tensor_parallel_size=2", "trainer.n_gpus_per_node=4", "calculator.enable=true"]
+    options += ["calculator.diff_stride=4", "calculator.layers=[0,-1]"]
+    run = Evaluation([*command, *options], tmp_path / "log")
+    assert run.finish() == 0, run.log.read_text()
+    samples, metrics, _ = outcome(tmp_path / "out")
+    names = {f"layer_{i}/Effective Rank{order}" for i in (1, 2) for order in ("", " diff", " diff 2")}
+    assert all(set(sample["metrics"]) == names for sample in samples.values())
+    assert all(1 <= sample["metrics"]["layer_2/Effective Rank"] <= 24 for sample in samples.values())
+    assert "sums/layer_2/Effective Rank diff/all/mean" in metrics
+    # Two engines of two workers each sample as two of one do; sums over halves round otherwise, hardly ever visibly.
+    alike = sum(sample["response"] == outcome(whole)[0][place]["response"] for place, sample in samples.items())
+    assert alike >= 0.95 * len(samples)
+
+
+def test_what_is_broken_costs_itself_alone(tiny_model, benchmarks, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    (folder / "sums.jsonl").write_bytes((benchmarks / "sums.jsonl").read_bytes())
+    (folder / "torn.jsonl").write_bytes((benchmarks / "sums.jsonl").read_bytes()[:-9])
+    (folder / "empty.jsonl").write_text("")
+    command = overrides(tiny_model, folder, tmp_path / "out")
+    command[command.index("benchmarks=sums")] = "benchmarks=torn,empty,amie24,sums"
+    run = Evaluation(
+        [*command, f"runs.bare={bare}", f"runs.good={tiny_model}", "runs.good.template=chat"], tmp_path / "log"
+    )
+    assert run.finish() == 1
+    errors = [line for line in run.log.read_text().splitlines() if line.startswith("error: ")]
+    for error, words in zip(errors, ["torn.jsonl, line 20: ", "empty.jsonl", "'aime24'", "no tokenizer"], strict=True):
+        assert words in error
+    assert outcome(tmp_path / "out")[0]

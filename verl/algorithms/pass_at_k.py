@@ -1,0 +1,197 @@
+"""Estimators of an evaluation with several samples per problem: pass@k, maj@k, and bootstrap intervals over problems.
+
+P: number of problems. K: number of columns, for example one per k. D: number of bootstrap draws.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+DRAWS = 4000
+"""Resamplings behind an interval. The ends of a 95% interval are then half a percentile off at most, mostly."""
+
+LEVEL = 0.95
+"""Share of such intervals that hold the true value."""
+
+NEGLIGIBLE = 1e-17
+"""Numbers of votes that are less likely are skipped: what they add is lost in float64."""
+
+MAX_BLOCK = 1 << 22
+"""Problems times draws that are resampled at once: 32 MiB."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over problems and its bootstrap interval; the bounds are NaN where one problem alone was seen."""
+
+    value: float
+    low: float
+    high: float
+
+
+def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
+    """Probability that at least one of k samples is correct, per problem: 1 - C(n-c, k) / C(n, k).
+
+    Equation 1 of Chen et al. 2021 (arXiv 2107.03374): the mean over all subsets of k of the n samples, without bias.
+    The ratio is taken as a product of k factors between 0 and 1, so no binomial is ever formed.
+
+    Args:
+        num_samples: n ``[P]``, may differ between problems.
+        num_correct: c ``[P]``, from 0 to n.
+        k: at least 1 and at most the smallest n.
+
+    Returns:
+        float64 ``[P]``.
+
+    Raises:
+        ValueError: k out of range, or c of n.
+    """
+    require_counts(num_samples, num_correct, k)
+    n, c = num_samples.double()[:, None], num_correct.double()[:, None]
+    i = torch.arange(k, dtype=torch.float64)
+    return 1 - ((n - c - i).clamp(min=0) / (n - i)).prod(dim=1)
+
+
+def require_counts(num_samples: Tensor, num_correct: Tensor, k: int) -> None:
+    """Raise ``ValueError`` unless 1 <= k <= n and 0 <= c <= n for every problem."""
+    if k < 1:
+        raise ValueError(f"k={k}: must be at least 1")
+    fewest = int(num_samples.min()) if len(num_samples) else k
+    if k > fewest:
+        raise ValueError(f"k={k}: a problem has only {fewest} samples; set k<={fewest} or draw more samples")
+    if bool(((num_correct < 0) | (num_correct > num_samples)).any()):
+        raise ValueError("num_correct: must lie between 0 and the number of samples")
+
+
+def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> float:
+    """Probability that a vote among k samples elects the correct answer: the exact mean over all subsets of k.
+
+    Every sample votes for its answer's class; the class with the most votes wins; of several with the most, one is
+    chosen at random with equal chances. Nothing is elected where nobody votes.
+
+    Args:
+        classes: one id per sample, equal for equivalent answers; a negative id is a sample without an answer, which
+            counts among the k but does not vote.
+        correct_class: the id of the correct answer; None where no sample gave it.
+        k: from 1 to the number of samples.
+
+    Raises:
+        ValueError: k out of range.
+    """
+    if not 1 <= k <= len(classes):
+        raise ValueError(f"k={k}: must lie between 1 and the number of samples ({len(classes)})")
+    votes = Counter(answer for answer in classes if answer >= 0)
+    supporters = votes.pop(correct_class, 0) if correct_class is not None else 0
+    if supporters == 0:
+        return 0.0
+    return _election(len(classes), k, supporters, tuple(sorted(votes.values())))
+
+
+@lru_cache(maxsize=65536)
+def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float:
+    """The probability that ``supporters`` of n samples win among k, against rival classes of these sizes.
+
+    Instead of a subset of exactly k, let every sample come with probability k/n, independently, and condition on k
+    having come: the same distribution, in which classes are independent. So the generating function of who comes is a
+    product over classes, taken here at roots of unity, where nothing exceeds 1 and an inverse FFT gives its
+    coefficients to about 1e-15.
+    """
+    share = k / n
+    support = _binomial([supporters], supporters + 1, share)[0].tolist()
+    roots, powers = _roots_of_unity(n + 1), torch.arange(n + 1)
+    total = 0.0
+    for votes in range(1, min(k, supporters) + 1):
+        if support[votes] < NEGLIGIBLE:
+            continue
+        room = k - votes
+        # Rivals with fewer members than votes can neither win nor tie: they fill up, like the samples that do not vote.
+        threats = [size for size in rivals if size >= votes]
+        fillers = n - supporters - sum(threats)
+        ties = min(len(threats), room // votes)
+        tied = _roots_of_unity(ties + 1)[:, None] * roots[votes * powers % (n + 1)]
+        product = torch.fft.fft(_binomial([fillers], n + 1, share)).repeat(ties + 1, 1)
+        if threats:
+            came = _binomial(threats, votes + 1, share)
+            for fewer, equal in zip(torch.fft.fft(came[:, :votes], n + 1), came[:, votes], strict=True):
+                product *= fewer + tied * equal
+        # ways[t]: probability that t rivals tie, none wins, and ``room`` samples come besides the supporters.
+        ways = torch.fft.ifft2(product).real[:, room]
+        total += support[votes] * float((ways / torch.arange(1, ties + 2)).sum())
+    return min(1.0, max(0.0, total / float(_binomial([n], k + 1, share)[0, k])))
+
+
+def _roots_of_unity(count: int) -> Tensor:
+    """The points ``[count]`` at which ``torch.fft.fft`` evaluates a polynomial."""
+    angles = torch.arange(count, dtype=torch.float64) * (-2 * math.pi / count)
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def _binomial(trials: Sequence[int], length: int, share: float) -> Tensor:
+    """Probabilities of 0, 1, ... successes, one row per number of trials: ``[len(trials), length]``; 0 beyond it."""
+    n = torch.tensor(trials, dtype=torch.float64)[:, None]
+    successes = torch.arange(length, dtype=torch.float64)
+    failures = (n - successes).clamp(min=0)
+    chance = torch.tensor([share, 1 - share], dtype=torch.float64)
+    logs = torch.lgamma(n + 1) - torch.lgamma(successes + 1) - torch.lgamma(failures + 1)
+    logs += torch.xlogy(successes, chance[0]) + torch.xlogy(failures, chance[1])
+    return torch.where(successes <= n, logs.exp(), 0.0)
+
+
+def bootstrap_means(values: Tensor, num_draws: int = DRAWS, seed: int = 0) -> Tensor:
+    """Means over problems drawn with replacement: ``values [P, K]`` -> float64 ``[D, K]``.
+
+    All columns see the same draws. What two runs reach on the same problems is compared by passing the differences.
+
+    Raises:
+        ValueError: no problems.
+    """
+    num_problems = len(values)
+    if num_problems == 0:
+        raise ValueError("values: no problems to draw from")
+    generator = torch.Generator().manual_seed(seed)
+    block = max(1, min(num_draws, MAX_BLOCK // num_problems))
+    means = []
+    for start in range(0, num_draws, block):
+        draws = min(block, num_draws - start)
+        drawn = torch.randint(num_problems, (draws, num_problems), generator=generator)
+        times = torch.zeros(draws, num_problems, dtype=torch.float64)
+        times.scatter_add_(1, drawn, torch.ones_like(times))
+        means.append(times @ values.double() / num_problems)
+    return torch.cat(means)
+
+
+def percentile_interval(means: Tensor, level: float = LEVEL) -> Tensor:
+    """The central interval that holds ``level`` of the draws: ``means [D, K]`` -> low and high, ``[2, K]``."""
+    if not 0 < level < 1:
+        raise ValueError(f"level={level}: must lie between 0 and 1")
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    return means.quantile(ends, dim=0)
+
+
+def mean_estimates(values: Tensor, level: float = LEVEL, num_draws: int = DRAWS, seed: int = 0) -> list[Estimate]:
+    """Mean and percentile bootstrap interval of each column of ``values [P, K]``."""
+    means = values.double().mean(dim=0)
+    if len(values) == 1:
+        return [Estimate(float(mean), math.nan, math.nan) for mean in means]
+    low, high = percentile_interval(bootstrap_means(values, num_draws, seed), level)
+    return [Estimate(*row) for row in torch.stack([means, low, high], dim=1).tolist()]
+
+
+def difference_estimates(
+    first: Tensor, second: Tensor, level: float = LEVEL, num_draws: int = DRAWS, seed: int = 0
+) -> list[Estimate]:
+    """``second - first`` on the same problems, ``[P, K]`` each.
+
+    Problems are drawn in pairs, so what makes a problem hard for both runs does not count as noise.
+
+    Raises:
+        ValueError: shapes that differ.
+    """
+    if first.shape != second.shape:
+        raise ValueError(f"first {tuple(first.shape)} and second {tuple(second.shape)}: must be on the same problems")
+    return mean_estimates(second.double() - first.double(), level, num_draws, seed)

@@ -1,0 +1,141 @@
+"""Prompt templates by name, as the models they are named after expect them, and demonstrations for base models.
+
+A template is text, tokenised as it is; the tokens that it names (``<|im_start|>``) are the model's own, so a model gets
+the template it was trained with. ``chat`` and ``chat-boxed`` leave that to the tokenizer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from transformers import PreTrainedTokenizerBase
+
+from verl.config.load import ConfigError
+
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+
+Demonstration = tuple[str, str]
+"""A question and its worked answer."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A prompt is ``head``; for each demonstration ``turn``, its answer and ``joint``; and ``turn``."""
+
+    turn: str
+    """Holds ``{question}``; the response continues it."""
+    head: str = ""
+    joint: str = "\n\n"
+    stops: tuple[str, ...] = ()
+    """Strings that end a response besides the model's end-of-sequence token, and are no part of it."""
+    chat: bool = False
+    """``turn`` is a user's message for the tokenizer's chat template; ``head``, a system message, and ``joint`` are not
+    used."""
+
+
+_QWEN_END = ("<|im_end|>", "<|endoftext|>")
+_QWEN_USER = "<|im_start|>user\n{question}"
+_QWEN_ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
+_LLAMA_USER = "<|start_header_id|>user<|end_header_id|>\n\n{question}"
+_LLAMA_ANSWER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+_NEXT_QUESTION = ("\nQuestion:", "\nProblem:")
+"""What a base model goes on with after its answer."""
+
+TEMPLATES: dict[str, Template] = {
+    "chat": Template("{question}", chat=True),
+    "chat-boxed": Template(f"{{question}}\n{BOXED}", chat=True),
+    "plain": Template("{question}\n", stops=_NEXT_QUESTION),
+    "plain-boxed": Template(f"{{question}}\n{BOXED}\n", stops=_NEXT_QUESTION),
+    "question-answer": Template("Question: {question}\nAnswer:", stops=_NEXT_QUESTION),
+    "step-by-step": Template("Question: {question}\nAnswer: Let's think step by step.", stops=_NEXT_QUESTION),
+    "qwen": Template(
+        f"{_QWEN_USER}{_QWEN_ANSWER}",
+        head="<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n",
+        joint="<|im_end|>\n",
+        stops=_QWEN_END,
+    ),
+    "qwen-boxed": Template(
+        f"{_QWEN_USER}\n{BOXED}{_QWEN_ANSWER}",
+        head="<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n",
+        joint="<|im_end|>\n",
+        stops=_QWEN_END,
+    ),
+    "qwen25-math-cot": Template(
+        f"{_QWEN_USER}{_QWEN_ANSWER}",
+        head=f"<|im_start|>system\n{BOXED}<|im_end|>\n",
+        joint="<|im_end|>\n",
+        stops=_QWEN_END,
+    ),
+    "abel": Template(
+        "Question:\n{question}\nAnswer:\nLet's think step by step.\n", stops=("\nQuestion:", *_QWEN_END, "</s>")
+    ),
+    "deepseek-math": Template(f"User: {{question}}\n{BOXED}\n\nAssistant:", stops=("\nUser:", "<｜end▁of▁sentence｜>")),
+    "deepseek-r1": Template(
+        f"<｜User｜>{{question}}\n{BOXED}<｜Assistant｜><think>\n",
+        joint="<｜end▁of▁sentence｜>",
+        stops=("<｜end▁of▁sentence｜>", "<｜User｜>"),
+    ),
+    "mathstral": Template(f"{{question}}\n{BOXED}\n\n", stops=("</s>", "[INST]")),
+    "mistral": Template(f"[INST] {{question}}\n{BOXED} [/INST]", joint="</s>", stops=("</s>", "[INST]")),
+    "llama": Template(f"{_LLAMA_USER}{_LLAMA_ANSWER}", joint="<|eot_id|>", stops=("<|eot_id|>", "<|start_header_id|>")),
+    "llama-boxed": Template(
+        f"{_LLAMA_USER}\n{BOXED}{_LLAMA_ANSWER}", joint="<|eot_id|>", stops=("<|eot_id|>", "<|start_header_id|>")
+    ),
+}
+"""Name -> template."""
+
+
+def find_template(name: str) -> Template:
+    """The template called ``name``. Raises ``ConfigError`` naming the nearest one, or all."""
+    if name not in TEMPLATES:
+        near = get_close_matches(name, list(TEMPLATES), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"must be one of {', '.join(TEMPLATES)}"
+        raise ConfigError(f"template={name!r}: no such template; {hint}")
+    return TEMPLATES[name]
+
+
+def template_stops(name: str) -> list[str]:
+    """The strings that end a response; see ``Template.stops``. Raises ``ConfigError`` as ``find_template``."""
+    return list(find_template(name).stops)
+
+
+def render_prompt(
+    template: str, question: str, tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration] = ()
+) -> list[int]:
+    """Token ids of the prompt for ``question``, after ``demonstrations`` in the same form.
+
+    Raises:
+        ConfigError: there is no such template; or it is the tokenizer's own and the tokenizer has none.
+    """
+    form = find_template(template)
+    if form.chat:
+        messages = _messages(form, question, demonstrations)
+        if tokenizer.chat_template is None:
+            raise ConfigError(f"template={template!r}: the model's tokenizer has no chat template; name another one")
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    # A tokenizer may add tokens at the end too, after which no model would go on with the text.
+    start = [token for token in tokenizer("").input_ids if token == tokenizer.bos_token_id]
+    text = _text(form, question, demonstrations)
+    return [*start, *tokenizer(text, add_special_tokens=False).input_ids]
+
+
+def _text(form: Template, question: str, demonstrations: Sequence[Demonstration]) -> str:
+    shown = [f"{_fill(form.turn, asked)}{_spaced(form.turn)}{answer}{form.joint}" for asked, answer in demonstrations]
+    return form.head + "".join(shown) + _fill(form.turn, question)
+
+
+def _spaced(turn: str) -> str:
+    return "" if turn.endswith(("\n", "]", ">")) else " "
+
+
+def _fill(turn: str, question: str) -> str:
+    # Not str.format: questions and instructions are full of braces.
+    return turn.replace("{question}", question, 1)
+
+
+def _messages(form: Template, question: str, demonstrations: Sequence[Demonstration]) -> list[dict[str, str]]:
+    messages = []
+    for asked, answer in demonstrations:
+        messages.append({"role": "user", "content": _fill(form.turn, asked)})
+        messages.append({"role": "assistant", "content": answer})
+    return [*messages, {"role": "user", "content": _fill(form.turn, question)}]

@@ -1,0 +1,171 @@
+"""Verifier of answers in any open form: numbers with units, expressions, sets, intervals, several answers, words.
+
+For English and Chinese. What text, numbers and units do not decide, math-verify does, so run it in a ``VerifierPool``.
+"""
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from verl.rewards.answers import MAX_ALGEBRA_CHARS, boxes_in, extract_answer, quick_equal
+from verl.rewards.math import REASONS, compare_latex
+from verl.rewards.notation import Quantity, read_quantity, read_term, split_answers, squeeze, unify, words_in
+from verl.rewards.score import Verdict
+
+ROUNDING = Decimal("1e-4")
+"""Relative error up to which a decimal fraction is right, as is usual in evaluations; whole numbers must be exact."""
+
+MAX_CHARS = 2000
+"""Longer answers are right only if they are the ground truth's own text."""
+
+MAX_LISTED = 12
+"""Longer lists of answers are compared as a whole."""
+
+_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]*=")
+_BETWEEN_BOXES = re.compile(
+    r"[\s$,;.、，；()\\]{0,20}(?:(?:and|or|和|或|与)[\s$]{0,5})?(?:\\?[A-Za-z][A-Za-z0-9_{}]{0,10}\s{0,3}=\s{0,3})?[\s$]{0,5}"
+)
+
+
+def verify_open_answer(
+    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+) -> Verdict | None:
+    """The verdict on a response; with ``quick`` None where deciding needs algebra.
+
+    Units, wrappers such as ``\\text{}``, full-width signs and the order of a list's entries do not matter; different
+    units of measure do, and so does the order of answers that the ground truth parts with semicolons. A number with a
+    fractional part is right up to ``ROUNDING``. ``extra_info`` may widen that: ``relative_tolerance`` is a share of
+    the ground truth, ``tolerance`` a number. An answer that math-verify cannot read is wrong for the reason
+    ``unparsed``.
+    """
+    answer, boxed = _find_answer(solution, ground_truth)
+    if answer is None:
+        return Verdict(False, boxed, "missing")
+    tolerance = Tolerance(extra_info or {})
+    equal = _quick_same(answer, ground_truth, tolerance)
+    if equal is not None:
+        return Verdict(equal, boxed, "exact" if equal else "different", answer)
+    if quick:
+        return None
+    equal = _same(unify(answer), unify(ground_truth), tolerance)
+    return Verdict(equal is True, boxed, REASONS[equal], answer)
+
+
+class Tolerance:
+    """How far a number may be off."""
+
+    def __init__(self, extra_info: Mapping[str, Any]) -> None:
+        self.relative = _decimal(extra_info.get("relative_tolerance"))
+        self.absolute = _decimal(extra_info.get("tolerance"))
+
+    def allows(self, value: Decimal, truth: Decimal) -> bool:
+        """Whether ``value`` is right where ``truth`` is."""
+        error = abs(value - truth)
+        whole = truth == truth.to_integral_value()
+        relative = max(self.relative, Decimal(0) if whole else ROUNDING)
+        return error <= self.absolute or error <= relative * abs(truth)
+
+
+def _decimal(value: Any) -> Decimal:
+    try:
+        return Decimal(str(value or 0))
+    except InvalidOperation:
+        return Decimal(0)
+
+
+def _find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
+    """As ``extract_answer``; where several answers are asked for, all boxes that stand side by side at the end."""
+    answer, boxed = extract_answer(solution)
+    if not boxed or answer is None or len(ground_truth) > MAX_CHARS:
+        return answer, boxed
+    wanted = len(split_answers(unify(ground_truth))[0])
+    if wanted < 2 or len(answer) > MAX_CHARS or len(split_answers(unify(answer))[0]) > 1:
+        return answer, boxed
+    spans = sorted(boxes_in(solution))
+    first = len(spans) - 1
+    while first and _BETWEEN_BOXES.fullmatch(solution, spans[first - 1].end, spans[first].start):
+        first -= 1
+    return "; ".join(solution[span.content : span.end - 1] for span in spans[first:]), True
+
+
+def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | None:
+    """Whether the two are the same where text, words, numbers and units tell; None where they do not."""
+    if quick_equal(answer, ground_truth):
+        return True
+    if len(answer) > MAX_CHARS or len(ground_truth) > MAX_CHARS:
+        return False
+    equal = _plainly_same(unify(answer), unify(ground_truth), tolerance)
+    if equal is None and max(len(answer), len(ground_truth)) > MAX_ALGEBRA_CHARS:
+        return False
+    return equal
+
+
+def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
+    """The same for unified text."""
+    if not answer or not truth:
+        return False
+    if squeeze(answer) == squeeze(truth):
+        return True
+    b = read_quantity(truth)
+    a = read_quantity(answer, short=b is not None)
+    if a and b:
+        return _same_quantity(a, b, tolerance)
+    words = words_in(truth)
+    if words is not None and b is None:
+        return words_in(answer) == words
+    return None
+
+
+def _same_quantity(a: Quantity, b: Quantity, tolerance: Tolerance) -> bool:
+    percent = [a.unit == "%", b.unit == "%"]
+    if a.known and b.known and a.unit != b.unit and not any(percent):
+        return False
+    if tolerance.allows(a.value, b.value):
+        return True
+    # 25% is 0.25, whichever of the two is asked for.
+    if percent == [True, False]:
+        return tolerance.allows(a.value / 100, b.value)
+    return percent == [False, True] and tolerance.allows(a.value, b.value / 100)
+
+
+def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
+    """Whether unified texts mean the same; None where the answer cannot be read. May take for ever."""
+    for thousands in (True, False):
+        ours, _ = split_answers(answer, thousands)
+        theirs, ordered = split_answers(truth, thousands)
+        if len(ours) == len(theirs) and 2 <= len(ours) <= MAX_LISTED:
+            return _same_list(ours, theirs, ordered, tolerance)
+    return _same_single(answer, truth, tolerance)
+
+
+def _same_list(ours: list[str], theirs: list[str], ordered: bool, tolerance: Tolerance) -> bool | None:
+    if ordered:
+        verdicts = [_same_single(a, b, tolerance) for a, b in zip(ours, theirs, strict=True)]
+        return all(verdicts) or (None if None in verdicts and False not in verdicts else False)
+    labels = [[_LABEL.match(squeeze(part)) for part in parts] for parts in (ours, theirs)]
+    left = list(ours)
+    for truth in theirs:
+        # What is x for one must not be y for the other.
+        named = all(map(all, labels)) and squeeze(truth).partition("=")[0] + "="
+        candidates = [a for a in left if not named or squeeze(a).startswith(named)]
+        # Text first: algebra on every pair would take the square of the list's length.
+        match = next((a for a in candidates if squeeze(a) == squeeze(truth)), None)
+        match = match or next((a for a in candidates if _same_single(a, truth, tolerance)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
+
+
+def _same_single(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
+    equal = _plainly_same(answer, truth, tolerance)
+    if equal is not None:
+        return equal
+    a, b = read_quantity(answer), read_quantity(truth)
+    term = read_term(truth) if b is None else None
+    if term:
+        # The ground truth's letter is a variable, so it is the answer's too.
+        return False if a else compare_latex(read_term(answer) or answer, term, tolerance.allows)
+    # Algebra takes the number alone: math-verify knows fewer units.
+    return compare_latex(str(a.value) if a else answer, str(b.value) if b else truth, tolerance.allows)

@@ -1,0 +1,233 @@
+// The browser of problems, responses and verdicts. Only rows in view are in the document; responses are unpacked when
+// their problem is opened.
+const ROW_HEIGHT = 64;
+const state = { matches: [], chosen: 0, run: -1, verdict: "", open: new Map() };
+
+const questionsOf = (b) => chunk(data.benchmarks[b].questions);
+const verdictsOf = (b, l, i) => (data.benchmarks[b].verdicts[l] || [])[i] || "";
+
+function option(value, text) {
+  return el("option", { value }, text);
+}
+
+function fillFilters() {
+  byId("filter-benchmark").append(option("", "all"), ...data.benchmarks.map(({ name }, b) => option(b, name)));
+  byId("filter-run").append(option("-1", "all"), ...data.labels.map(({ name }, l) => option(l, name)));
+  const single = data.verdicts.filter(([code]) => data.benchmarks.some((b) => b.verdicts.some((list) => list && list.some((v) => v.includes(code)))));
+  byId("filter-verdict").append(
+    option("", "any"),
+    el("optgroup", { label: "Some response is" }, ...single.map(([code, name]) => option(code, name.replace("_", " ")))),
+    el("optgroup", { label: "Problem is" }, option("all", "always solved"), option("some", "sometimes solved"),
+      option("none", "never solved"), option("mixed", "solved by some runs only")));
+}
+
+function verdictMatches(b, i) {
+  const labels = data.labels.map((_, l) => l).filter((l) => (state.run < 0 || state.run === l) && verdictsOf(b, l, i));
+  const all = labels.map((l) => verdictsOf(b, l, i));
+  if (state.run >= 0 && !labels.length) return false;
+  const joined = all.join("");
+  const solved = (text) => text.includes("c");
+  switch (state.verdict) {
+    case "": return true;
+    case "all": return joined !== "" && /^c+$/.test(joined);
+    case "some": return solved(joined) && !/^c+$/.test(joined);
+    case "none": return joined !== "" && !solved(joined);
+    case "mixed": return all.some(solved) && !all.every(solved);
+    default: return joined.includes(state.verdict);
+  }
+}
+
+let filterRound = 0;
+async function applyFilters() {
+  const round = ++filterRound;
+  const chosen = byId("filter-benchmark").value;
+  state.run = Number(byId("filter-run").value);
+  state.verdict = byId("filter-verdict").value;
+  const words = byId("filter-text").value.trim().toLowerCase();
+  const matches = [];
+  for (const b of data.benchmarks.keys()) {
+    if (chosen !== "" && Number(chosen) !== b) continue;
+    const questions = words ? await questionsOf(b) : null;
+    for (let i = 0; i < data.benchmarks[b].count; i++) {
+      if (verdictMatches(b, i) && (!words || questions[i][1].toLowerCase().includes(words))) matches.push([b, i]);
+    }
+  }
+  if (round !== filterRound) return;
+  state.matches = matches;
+  const total = data.benchmarks.reduce((sum, { count }) => sum + count, 0);
+  byId("count").textContent = `${matches.length.toLocaleString("en")} of ${plural(total, "problem")}`;
+  byId("list-space").style.height = `${matches.length * ROW_HEIGHT}px`;
+  byId("list").scrollTop = 0;
+  await choose(0);
+}
+
+// The rows in view and a few around them.
+async function drawList() {
+  const list = byId("list");
+  const first = Math.max(0, Math.floor(list.scrollTop / ROW_HEIGHT) - 4);
+  const last = Math.min(state.matches.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW_HEIGHT) + 4);
+  const shown = state.matches.slice(first, last);
+  const matches = state.matches;
+  const questions = await Promise.all(shown.map(([b]) => questionsOf(b)));
+  if (matches !== state.matches) return;
+  byId("list-space").replaceChildren(...shown.map(([b, i], offset) => listItem(first + offset, b, i, questions[offset])));
+  const active = state.matches.length ? `item-${state.chosen}` : null;
+  if (active) list.setAttribute("aria-activedescendant", active);
+  else list.removeAttribute("aria-activedescendant");
+}
+
+function listItem(place, b, i, questions) {
+  const labels = data.labels.map((_, l) => l).filter((l) => state.run < 0 || state.run === l);
+  const tally = labels.map((l) => verdictsOf(b, l, i)).map((v) => (v ? `${v.split("c").length - 1}/${v.length}` : "–"));
+  const item = el("div", {
+    class: "item", role: "option", id: `item-${place}`, "aria-selected": String(place === state.chosen),
+    "aria-posinset": place + 1, "aria-setsize": state.matches.length,
+  },
+    el("div", { class: "where" }, el("span", {}, `${data.benchmarks[b].name} · ${questions[i][0]}`),
+      el("span", { class: "tally" }, ...tally.slice(0, 4).map((text) => el("span", {}, text)), tally.length > 4 ? "…" : null)),
+    el("div", { class: "text", dir: "auto" }, visible(questions[i][1].slice(0, 200)) || "(no question)"));
+  item.style.top = `${place * ROW_HEIGHT}px`;
+  item.addEventListener("click", () => choose(place));
+  return item;
+}
+
+async function choose(place) {
+  const list = byId("list");
+  state.chosen = Math.max(0, Math.min(place, state.matches.length - 1));
+  state.open = new Map();
+  const top = state.chosen * ROW_HEIGHT;
+  if (top < list.scrollTop) list.scrollTop = top;
+  if (top + ROW_HEIGHT > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW_HEIGHT - list.clientHeight;
+  await Promise.all([drawList(), drawDetail()]);
+  byId("detail").scrollTop = 0;
+}
+
+// The response that is open at first: the first that has the verdict asked for (-1: none has).
+function openSample(l, verdicts) {
+  if (!state.open.has(l)) state.open.set(l, verdictNames[state.verdict] ? verdicts.indexOf(state.verdict) : 0);
+  return state.open.get(l);
+}
+
+let detailRound = 0;
+async function drawDetail() {
+  const round = ++detailRound;
+  const detail = byId("detail");
+  if (!state.matches.length) {
+    detail.replaceChildren(el("p", { class: "empty" }, "No problem matches the filters."));
+    return;
+  }
+  const [b, i] = state.matches[state.chosen];
+  const labels = data.labels.map((_, l) => l).filter((l) => (state.run < 0 || state.run === l) && data.benchmarks[b].verdicts[l]);
+  const [index, question, answer] = (await questionsOf(b))[i];
+  const samples = await Promise.all(labels.map((l) => samplesOf(b, l, i)));
+  if (round !== detailRound) return;
+  detail.replaceChildren(
+    el("h3", {}, `${data.benchmarks[b].name} · problem ${index}`),
+    el("p", { class: "prose", dir: "auto" }, visible(question) || "(no question)"),
+    el("p", { class: "facts" }, el("span", {}, "Reference answer ", el("b", {}, visible(answer)))),
+    ...labels.map((l, at) => runBlock(b, l, i, samples[at])));
+}
+
+async function samplesOf(b, l, i) {
+  const place = (data.benchmarks[b].chunks[l] || []).find(([first, end]) => first <= i && i < end);
+  return place ? (await chunk(place[2]))[i - place[0]] : [];
+}
+
+function runBlock(b, l, i, samples) {
+  const verdicts = verdictsOf(b, l, i);
+  const solved = verdicts.split("c").length - 1;
+  const head = el("h4", {}, data.labels[l].name, el("small", {}, verdicts ? `${solved} of ${verdicts.length} correct` : "no samples"));
+  const block = el("section", { class: "run", "data-run": l }, head);
+  if (!verdicts) return block;
+  const open = openSample(l, verdicts);
+  block.append(el("div", { class: "cells", role: "group", "aria-label": `Responses of ${data.labels[l].name}` },
+    ...[...verdicts].map((code, s) => {
+      const faint = verdictNames[state.verdict] && code !== state.verdict;
+      const name = `Response ${s + 1}: ${(verdictNames[code] || "other").replace("_", " ")}`;
+      const cell = el("button", {
+        type: "button", class: `cell ${verdictClass(code)}${faint ? " faint" : ""}`, title: name, "aria-label": name,
+        "aria-pressed": String(s === open),
+      }, GLYPHS[code] || "·");
+      cell.addEventListener("click", async () => {
+        state.open.set(l, s);
+        await drawDetail();
+        const again = byId("detail").querySelectorAll(`[data-run="${l}"] .cell`)[s];
+        if (again) again.focus({ preventScroll: true });
+      });
+      return cell;
+    })));
+  if (open >= 0) block.append(...sampleView(verdicts[open], open, samples[open]));
+  return block;
+}
+
+function sampleView(code, s, sample) {
+  const facts = el("p", { class: "facts" },
+    el("span", { class: `badge ${verdictClass(code)}` }, `${GLYPHS[code] || "·"} ${(verdictNames[code] || "other").replace("_", " ")}`),
+    el("span", {}, `response ${s + 1}`));
+  if (!sample) return [facts, el("p", { class: "quiet" }, "This response was left out to keep the page small; samples.parquet has it.")];
+  const [response, tokens, truncated, answer, leftOut, metrics] = sample;
+  facts.append(el("span", {}, "answer ", el("b", {}, visible(answer) || "none")), el("span", {}, plural(tokens, "token")));
+  if (truncated) facts.append(el("span", {}, "cut at the length limit"));
+  (metrics || []).forEach((value, m) => {
+    if (value !== null) facts.append(el("span", {}, `${data.metrics[m]} `, el("b", {}, figure(value))));
+  });
+  const text = el("pre", { class: "response", dir: "auto" });
+  if (leftOut) {
+    const [head, tail] = response;
+    text.append(visible(head), el("span", { class: "cut" }, `\n[… ${leftOut.toLocaleString("en")} characters are left out on this page …]\n`), visible(tail));
+  } else text.append(visible(response) || el("span", { class: "cut" }, "(empty)"));
+  return [facts, text];
+}
+
+// The next response, or the next with the verdict asked for; in the run whose responses were used last.
+async function moveSample(by) {
+  const focused = document.activeElement.closest("[data-run]") || byId("detail").querySelector("[data-run]");
+  if (!focused) return;
+  const l = Number(focused.dataset.run);
+  const [b, i] = state.matches[state.chosen];
+  const verdicts = verdictsOf(b, l, i);
+  const wanted = [...Array(verdicts.length).keys()].filter((s) => !verdictNames[state.verdict] || verdicts[s] === state.verdict);
+  if (!wanted.length) return;
+  const at = wanted.indexOf(state.open.get(l));
+  state.open.set(l, wanted[(at + by + wanted.length) % wanted.length]);
+  await drawDetail();
+}
+
+function listKeys(event) {
+  const page = Math.max(1, Math.floor(byId("list").clientHeight / ROW_HEIGHT) - 1);
+  const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
+  if (!(event.key in moves)) return;
+  event.preventDefault();
+  choose(state.chosen + moves[event.key]);
+}
+
+function pageKeys(event) {
+  const typing = event.target.closest("input, select, textarea");
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  const actions = {
+    j: () => choose(state.chosen + 1),
+    k: () => choose(state.chosen - 1),
+    n: () => moveSample(1),
+    p: () => moveSample(-1),
+    "/": () => byId("filter-text").focus(),
+  };
+  if (!actions[event.key]) return;
+  event.preventDefault();
+  actions[event.key]();
+}
+
+function startBrowser() {
+  fillFilters();
+  let drawing = false;
+  byId("list").addEventListener("scroll", () => {
+    if (drawing) return;
+    drawing = true;
+    requestAnimationFrame(() => { drawing = false; drawList(); });
+  });
+  byId("list").addEventListener("keydown", listKeys);
+  document.addEventListener("keydown", pageKeys);
+  byId("filters").addEventListener("input", applyFilters);
+  byId("filters").addEventListener("submit", (event) => event.preventDefault());
+  byId("filters").addEventListener("reset", () => setTimeout(applyFilters));
+  return applyFilters();
+}

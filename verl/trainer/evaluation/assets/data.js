@@ -1,0 +1,68 @@
+// What the page knows. Text of models and benchmarks enters the document through text nodes alone.
+const data = JSON.parse(document.getElementById("data").textContent);
+const AVERAGE = -1;
+
+const byId = (id) => document.getElementById(id);
+
+// An element with attributes and children; strings become text nodes, null is left out.
+function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+// Control characters as their pictures: they would be invisible, and a null byte would look like nothing at all.
+function visible(text) {
+  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f]/g, (c) =>
+    c === "\r" ? "" : String.fromCharCode(c === "\u007f" ? 0x2421 : 0x2400 + c.charCodeAt(0)));
+}
+
+// One decimal, halves to even as in results.md; of numbers with one decimal to go, .25 alone is a half that goes down.
+const tenths = (x) => (Math.abs(x) % 1 === 0.25 ? x - Math.sign(x) * 0.01 : x).toFixed(1);
+const percent = (value) => (value === null ? "–" : tenths(100 * value));
+const points = (value) => (Number(tenths(100 * value)) < 0 ? "−" : "+") + tenths(100 * Math.abs(value));
+const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+const figure = (value) => (value === null ? "–" : Number(value.toPrecision(4)).toString());
+
+function trouble(message) {
+  byId("trouble").textContent = message;
+  byId("trouble").hidden = false;
+}
+
+// Chunks: compressed JSON in script elements that are no scripts; the most recent ones are kept unpacked.
+const unpacked = new Map();
+const MAX_UNPACKED = 48;
+
+function chunk(id) {
+  let found = unpacked.get(id);
+  if (!found) found = unpack(id);
+  unpacked.delete(id);
+  unpacked.set(id, found);
+  if (unpacked.size > MAX_UNPACKED) unpacked.delete(unpacked.keys().next().value);
+  return found;
+}
+
+async function unpack(id) {
+  const packed = atob(byId(`chunk-${id}`).textContent);
+  const bytes = new Uint8Array(packed.length);
+  for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).json();
+}
+
+const rowOf = (label, benchmark) => data.rows.find((row) => row.label === label && row.benchmark === benchmark);
+const benchmarkName = (b) => (b === AVERAGE ? "macro average" : data.benchmarks[b].name);
+const verdictNames = Object.fromEntries(data.verdicts.map(([code, name]) => [code, name]));
+const verdictClass = (code) => (code === "c" ? "correct" : code === "w" ? "wrong" : "else");
+const GLYPHS = { c: "✓", w: "×", n: "–", u: "?", t: "T", m: "M", x: "C" };

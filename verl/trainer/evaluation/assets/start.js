@@ -1,0 +1,11 @@
+byId("legend").append(...data.legend.map((text) => el("span", {}, text)));
+byId("limits").textContent = data.limits;
+byId("limits").hidden = !data.limits;
+figureButtons();
+showResponses();
+showCurves();
+if ("DecompressionStream" in window) {
+  startBrowser().then(() => document.documentElement.setAttribute("data-ready", ""));
+} else {
+  trouble("This browser cannot unpack the responses: it has no DecompressionStream. Any browser from 2023 on has it.");
+}

@@ -1,0 +1,40 @@
+"""Entry point of evaluation: ``python -m verl.trainer.main_eval [hydra overrides]``; options in ``configs/``."""
+
+import sys
+
+import hydra
+from omegaconf import DictConfig
+
+from verl.config.arguments import plain_arguments
+from verl.config.cli import run_hydra
+from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
+from verl.config.flags import FlagError
+from verl.config.load import CONFIG_DIR, ConfigError
+
+
+@hydra.main(config_path=str(CONFIG_DIR), config_name="evaluation", version_base="1.3")
+def run(tree: DictConfig) -> None:
+    """Check the config, then evaluate."""
+    try:
+        config = parse_evaluation_config(tree)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+
+    # Late, so that --help, --cfg and a wrong config answer at once.
+    from verl.trainer.evaluation.run import run_evaluation
+    from verl.trainer.launch import exit_with
+
+    exit_with(lambda: run_evaluation(config))
+
+
+def main() -> None:
+    """The command line."""
+    try:
+        sys.argv[1:] = plain_arguments(sys.argv[1:], EvaluationConfig)
+    except FlagError as error:
+        raise SystemExit(f"error: {error}") from None
+    run_hydra(run, EvaluationConfig)
+
+
+if __name__ == "__main__":
+    main()

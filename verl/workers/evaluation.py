@@ -1,0 +1,128 @@
+"""The evaluation's worker: a vLLM engine that is fed with requests and asked for what has finished."""
+
+import math
+from typing import Any
+
+from vllm import LLM, CompletionOutput, SamplingParams
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+
+from verl.config.evaluation import EngineConfig
+from verl.workers.distributed import WorkerPlace, join_world, seed_everything
+from verl.workers.generation import EngineModel, FinishedSample, SampleRequest, resolve_dtype
+
+CPU_KV_CACHE_MB = 512
+"""KV cache of a CPU engine where the config leaves its size open, MiB."""
+
+MEAN_STATE = "mean_state"
+"""What ``verl.trainer.metrics_calculator.reduce_states`` returns besides metrics."""
+
+
+class EvaluationWorker:
+    """One of the processes that together hold ``world_size / tensor_parallel_size`` engines.
+
+    The workers of one engine are neighbours in rank. Each has a scheduler of its own, and all must make the same
+    decisions: they get the same requests, and work is measured in steps of the engine, never in seconds.
+    """
+
+    def __init__(
+        self, config: EngineConfig, place: WorkerPlace, model: EngineModel, capture: dict[str, Any] | None
+    ) -> None:
+        """``capture``: what the engine measures of its hidden states (options of ``vllm_patches``), or None."""
+        on_cpu = place.device_type == "cpu"
+        if current_platform.is_cpu() != on_cpu:
+            raise RuntimeError(
+                f"device={place.device_type}: the installed vLLM is built for {current_platform.device_type}; set "
+                "device to that, or install the other build with `bash scripts/setup.sh --cpu` or `--gpu`"
+            )
+        seed_everything(model.seed)
+        join_world(place)
+        self.model = model
+        self.measures = capture is not None
+        self.engine_index, self.rank_in_engine = divmod(place.rank, config.tensor_parallel_size)
+        self.engine = LLM(model.path, **_options(config, model, capture, on_cpu)).llm_engine
+
+    def advance(self, shares: list[list[SampleRequest]], max_steps: int) -> list[FinishedSample]:
+        """Take further requests and run the engine.
+
+        Args:
+            shares: new requests for each engine.
+            max_steps: steps after which to return; earlier only when nothing is left to do.
+
+        Returns:
+            Responses that have finished, from one worker of each engine.
+        """
+        for request in shares[self.engine_index]:
+            prompt: Any = {"prompt_token_ids": request.prompt_ids}
+            self.engine.add_request(str(request.key), prompt, self._sampling_params(request))
+        finished: list[FinishedSample] = []
+        steps = 0
+        while steps < max_steps and self.engine.has_unfinished_requests():
+            steps += 1
+            for output in self.engine.step():
+                if output.finished:
+                    finished.append(self._finished(int(output.request_id), output.outputs[0]))
+        return finished if self.rank_in_engine == 0 else []
+
+    def _sampling_params(self, request: SampleRequest) -> SamplingParams:
+        return SamplingParams(
+            temperature=request.temperature,
+            top_p=self.model.top_p,
+            top_k=self.model.top_k,
+            max_tokens=self.model.max_response_length,
+            stop=self.model.stop,
+            seed=request.seed,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _finished(self, key: int, completion: CompletionOutput) -> FinishedSample:
+        return FinishedSample(
+            key=key,
+            response=completion.text,
+            num_tokens=len(completion.token_ids),
+            truncated=completion.finish_reason == "length",
+            metrics=_scalars(completion) if self.measures else {},
+        )
+
+
+def _options(config: EngineConfig, model: EngineModel, capture: dict[str, Any] | None, on_cpu: bool) -> dict[str, Any]:
+    """Keyword arguments of ``LLM``."""
+    options: dict[str, Any] = {}
+    kv_cache_memory_mb = config.kv_cache_memory_mb or (CPU_KV_CACHE_MB if on_cpu else 0)
+    if kv_cache_memory_mb:
+        options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20
+    if on_cpu:
+        # A prompt computed in parts winds its random stream back, which a CPU's generator cannot.
+        options["enable_chunked_prefill"] = False
+    if capture is not None:
+        options["additional_config"] = {"hidden_states": capture}
+    return {
+        "dtype": resolve_dtype(config.dtype, on_cpu),
+        "trust_remote_code": config.trust_remote_code,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "distributed_executor_backend": "external_launcher",
+        "enforce_eager": config.enforce_eager or on_cpu,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": max(config.max_num_batched_tokens, model.max_model_len),
+        "max_model_len": model.max_model_len,
+        "seed": model.seed,
+        **options,
+    }
+
+
+def _scalars(completion: CompletionOutput) -> dict[str, float]:
+    measured = getattr(completion, "hidden_states", None)
+    if measured is None:
+        raise RuntimeError(
+            "vLLM returned no hidden states: its plugin is not active. Install the project with `pip install -e .`, "
+            "and if VLLM_PLUGINS is set, add verl_hidden_states to it"
+        )
+    metrics = {}
+    for name, values in measured.items():
+        if name == MEAN_STATE:
+            continue
+        for layer, value in enumerate(values.tolist(), start=1):
+            if math.isfinite(value):
+                metrics[name if len(values) == 1 else f"layer_{layer}/{name}"] = value
+    return metrics
