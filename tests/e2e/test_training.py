@@ -163,7 +163,8 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
     _, first, second = records(folder)
     for record in (first, second):
         assert record["critic/score_0/mean"] == record["score/mean"]
-        assert "critic/advantages_0/mean" in record and "cal/layer_1/Effective Rank/overall/mean" in record
+        assert "cal/layer_1/Effective Rank/overall/mean" in record
+        assert ("critic/advantages_0/mean" in record) == (experiment != "dapo")
     checkpoint = folder / "global_step_2"
     if experiment == "verl_ppo":
         # It comes with a head, so has an opinion at once; the second step trains the policy too.
@@ -177,7 +178,6 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
         # An untrained model is always wrong: no group differs, nothing is learned from, and the log says so.
         assert second["train/gen_batches"] == 2 and second["train/filler_groups"] == 4
         assert second.get("verifier/different", 0) + second.get("verifier/missing", 0) == 2 * 16
-        assert second["perf/generated_tokens"] > 16 * second["response_length/mean"]
         assert second["critic/score/mean"] < second["critic/score_0/mean"] == 0
         assert "actor/lr" not in second
     else:
