@@ -1,4 +1,6 @@
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -59,6 +61,41 @@ def test_sigterm_unwinds_the_run():
         exit_with(run)
     assert caught.value.code == 143
     assert cleaned == [1]
+
+
+def test_sigterm_gives_its_code_whatever_ray_makes_of_it():
+    def run() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except SystemExit:
+            raise SystemExit(1) from None  # as ray.wait does
+
+    with pytest.raises(SystemExit) as caught:
+        exit_with(run)
+    assert caught.value.code == 143
+    with pytest.raises(SystemExit) as caught:
+        exit_with(failing(SystemExit(7)))
+    assert caught.value.code == 7
+
+
+WHILE_RAY_RUNS = """
+import os, signal, time
+from verl.trainer.launch import exit_with, ray_cluster
+
+def run():
+    with ray_cluster(world_size=1, device_type="cpu"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+exit_with(run)
+"""
+
+
+def test_sigterm_while_ray_runs():
+    # Ray's own handler would print a stack trace and abort the process.
+    result = subprocess.run([sys.executable, "-c", WHILE_RAY_RUNS], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (143, "")
+    assert "SIGTERM received" not in result.stderr
 
 
 @pytest.mark.parametrize("error", [RuntimeError("bug"), ValueError("bug"), AssertionError("bug")])

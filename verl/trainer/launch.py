@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -46,7 +47,11 @@ def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
         cpus = max(os.cpu_count() or 1, world_size)
         # Only tokens and metrics cross processes, so the object store can be small.
         options = {"address": "local", "num_cpus": cpus, "object_store_memory": 256 << 20, "include_dashboard": False}
+    on_terminate = signal.getsignal(signal.SIGTERM)
     ray.init(log_to_driver=False, logging_level="ERROR", **options)
+    if threading.current_thread() is threading.main_thread():
+        # Ray's own handler prints a stack trace and aborts the process.
+        signal.signal(signal.SIGTERM, on_terminate)
     try:
         yield
     finally:
@@ -58,7 +63,14 @@ def exit_with(run: Callable[[], None]) -> None:
 
     Errors that are no user's or worker's keep their traceback.
     """
-    signal.signal(signal.SIGTERM, _raise_terminated)
+    terminated = False
+
+    def raise_terminated(signum: int, frame: FrameType | None) -> None:
+        nonlocal terminated
+        terminated = True
+        raise SystemExit(TERMINATED)
+
+    signal.signal(signal.SIGTERM, raise_terminated)
     try:
         run()
     except (ConfigError, WorkerError) as error:
@@ -66,7 +78,8 @@ def exit_with(run: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted; complete checkpoints are kept", file=sys.stderr)
         sys.exit(INTERRUPTED)
-
-
-def _raise_terminated(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(TERMINATED)
+    except SystemExit:
+        # While Ray waits, it replaces the code of what a signal handler raises.
+        if terminated:
+            sys.exit(TERMINATED)
+        raise

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from vllm import LLM, CompletionOutput, SamplingParams
+from vllm.distributed.device_communicators import cpu_communicator
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
@@ -37,6 +38,8 @@ class EvaluationWorker:
             )
         seed_everything(model.seed)
         join_world(place)
+        if on_cpu:
+            _name_shared_memory(place.master_port)
         self.model = model
         self.measures = capture is not None
         self.engine_index, self.rank_in_engine = divmod(place.rank, config.tensor_parallel_size)
@@ -109,6 +112,18 @@ def _options(config: EngineConfig, model: EngineModel, capture: dict[str, Any] |
         "seed": model.seed,
         **options,
     }
+
+
+def _name_shared_memory(port: int) -> None:
+    """Give the memory that the workers of one CPU engine share a name of its own, by the port of their rendezvous.
+
+    vLLM has none for workers that it did not launch: one engine would stand in another's way, and in that of the next
+    what a killed one left.
+    """
+    group = getattr(cpu_communicator, "_CPUSHMDistributed", None)
+    name_of = getattr(group, "make_group_name", None)
+    if name_of is not None:
+        group.make_group_name = staticmethod(lambda communicator: f"verl-{port}-{name_of(communicator).lstrip('/')}")
 
 
 def _scalars(completion: CompletionOutput) -> dict[str, float]:

@@ -48,7 +48,7 @@ def test_a_job_for_each_benchmark_and_temperature(folder, tiny_model, tmp_path):
     problems = load_problems("mine", config)
     cool, warm = make_jobs(target, tokenizer, {"mine": problems}, config, tmp_path / "out", "cpu")
     assert cool.folder == tmp_path / "out" / "run" / "step_80" / "mine" / "T0.6"
-    assert (warm.temperature, warm.label) == (1.0, "run@80 on mine at temperature 1")
+    assert (warm.temperature, warm.label) == (1.0, "run@80 on mine")
     assert cool.prompts == warm.prompts
     assert "Whatis3+1?" in tokenizer.decode(cool.prompts[3]).replace(" ", "")
     assert {name: cool.settings[name] for name in cool.settings if name != "model"} == {

@@ -44,7 +44,7 @@ def engines(verifiers: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> list[tu
 
     def start(self: Any, model: EngineModel) -> Started:
         if model.max_response_length == BROKEN:
-            raise WorkerError("worker 0 failed in start")
+            raise WorkerError("worker 0 failed in start:\nTraceback:\n  File engine.py\nValueError: no weights\n")
         started.append((model, Started(self.num_engines)))
         return started[-1][1]
 
@@ -164,9 +164,11 @@ def test_what_is_wrong_with_a_model_costs_it_alone(engines, configure, tiny_mode
     assert gone.startswith(f"error: runs.gone.path='{tmp_path}/gone': no config.json there")
     assert no_tokenizer.startswith(f"error: bare@0: model.path='{bare}': no tokenizer there")
     assert template == "error: typo@0: template='qwen-boxd': no such template; did you mean 'qwen-boxed'?"
-    assert broken == "error: broken@0: worker 0 failed in start"
-    assert (code, len(engines)) == (1, 1) and "good@0" in output
     results = tmp_path / "outputs" / "evaluation" / "embedded" / "bare+typo+broken+good"
+    log = results / "broken" / "step_0" / "engine_error.log"
+    assert broken == (f"error: broken@0: worker 0 failed in start: ValueError: no weights; its traceback is in {log}")
+    assert "File engine.py" in log.read_text()
+    assert (code, len(engines)) == (1, 1) and "good@0" in output
     assert sorted(path.name for path in results.glob("*/step_*/*/T*/results.json")) == ["results.json"]
 
 
@@ -174,7 +176,7 @@ def test_other_settings_in_the_same_folder_are_refused(engines, configure, capsy
     assert output_of(configure(), capsys)[0] == 0
     code, output = output_of(configure("benchmarks=[mine,yours]", "seed=1"), capsys)
     (line,) = errors(output)
-    assert line.startswith("error: model@0 on mine at temperature 1: ")
+    assert line.startswith("error: model@0 on mine: ")
     assert line.endswith(
         "holds samples made with seed=0, now 1; name another trainer.default_local_dir, or remove that folder"
     )
@@ -184,9 +186,10 @@ def test_other_settings_in_the_same_folder_are_refused(engines, configure, capsy
 
 def test_a_prompt_longer_than_the_model_takes(engines, configure, benchmarks, capsys):
     (benchmarks / "long.jsonl").write_text(json.dumps({"question": "1 + " * 300 + "1", "answer": "301"}) + "\n")
-    code, output = output_of(configure("benchmarks=[long,mine]"), capsys)
+    code, output = output_of(configure("benchmarks=[long,mine]", "temperatures=[0.5,1.0]"), capsys)
     (line,) = errors(output)
-    assert "long, problem 0: its prompt has " in line and "takes 512; leave the benchmark out" in line
+    assert line.startswith("error: model@0 on long: problem 0: the prompt has ")
+    assert line.endswith(" tokens, the model takes 512; leave the benchmark out")
     assert (code, len(engines)) == (1, 1)
     # A response may be shorter than asked for, so that it fits.
     assert (

@@ -1,5 +1,6 @@
 """What a person sees of an evaluation: a bar over problems on a terminal, now and then a line elsewhere."""
 
+import os
 import time
 from types import TracebackType
 from typing import Any
@@ -10,12 +11,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 SECONDS_BETWEEN_LINES = 15.0
 """Off a terminal."""
 
+COLUMNS_OFF_TERMINAL = 140
+"""Width of tables in a log, where nothing says how wide it is."""
+
 
 class EvaluationDisplay:
     """A progress bar over problems, with tokens per second and the time left; use it as a context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or _console()
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -100,3 +104,8 @@ class EvaluationDisplay:
     def _line(self, rate: str, now: float) -> None:
         left = (now - self._started) * (self._total_samples - self._samples) / max(self._samples, 1)
         self.say(f"{self._title}: {self._problems}/{self._total_problems} problems  {rate}  left {left:.0f} s")
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=COLUMNS_OFF_TERMINAL)

@@ -35,7 +35,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        return f"{self.target.label} on {self.benchmark} at temperature {self.temperature:g}"
+        return f"{self.target.label} on {self.benchmark}"
 
     def open_store(self) -> SampleStore:
         """The job's samples, to read and to add to. Raises ``ConfigError`` as :class:`SampleStore`."""
@@ -115,13 +115,12 @@ def sequence_limit(path: str, trust_remote_code: bool) -> int | None:
     return getattr(model_config.get_text_config(), "max_position_embeddings", None)
 
 
-def check_prompts_fit(job: Job, limit: int | None) -> None:
+def check_prompts_fit(prompts: Sequence[Sequence[int]], limit: int | None) -> None:
     """Raise ``ConfigError`` naming the first problem whose prompt leaves no room for a response."""
-    for index, ids in enumerate(job.prompts):
+    for index, ids in enumerate(prompts):
         if limit is not None and len(ids) >= limit:
             raise ConfigError(
-                f"{job.benchmark}, problem {index}: its prompt has {len(ids)} tokens and {job.target.path} takes "
-                f"{limit}; leave the benchmark out, or set data.few_shot=false"
+                f"problem {index}: the prompt has {len(ids)} tokens, the model takes {limit}; leave the benchmark out"
             )
 
 

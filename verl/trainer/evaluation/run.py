@@ -40,6 +40,8 @@ from verl.trainer.metrics_calculator import capture_options
 from verl.workers.generation import EngineModel
 from verl.workers.rollout import engine_environment
 
+ENGINE_ERROR = "engine_error.log"
+
 CPU_WORKERS = 2
 """Worker processes on a CPU with as many cores, where the config leaves their number open."""
 
@@ -54,8 +56,9 @@ class Failures:
     def add(self, error: Exception | str, what: str = "") -> None:
         """``what``: the model or benchmark that is not evaluated for it."""
         line = f"{what}: {error}" if what else str(error)
-        self.lines.append(line)
-        self.display.say(f"error: {line}")
+        if line not in self.lines:  # it may hold at every temperature
+            self.lines.append(line)
+            self.display.say(f"error: {line}")
 
 
 def run_evaluation(config: EvaluationConfig) -> None:
@@ -225,7 +228,8 @@ def _evaluate_target(
         try:
             _generate(title, works, config, engines, display)
         except WorkerError as error:
-            failures.add(error, jobs[0].target.label)
+            # <folder>/<run>/step_N, above benchmark and temperature.
+            failures.add(_in_one_line(error, jobs[0].folder.parents[1] / ENGINE_ERROR), jobs[0].target.label)
             works = [work for work in works if not work.missing(config.n_sampling)]
         for work in works:
             display.phase(f"scoring {work.job.benchmark}")
@@ -235,6 +239,15 @@ def _evaluate_target(
                 failures.add(error, work.job.target.label)
         display.finish()
     return results
+
+
+def _in_one_line(error: WorkerError, log: Path) -> str:
+    """What a worker said, whose traceback goes to the file ``log``."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    if len(lines) == 1:
+        return lines[0]
+    log.write_text(f"{error}\n")
+    return f"{lines[0]} {lines[-1]}; its traceback is in {log}"
 
 
 def _open_works(jobs: Sequence[Job], config: EvaluationConfig, stack: ExitStack, failures: Failures) -> list[Work]:
@@ -247,7 +260,7 @@ def _open_works(jobs: Sequence[Job], config: EvaluationConfig, stack: ExitStack,
         return []
     for job in jobs:
         try:
-            check_prompts_fit(job, limit)
+            check_prompts_fit(job.prompts, limit)
             works.append(Work(job, stack.enter_context(job.open_store())))
         except ConfigError as error:
             failures.add(error, job.label)
