@@ -131,12 +131,12 @@ def test_other_limits_answers_or_verifiers_score_again(work: Work, monkeypatch: 
     # The number of processes changes nothing.
     before = verdict_settings(work.job.problems, CONFIG)
     assert verdict_settings(work.job.problems, replace(CONFIG, num_workers=7)) == before
-    (tmp_path / "my_rewards.py").write_text("def one(**_): return 1\n")
+    (tmp_path / "rewards_that_change.py").write_text("def one(**_): return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = replace(CONFIG, custom_functions=["sums=my_rewards:one"])
+    own = replace(CONFIG, custom_functions=["sums=rewards_that_change:one"])
     mine = verdict_settings(work.job.problems, own)
     assert mine != before
-    (tmp_path / "my_rewards.py").write_text("def one(**_): return 0\n")
+    (tmp_path / "rewards_that_change.py").write_text("def one(**_): return 0\n")
     assert verdict_settings(work.job.problems, own) != mine
 
 
