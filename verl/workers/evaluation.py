@@ -1,6 +1,10 @@
 """The evaluation's worker: a vLLM engine that is fed with requests and asked for what has finished."""
 
+import glob
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from vllm import LLM, CompletionOutput, SamplingParams
@@ -14,6 +18,8 @@ from verl.workers.generation import EngineModel, FinishedSample, SampleRequest, 
 
 CPU_KV_CACHE_MB = 512
 """KV cache of a CPU engine where the config leaves its size open, MiB."""
+
+SHARED_MEMORY = Path("/dev/shm")
 
 MEAN_STATE = "mean_state"
 """What ``verl.trainer.metrics_calculator.reduce_states`` returns besides metrics."""
@@ -38,12 +44,11 @@ class EvaluationWorker:
             )
         seed_everything(model.seed)
         join_world(place)
-        if on_cpu:
-            _name_shared_memory(place.master_port)
         self.model = model
         self.measures = capture is not None
         self.engine_index, self.rank_in_engine = divmod(place.rank, config.tensor_parallel_size)
-        self.engine = LLM(model.path, **_options(config, model, capture, on_cpu)).llm_engine
+        with _own_shared_memory(place.master_port) if on_cpu else nullcontext():
+            self.engine = LLM(model.path, **_options(config, model, capture, on_cpu)).llm_engine
 
     def advance(self, shares: list[list[SampleRequest]], max_steps: int) -> list[FinishedSample]:
         """Take further requests and run the engine.
@@ -114,16 +119,31 @@ def _options(config: EngineConfig, model: EngineModel, capture: dict[str, Any] |
     }
 
 
-def _name_shared_memory(port: int) -> None:
-    """Give the memory that the workers of one CPU engine share a name of its own, by the port of their rendezvous.
+@contextmanager
+def _own_shared_memory(port: int) -> Iterator[None]:
+    """Give the memory that the workers of one CPU engine share a name of its own while the engine starts.
 
     vLLM has none for workers that it did not launch: one engine would stand in another's way, and in that of the next
-    what a killed one left.
+    what a killed one left. When this ends all of them have it, and the name goes, so that nothing is left.
     """
     group = getattr(cpu_communicator, "_CPUSHMDistributed", None)
-    name_of = getattr(group, "make_group_name", None)
-    if name_of is not None:
-        group.make_group_name = staticmethod(lambda communicator: f"verl-{port}-{name_of(communicator).lstrip('/')}")
+    original = getattr(group, "make_group_name", None)
+    if group is None or original is None:
+        yield
+        return
+    names: set[str] = set()
+
+    def make_group_name(communicator: Any) -> str:
+        name = f"verl-{port}-{original(communicator).strip('/-')}"
+        names.add(name)
+        return name
+
+    group.make_group_name = staticmethod(make_group_name)
+    yield
+    group.make_group_name = staticmethod(original)
+    for name in names:
+        for path in SHARED_MEMORY.glob(f"{glob.escape(name)}_*"):
+            path.unlink(missing_ok=True)
 
 
 def _scalars(completion: CompletionOutput) -> dict[str, float]:
