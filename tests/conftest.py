@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from verl.config import PPOConfig, load_config
+from verl.config.signal import RewardScoreConfig
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
@@ -50,6 +51,11 @@ def small_config(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: p
     """The main job's config cut down to seconds: 4 prompts a step, 4 responses of at most 12 tokens, 1 worker."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     return load_config(PPOConfig, "ppo_trainer", small_overrides(tiny_model, arithmetic_prompts, folder))
+
+
+def scoring(**changes: object) -> RewardScoreConfig:
+    """The shipped options of verifiers but for the changes given."""
+    return replace(load_config(PPOConfig, "ppo_trainer").reward_score, **changes)
 
 
 def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:

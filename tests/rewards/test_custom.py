@@ -2,8 +2,9 @@ import math
 from collections.abc import Iterator
 
 import pytest
+from conftest import scoring
 
-from verl.config.signal import OverlongBufferConfig, RewardScoreConfig
+from verl.config.signal import RewardScoreConfig
 from verl.rewards import compute_score, use_custom_functions
 from verl.rewards.custom import CustomFunctionError, custom_verdict, load_function
 from verl.rewards.pool import VerifierPool
@@ -59,8 +60,9 @@ def my_rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def config(*custom_functions: str, mode: str = "independent") -> RewardScoreConfig:
-    overlong = OverlongBufferConfig(enable=False, len=1, penalty_factor=0.0)
-    return RewardScoreConfig(mode, 1, 1.5, 512, overlong, list(custom_functions))
+    return scoring(
+        mode=mode, num_workers=1, timeout_s=1.5, memory_limit_mb=512, custom_functions=list(custom_functions)
+    )
 
 
 def verdict_of(returned: object) -> Verdict:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 import pytest
+from conftest import scoring
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.config.signal import OverlongBufferConfig, RewardScoreConfig
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import PREFIXES, VERIFIERS, find_scorer, quick_verdict
 
@@ -149,10 +149,7 @@ RESPONSES = {
 
 
 def new_pool(timeout_s: float) -> VerifierPool:
-    overlong = OverlongBufferConfig(enable=False, len=1, penalty_factor=0.0)
-    return VerifierPool(
-        RewardScoreConfig("mix", 2, timeout_s, memory_limit_mb=512, overlong_buffer=overlong, custom_functions=[])
-    )
+    return VerifierPool(scoring(mode="mix", num_workers=2, timeout_s=timeout_s, memory_limit_mb=512))
 
 
 def reasons_of_wrong(pool: VerifierPool, source: str, responses: Mapping[str, str]) -> dict[str, str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import scoring
 
-from verl.config.signal import OverlongBufferConfig, RewardScoreConfig
 from verl.rewards.answers import normalise
 from verl.rewards.pool import VerifierPool
 
@@ -17,11 +17,7 @@ SEED = 7
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[VerifierPool]:
-    overlong = OverlongBufferConfig(enable=False, len=1, penalty_factor=0.0)
-    config = RewardScoreConfig(
-        "mix", 2, timeout_s=20.0, memory_limit_mb=1024, overlong_buffer=overlong, custom_functions=[]
-    )
-    with VerifierPool(config) as pool:
+    with VerifierPool(scoring(mode="mix", num_workers=2, timeout_s=20.0, memory_limit_mb=1024)) as pool:
         yield pool
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import scoring
 
-from verl.config.signal import OverlongBufferConfig, RewardScoreConfig
+from verl.config.signal import RewardScoreConfig
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import VERIFIERS
 from verl.rewards.score import Score
@@ -53,13 +54,8 @@ def misbehave_for_ever():
 '''
 
 
-OVERLONG = OverlongBufferConfig(enable=False, len=1, penalty_factor=0.0)
-
-
 def config(mode: str = "independent", num_workers: int = 1, timeout_s: float = TIME_LIMIT_S) -> RewardScoreConfig:
-    return RewardScoreConfig(
-        mode, num_workers, timeout_s, memory_limit_mb=512, overlong_buffer=OVERLONG, custom_functions=[]
-    )
+    return scoring(mode=mode, num_workers=num_workers, timeout_s=timeout_s, memory_limit_mb=512)
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,38 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class EngineConfig:
+    """A vLLM engine inside each worker; the group ``rollout`` of a job."""
+
+    dtype: str
+    """vLLM's weight precision: ``auto`` (float32 on CPU, bfloat16 on GPU), ``float32``, ``bfloat16`` or ``float16``."""
+    enforce_eager: bool
+    """Run without CUDA graphs and compilation. A CPU engine always does: compiling there takes a C++ compiler."""
+    gpu_memory_utilization: float
+    """Share of the GPU's memory that vLLM takes, weights included. Not used on CPU."""
+    kv_cache_memory_mb: int
+    """Size of the KV cache in MiB per worker. 0: what ``gpu_memory_utilization`` leaves on GPU, 512 MiB on CPU."""
+    max_num_seqs: int
+    """Most sequences decoded at once per engine."""
+    max_num_batched_tokens: int
+    """Most tokens one engine step computes; at least one whole sequence. On a CPU prompts are not split."""
+
+    def __post_init__(self) -> None:
+        require_choice("rollout.dtype", self.dtype, ["auto", "float32", "bfloat16", "float16"])
+        share = self.gpu_memory_utilization
+        require(0 < share < 1, "rollout.gpu_memory_utilization", share, "must be in (0, 1)")
+        memory = self.kv_cache_memory_mb
+        require(memory >= 0, "rollout.kv_cache_memory_mb", memory, "must not be negative")
+        require_positive("rollout.max_num_seqs", self.max_num_seqs)
+        require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            "rollout.max_num_batched_tokens",
+            self.max_num_batched_tokens,
+            f"must be at least rollout.max_num_seqs={self.max_num_seqs}",
+        )
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Length of a run, its workers, and what it leaves behind."""
 

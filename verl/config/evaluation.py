@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl.config.checks import require, require_choice, require_positive
-from verl.config.common import DEVICES, LOGGERS, require_seed
+from verl.config.common import DEVICES, LOGGERS, EngineConfig, require_seed
 from verl.config.load import parse_config
 from verl.config.signal import CalculatorConfig, RewardScoreConfig
 
@@ -70,40 +70,17 @@ class BenchmarkDataConfig:
 
 
 @dataclass(frozen=True)
-class EngineConfig:
+class EvaluationEngineConfig(EngineConfig):
     """The vLLM engines."""
 
-    dtype: str
-    """Weight precision: ``auto`` (float32 on CPU, bfloat16 on GPU), ``float32``, ``bfloat16`` or ``float16``."""
     tensor_parallel_size: int
     """Workers that hold one copy of the model together; the workers divided by it are as many engines side by side."""
-    enforce_eager: bool
-    """Run without CUDA graphs and compilation. A CPU engine always does: compiling there takes a C++ compiler."""
-    gpu_memory_utilization: float
-    """Share of the GPU's memory that vLLM takes, weights included. Not used on CPU."""
-    kv_cache_memory_mb: int
-    """Size of the KV cache in MiB per worker. 0: what ``gpu_memory_utilization`` leaves on GPU, 512 MiB on CPU."""
-    max_num_seqs: int
-    """Most sequences decoded at once per engine."""
-    max_num_batched_tokens: int
-    """Most tokens one engine step computes; at least one whole sequence. On a CPU prompts are not split."""
     trust_remote_code: bool
     """Allow code shipped inside the model folder to run."""
 
     def __post_init__(self) -> None:
-        require_choice("rollout.dtype", self.dtype, ["auto", "float32", "bfloat16", "float16"])
-        for field in ("tensor_parallel_size", "max_num_seqs"):
-            require_positive(f"rollout.{field}", getattr(self, field))
-        share = self.gpu_memory_utilization
-        require(0 < share < 1, "rollout.gpu_memory_utilization", share, "must be in (0, 1)")
-        memory = self.kv_cache_memory_mb
-        require(memory >= 0, "rollout.kv_cache_memory_mb", memory, "must not be negative")
-        require(
-            self.max_num_batched_tokens >= self.max_num_seqs,
-            "rollout.max_num_batched_tokens",
-            self.max_num_batched_tokens,
-            f"must be at least rollout.max_num_seqs={self.max_num_seqs}",
-        )
+        super().__post_init__()
+        require_positive("rollout.tensor_parallel_size", self.tensor_parallel_size)
 
 
 @dataclass(frozen=True)
@@ -165,7 +142,7 @@ class EvaluationConfig:
     """What to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``max_response_length``; what an entry
     leaves out is as in ``model``."""
     data: BenchmarkDataConfig
-    rollout: EngineConfig
+    rollout: EvaluationEngineConfig
     calculator: CalculatorConfig
     reward_score: RewardScoreConfig
     trainer: EvaluationTrainerConfig

@@ -6,7 +6,7 @@ The dataclasses are the schema; ``configs/`` holds the values.
 from dataclasses import dataclass
 
 from verl.config.checks import require, require_choice, require_positive
-from verl.config.common import DEVICES, ModelConfig, OptimConfig, RunConfig, check_divisible, require_seed
+from verl.config.common import DEVICES, EngineConfig, ModelConfig, OptimConfig, RunConfig, check_divisible, require_seed
 from verl.config.signal import (
     GROUP_ESTIMATORS,
     KL_TYPES,
@@ -150,7 +150,7 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(EngineConfig):
     """The vLLM engine inside each worker."""
 
     n: int
@@ -167,18 +167,6 @@ class RolloutConfig:
     """Number of most likely tokens kept in training rollouts; -1 keeps all."""
     val_kwargs: SamplingConfig
     """Sampling at validation."""
-    dtype: str
-    """vLLM's weight precision: ``auto`` (float32 on CPU, bfloat16 on GPU), ``float32``, ``bfloat16`` or ``float16``."""
-    enforce_eager: bool
-    """Run without CUDA graphs and compilation. A CPU engine always does: compiling there takes a C++ compiler."""
-    gpu_memory_utilization: float
-    """Share of the GPU's memory that vLLM takes, weights included. Not used on CPU."""
-    kv_cache_memory_mb: int
-    """Size of the KV cache in MiB per worker. 0: what ``gpu_memory_utilization`` leaves on GPU, 512 MiB on CPU."""
-    max_num_seqs: int
-    """Most sequences decoded at once per worker."""
-    max_num_batched_tokens: int
-    """Most tokens one engine step computes per worker; at least one whole sequence. On a CPU prompts are not split."""
 
     @property
     def train_kwargs(self) -> SamplingConfig:
@@ -186,25 +174,9 @@ class RolloutConfig:
         return SamplingConfig(n=self.n, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_sampling("rollout", self.n, self.temperature, self.top_p, self.top_k)
         require(self.temperature > 0, "rollout.temperature", self.temperature, "training samples; set it above 0")
-        require_choice("rollout.dtype", self.dtype, ["auto", "float32", "bfloat16", "float16"])
-        require(
-            0 < self.gpu_memory_utilization < 1,
-            "rollout.gpu_memory_utilization",
-            self.gpu_memory_utilization,
-            "must be in (0, 1)",
-        )
-        require(
-            self.kv_cache_memory_mb >= 0, "rollout.kv_cache_memory_mb", self.kv_cache_memory_mb, "must not be negative"
-        )
-        require_positive("rollout.max_num_seqs", self.max_num_seqs)
-        require(
-            self.max_num_batched_tokens >= self.max_num_seqs,
-            "rollout.max_num_batched_tokens",
-            self.max_num_batched_tokens,
-            f"must be at least rollout.max_num_seqs={self.max_num_seqs}",
-        )
 
 
 @dataclass(frozen=True)

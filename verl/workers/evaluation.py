@@ -9,15 +9,12 @@ from typing import Any
 
 from vllm import LLM, CompletionOutput, SamplingParams
 from vllm.distributed.device_communicators import cpu_communicator
-from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from verl.config.evaluation import EngineConfig
+from verl.config.evaluation import EvaluationEngineConfig
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
-from verl.workers.generation import EngineModel, FinishedSample, SampleRequest, resolve_dtype
-
-CPU_KV_CACHE_MB = 512
-"""KV cache of a CPU engine where the config leaves its size open, MiB."""
+from verl.workers.generation import EngineModel, FinishedSample, SampleRequest
+from verl.workers.rollout.engine import engine_options, measured
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -33,22 +30,20 @@ class EvaluationWorker:
     """
 
     def __init__(
-        self, config: EngineConfig, place: WorkerPlace, model: EngineModel, capture: dict[str, Any] | None
+        self, config: EvaluationEngineConfig, place: WorkerPlace, model: EngineModel, capture: dict[str, Any] | None
     ) -> None:
         """``capture``: what the engine measures of its hidden states (options of ``vllm_patches``), or None."""
         on_cpu = place.device_type == "cpu"
-        if current_platform.is_cpu() != on_cpu:
-            raise RuntimeError(
-                f"device={place.device_type}: the installed vLLM is built for {current_platform.device_type}; set "
-                "device to that, or install the other build with `bash scripts/setup.sh --cpu` or `--gpu`"
-            )
+        options = engine_options(
+            config, model.max_model_len, config.trust_remote_code, place.device_type, model.seed, capture
+        )
         seed_everything(model.seed)
         join_world(place)
         self.model = model
         self.measures = capture is not None
         self.engine_index, self.rank_in_engine = divmod(place.rank, config.tensor_parallel_size)
         with _own_shared_memory(place.master_port) if on_cpu else nullcontext():
-            self.engine = LLM(model.path, **_options(config, model, capture, on_cpu)).llm_engine
+            self.engine = LLM(model.path, tensor_parallel_size=config.tensor_parallel_size, **options).llm_engine
 
     def advance(self, shares: list[list[SampleRequest]], max_steps: int) -> list[FinishedSample]:
         """Take further requests and run the engine.
@@ -93,32 +88,6 @@ class EvaluationWorker:
         )
 
 
-def _options(config: EngineConfig, model: EngineModel, capture: dict[str, Any] | None, on_cpu: bool) -> dict[str, Any]:
-    """Keyword arguments of ``LLM``."""
-    options: dict[str, Any] = {}
-    kv_cache_memory_mb = config.kv_cache_memory_mb or (CPU_KV_CACHE_MB if on_cpu else 0)
-    if kv_cache_memory_mb:
-        options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20
-    if on_cpu:
-        # A prompt computed in parts winds its random stream back, which a CPU's generator cannot.
-        options["enable_chunked_prefill"] = False
-    if capture is not None:
-        options["additional_config"] = {"hidden_states": capture}
-    return {
-        "dtype": resolve_dtype(config.dtype, on_cpu),
-        "trust_remote_code": config.trust_remote_code,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "distributed_executor_backend": "external_launcher",
-        "enforce_eager": config.enforce_eager or on_cpu,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
-        "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": max(config.max_num_batched_tokens, model.max_model_len),
-        "max_model_len": model.max_model_len,
-        "seed": model.seed,
-        **options,
-    }
-
-
 @contextmanager
 def _own_shared_memory(port: int) -> Iterator[None]:
     """Give the memory that the workers of one CPU engine share a name of its own while the engine starts.
@@ -147,14 +116,8 @@ def _own_shared_memory(port: int) -> Iterator[None]:
 
 
 def _scalars(completion: CompletionOutput) -> dict[str, float]:
-    measured = getattr(completion, "hidden_states", None)
-    if measured is None:
-        raise RuntimeError(
-            "vLLM returned no hidden states: its plugin is not active. Install the project with `pip install -e .`, "
-            "and if VLLM_PLUGINS is set, add verl_hidden_states to it"
-        )
     metrics = {}
-    for name, values in measured.items():
+    for name, values in measured(completion).items():
         if name == MEAN_STATE:
             continue
         for layer, value in enumerate(values.tolist(), start=1):

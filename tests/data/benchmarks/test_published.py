@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from conftest import scoring
 
-from verl.config.signal import OverlongBufferConfig, RewardScoreConfig
 from verl.data.benchmarks import Problem, load_benchmark
 from verl.rewards.answers import normalise
 from verl.rewards.notation import split_answers, unify
@@ -70,11 +70,7 @@ def problems_of(name: str) -> list[Problem]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[VerifierPool]:
-    overlong = OverlongBufferConfig(enable=False, len=1, penalty_factor=0.0)
-    config = RewardScoreConfig(
-        "mix", 2, timeout_s=8.0, memory_limit_mb=1024, overlong_buffer=overlong, custom_functions=[]
-    )
-    with VerifierPool(config) as pool:
+    with VerifierPool(scoring(mode="mix", num_workers=2, timeout_s=8.0, memory_limit_mb=1024)) as pool:
         yield pool
 
 

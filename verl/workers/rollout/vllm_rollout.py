@@ -7,17 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import vllm
 from tensordict import TensorDict
 from torch import Tensor, nn
 from vllm import LLM, CompletionOutput, SamplingParams
-from vllm.platforms import current_platform
 
 from verl.config.ppo import DataConfig, RolloutConfig, SamplingConfig
 from verl.protocol import PromptBatch, RolloutBatch
-
-CPU_KV_CACHE_MB = 512
-"""KV cache of a CPU engine where the config leaves its size open, MiB."""
+from verl.workers.rollout.engine import engine_options, measured
 
 
 class VLLMRollout:
@@ -38,36 +34,12 @@ class VLLMRollout:
         self.pad_token_id = pad_token_id
         self.max_response_length = data.max_response_length
         self.measures = capture is not None
-        on_cpu = device_type == "cpu"
-        if current_platform.is_cpu() != on_cpu:
-            raise RuntimeError(
-                f"device={device_type}: the installed vLLM is built for {current_platform.device_type}; set device to "
-                "that, or install the other build with `bash scripts/setup.sh --cpu` or `--gpu`"
-            )
-        kv_cache_memory_mb = config.kv_cache_memory_mb or (CPU_KV_CACHE_MB if on_cpu else 0)
-        options: dict[str, Any] = {}
-        if kv_cache_memory_mb:
-            options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20
         max_model_len = data.max_prompt_length + data.max_response_length
-        if on_cpu:
-            # A prompt computed in parts winds its random stream back, which a CPU's generator cannot.
-            options["enable_chunked_prefill"] = False
-        if capture is not None:
-            options["additional_config"] = {"hidden_states": capture}
         self.engine = LLM(
             model_path,
-            dtype=("float32" if on_cpu else "bfloat16") if config.dtype == "auto" else config.dtype,
-            trust_remote_code=trust_remote_code,
-            distributed_executor_backend="external_launcher",
-            enforce_eager=config.enforce_eager or on_cpu,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=max(config.max_num_batched_tokens, max_model_len),
-            max_model_len=max_model_len,
             # What is returned must be what was sampled from: after temperature, top-p and top-k.
             logprobs_mode="processed_logprobs",
-            seed=seed,
-            **options,
+            **engine_options(config, max_model_len, trust_remote_code, device_type, seed, capture),
         )
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
@@ -132,8 +104,8 @@ class VLLMRollout:
         """Rank metrics and mean states of finished responses; the states themselves stay in this process."""
         if not self.measures:
             return TensorDict({}, batch_size=[len(completions)]), torch.zeros(len(completions), 0, 0)
-        measured = [_measured(completion) for completion in completions]
-        stacked = {name: torch.stack([response[name] for response in measured]) for name in measured[0]}
+        rows = [measured(completion) for completion in completions]
+        stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         means = stacked.pop("mean_state")
         return TensorDict(stacked, batch_size=[len(completions)]), means
 
@@ -164,13 +136,3 @@ def _refresh_tied_head(model: nn.Module) -> None:
 
 def _sampled_logprobs(completion: CompletionOutput) -> list[float]:
     return [position[token].logprob for token, position in zip(completion.token_ids, completion.logprobs, strict=True)]
-
-
-def _measured(completion: CompletionOutput) -> dict[str, Tensor]:
-    measured = getattr(completion, "hidden_states", None)
-    if measured is None:
-        raise RuntimeError(
-            f"vLLM {vllm.__version__} returned no hidden states: its plugin is not active. Install the project with "
-            "`pip install -e .`, and if VLLM_PLUGINS is set, add verl_hidden_states to it"
-        )
-    return measured
