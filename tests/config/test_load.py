@@ -217,7 +217,9 @@ def run_tree(tmp_path: Path):
     (tmp_path / "train.parquet").touch()
     config = OmegaConf.load(CONFIG_DIR / "sft.yaml")
     del config["defaults"], config["hydra"]
-    config.model = OmegaConf.load(CONFIG_DIR / "model" / "tiny.yaml")
+    config.model = OmegaConf.merge(
+        *(OmegaConf.load(CONFIG_DIR / path) for path in ("engine/default.yaml", "model/tiny.yaml"))
+    )
     config.model.path = str(tmp_path / "model")
     config.data.train_files = [str(tmp_path / "train.parquet")]
     config.data.val_files = []

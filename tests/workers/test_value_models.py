@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from tests.workers.groups import all_prompts, relative_difference, start_group
-from verl.config import PPOConfig
+from verl.config import PPOConfig, load_config
 from verl.config.common import ModelConfig
 from verl.data.judged import judged_texts
 from verl.data.prompts import PromptSample
@@ -154,9 +154,12 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
+def model_config(path: Path) -> ModelConfig:
+    return replace(load_config(PPOConfig, "ppo_trainer").model, path=str(path))
+
+
 def load(path: Path, new_head: bool, mesh: DeviceMesh) -> torch.nn.Module:
-    model_config = ModelConfig(str(path), "float32", "sdpa", trust_remote_code=False)
-    return load_sharded_value_model(model_config, mesh, trainable=new_head, new_head=new_head)
+    return load_sharded_value_model(model_config(path), mesh, trainable=new_head, new_head=new_head)
 
 
 def test_heads_that_do_not_fit(tiny_model, reward_model, tmp_path, mesh):
@@ -181,7 +184,7 @@ def test_heads_that_do_not_fit(tiny_model, reward_model, tmp_path, mesh):
 
 
 def test_architectures_without_a_score_head_are_named(tiny_model, tmp_path):
-    check_value_architecture(ModelConfig(str(tiny_model), "float32", "sdpa", False), "critic.model.path")
+    check_value_architecture(model_config(tiny_model), "critic.model.path")
     GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^critic.model.path=.*no token classification form .* for gpt2; it has for"):
-        check_value_architecture(ModelConfig(str(tmp_path), "float32", "sdpa", False), "critic.model.path")
+        check_value_architecture(model_config(tmp_path), "critic.model.path")

@@ -9,8 +9,41 @@ DEVICES = ["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters (arXiv 2106.09685) that are trained in place of the model."""
+
+    rank: int
+    """Rank of the adapters; 0: none, the whole model is trained."""
+    alpha: float
+    """An adapter's product is scaled by ``alpha / rank``."""
+    target_modules: list[str]
+    """Names of the linear layers that get an adapter, such as ``q_proj``; ``all-linear``: all but the output head."""
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "lora.rank", self.rank, "must not be negative")
+        require_positive("lora.alpha", self.alpha)
+        require(len(self.target_modules) > 0, "lora.target_modules", self.target_modules, "name at least one")
+
+
+@dataclass(frozen=True)
+class FSDPConfig:
+    """How a model's weights and optimizer are spread over workers and the host's memory."""
+
+    fsdp_size: int
+    """Workers that hold one copy of the model together, neighbours in rank; the copies are kept alike by averaging
+    gradients (hybrid sharding). Divides the number of workers; -1: all workers hold one copy."""
+    param_offload: bool
+    """Keep parameters in the host's memory while they are not used. Nothing changes on a CPU."""
+    optimizer_offload: bool
+    """Keep the optimizer's state in the host's memory but during its step. Nothing changes on a CPU."""
+
+    def __post_init__(self) -> None:
+        require(self.fsdp_size == -1 or self.fsdp_size > 0, "fsdp.fsdp_size", self.fsdp_size, "must be -1 or above 0")
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """The policy and how its weights are held while training."""
+    """A model and how its weights are held while training."""
 
     path: str
     """A Hugging Face model: a local folder or a hub id."""
@@ -20,8 +53,33 @@ class ModelConfig:
     """Attention kernel by its ``transformers`` name: ``sdpa``, ``eager``, ``flash_attention_2``, ..."""
     trust_remote_code: bool
     """Allow code shipped inside the model folder to run."""
+    gradient_checkpointing: bool
+    """Keep one activation per decoder layer and compute the others again in the backward pass: less memory, about a
+    third more time. The gradient does not depend on it."""
+    use_remove_padding: bool
+    """Join the rows of a micro-batch into one sequence without padding. Results do not depend on it."""
+    use_liger: bool
+    """Use the Liger kernels (norms, rotary embedding, gated linear units), where the package ``liger-kernel`` is
+    installed; GPU only."""
+    ulysses_sequence_parallel_size: int
+    """Workers, neighbours in rank, that share the tokens of each sequence (DeepSpeed-Ulysses, arXiv 2309.14509).
+    Divides the number of workers and of attention heads; above 1 it needs ``use_remove_padding``."""
+    logits_chunk_size: int
+    """Tokens whose logits exist at the same time, on one worker: log-probabilities and entropies are computed piece by
+    piece. 0: all of a micro-batch."""
+    lora: LoraConfig
+    fsdp: FSDPConfig
 
     def __post_init__(self) -> None:
+        size = self.ulysses_sequence_parallel_size
+        require_positive("model.ulysses_sequence_parallel_size", size)
+        require(
+            size == 1 or self.use_remove_padding,
+            "model.ulysses_sequence_parallel_size",
+            size,
+            "sequences are shared without padding; set model.use_remove_padding=true",
+        )
+        require(self.logits_chunk_size >= 0, "model.logits_chunk_size", self.logits_chunk_size, "must not be negative")
         require(bool(self.path), "model.path", self.path, "name a model folder or a hub id")
         require_choice("model.param_dtype", self.param_dtype, ["float32", "bfloat16"])
 
@@ -75,6 +133,9 @@ class EngineConfig:
     """Most sequences decoded at once per engine."""
     max_num_batched_tokens: int
     """Most tokens one engine step computes; at least one whole sequence. On a CPU prompts are not split."""
+    tensor_parallel_size: int
+    """Workers, neighbours in rank, that hold one copy of the model together; the workers divided by it are as many
+    engines side by side."""
 
     def __post_init__(self) -> None:
         require_choice("rollout.dtype", self.dtype, ["auto", "float32", "bfloat16", "float16"])
@@ -83,6 +144,7 @@ class EngineConfig:
         memory = self.kv_cache_memory_mb
         require(memory >= 0, "rollout.kv_cache_memory_mb", memory, "must not be negative")
         require_positive("rollout.max_num_seqs", self.max_num_seqs)
+        require_positive("rollout.tensor_parallel_size", self.tensor_parallel_size)
         require(
             self.max_num_batched_tokens >= self.max_num_seqs,
             "rollout.max_num_batched_tokens",
@@ -100,7 +162,7 @@ class RunConfig:
     experiment_name: str
     """Name of the run in trackers."""
     default_local_dir: str
-    """Folder of everything the run leaves behind; must be new or empty."""
+    """Folder of everything the run leaves behind. One that holds an unfinished run: see ``resume_mode``."""
     logger: list[str]
     """Trackers besides ``metrics.jsonl``, which is always written: ``console``, ``tensorboard``, ``wandb``."""
     nnodes: int
@@ -115,6 +177,24 @@ class RunConfig:
     """Validate every so many steps, and always after the last; 0: only then."""
     save_freq: int
     """Save a checkpoint every so many steps, and always after the last; 0: only then."""
+    resume_mode: str
+    """``auto``: go on from the newest complete checkpoint in ``default_local_dir``, or start where there is none;
+    ``disable``: the folder must be new or empty; ``path``: go on from ``resume_from_path``."""
+    resume_from_path: str | None
+    """A checkpoint's folder, ``.../global_step_N``, for ``resume_mode=path``; of this run or of another."""
+    max_ckpt_to_keep: int
+    """Keep so many of the newest checkpoints, and the best one; older ones are removed once a new one is complete. 0:
+    all."""
+    save_hf_model: bool
+    """Write into each checkpoint also the model as ``transformers`` and vLLM load it, ``actor/huggingface``. Without,
+    ``python -m verl.trainer.main_export`` makes it later."""
+    async_save: bool
+    """Copy a checkpoint to the host's memory and write it to disk while training goes on."""
+    profile_steps: list[int]
+    """Steps of which each worker writes a trace of torch's profiler to ``profile/``."""
+    peak_tflops: float
+    """Peak speed of one device in 10^12 operations a second at ``param_dtype``, for the model FLOPs utilisation; 0: by
+    the GPU's name, and none is logged for a device that is not known."""
 
     def __post_init__(self) -> None:
         for name in self.logger:
@@ -123,6 +203,18 @@ class RunConfig:
             require_positive(f"trainer.{field}", getattr(self, field))
         for field in ("total_training_steps", "test_freq", "save_freq"):
             require(getattr(self, field) >= 0, f"trainer.{field}", getattr(self, field), "must not be negative")
+        require_choice("trainer.resume_mode", self.resume_mode, ["auto", "disable", "path"])
+        require(
+            (self.resume_mode == "path") == (self.resume_from_path is not None),
+            "trainer.resume_from_path",
+            self.resume_from_path,
+            "goes with trainer.resume_mode=path, and that with it; set both or neither",
+        )
+        keep = self.max_ckpt_to_keep
+        require(keep >= 0, "trainer.max_ckpt_to_keep", keep, "must not be negative")
+        positive = all(step > 0 for step in self.profile_steps)
+        require(positive, "trainer.profile_steps", self.profile_steps, "steps are counted from 1")
+        require(self.peak_tflops >= 0, "trainer.peak_tflops", self.peak_tflops, "must not be negative")
 
     @property
     def world_size(self) -> int:
@@ -149,3 +241,9 @@ def check_divisible(field: str, value: int, divisor_name: str, divisor: int) -> 
         value,
         f"must be divisible by {divisor_name}={divisor}; the nearest value that is: {nearest}",
     )
+
+
+def check_divides(field: str, value: int, dividend_name: str, dividend: int) -> None:
+    """Raise ``ValueError`` naming both fields unless ``value`` divides ``dividend``."""
+    divisors = [size for size in range(1, dividend + 1) if dividend % size == 0]
+    require(value in divisors, field, value, f"must divide {dividend_name}={dividend}; set one of {divisors}")

@@ -73,14 +73,8 @@ class BenchmarkDataConfig:
 class EvaluationEngineConfig(EngineConfig):
     """The vLLM engines."""
 
-    tensor_parallel_size: int
-    """Workers that hold one copy of the model together; the workers divided by it are as many engines side by side."""
     trust_remote_code: bool
     """Allow code shipped inside the model folder to run."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("rollout.tensor_parallel_size", self.tensor_parallel_size)
 
 
 @dataclass(frozen=True)
@@ -159,6 +153,8 @@ class EvaluationConfig:
         for name in self.benchmarks:
             _require_name("benchmarks", name)
         require_choice("compare_to", self.compare_to, ["auto", "first", "step0"])
+        source = self.calculator.source
+        require(source == "rollout", "calculator.source", source, "an evaluation has no actor; set it to rollout")
         self.model.check("model")
         for alias, run in self.runs.items():
             _require_name("runs", alias)

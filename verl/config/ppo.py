@@ -6,7 +6,16 @@ The dataclasses are the schema; ``configs/`` holds the values.
 from dataclasses import dataclass
 
 from verl.config.checks import require, require_choice, require_positive
-from verl.config.common import DEVICES, EngineConfig, ModelConfig, OptimConfig, RunConfig, check_divisible, require_seed
+from verl.config.common import (
+    DEVICES,
+    EngineConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    check_divides,
+    check_divisible,
+    require_seed,
+)
 from verl.config.signal import (
     GROUP_ESTIMATORS,
     KL_TYPES,
@@ -67,6 +76,14 @@ class ActorConfig:
     """Responses per forward and backward on one worker; changes memory and speed, never the gradient."""
     log_prob_micro_batch_size_per_gpu: int
     """Responses per forward on one worker where only log-probabilities are needed, of the policy or the reference."""
+    use_dynamic_bsz: bool
+    """Form micro-batches by their number of tokens in place of responses, and balance tokens over workers. The gradient
+    does not depend on it."""
+    ppo_max_token_len_per_gpu: int
+    """Most tokens, prompt and response, per forward and backward on one worker with ``use_dynamic_bsz``; at least one
+    whole sequence."""
+    log_prob_max_token_len_per_gpu: int
+    """The same where only log-probabilities are needed."""
     policy_loss: str
     """Policy loss, a key of ``verl.algorithms.losses.POLICY_LOSSES``: ``ppo_clip``; ``gspo`` clips the ratio of whole
     responses; ``cispo`` weighs the log-probability of every token by the clipped ratio."""
@@ -102,6 +119,8 @@ class ActorConfig:
             "ppo_epochs",
             "micro_batch_size_per_gpu",
             "log_prob_micro_batch_size_per_gpu",
+            "ppo_max_token_len_per_gpu",
+            "log_prob_max_token_len_per_gpu",
         ):
             require_positive(f"actor.{field}", getattr(self, field))
         require_choice("actor.policy_loss", self.policy_loss, ["ppo_clip", "gspo", "cispo"])
@@ -150,9 +169,25 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True)
-class RolloutConfig(EngineConfig):
-    """The vLLM engine inside each worker."""
+class ReferenceConfig:
+    """The reference policy, the model before training; held where a KL divergence is asked for. With LoRA it is the
+    policy without its adapters."""
 
+    param_offload: bool
+    """Keep its parameters in the host's memory while they are not used. Nothing changes on a CPU."""
+
+
+@dataclass(frozen=True)
+class RolloutConfig(EngineConfig):
+    """The engine that samples responses inside each worker."""
+
+    name: str
+    """``vllm``; or ``hf``: the policy itself through ``transformers``, slower, for models that vLLM does not know."""
+    free_cache_engine: bool
+    """Let go of the engine's weights and KV cache while the models learn (vLLM's sleep mode). GPU only; nothing changes
+    on a CPU."""
+    stop_token_ids: list[int]
+    """Tokens that end a response besides those of the tokenizer and of the model's ``generation_config.json``."""
     n: int
     """Responses per training prompt."""
     temperature: float
@@ -175,6 +210,7 @@ class RolloutConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_choice("rollout.name", self.name, ["vllm", "hf"])
         check_sampling("rollout", self.n, self.temperature, self.top_p, self.top_k)
         require(self.temperature > 0, "rollout.temperature", self.temperature, "training samples; set it above 0")
 
@@ -193,12 +229,23 @@ class CriticConfig:
     """Passes over one rollout batch."""
     micro_batch_size_per_gpu: int
     """Responses per forward and backward on one worker; changes memory and speed, never the gradient."""
+    use_dynamic_bsz: bool
+    """Form micro-batches by their number of tokens in place of responses, and balance tokens over workers."""
+    ppo_max_token_len_per_gpu: int
+    """Most tokens, prompt and response, per forward on one worker with ``use_dynamic_bsz``; at least one whole
+    sequence."""
     cliprange_value: float
     """A value moves at most this far from its old one before its loss stops counting, in units of reward, above 0."""
     optim: OptimConfig
 
     def __post_init__(self) -> None:
-        for field in ("ppo_mini_batch_size", "ppo_epochs", "micro_batch_size_per_gpu", "cliprange_value"):
+        for field in (
+            "ppo_mini_batch_size",
+            "ppo_epochs",
+            "micro_batch_size_per_gpu",
+            "ppo_max_token_len_per_gpu",
+            "cliprange_value",
+        ):
             require_positive(f"critic.{field}", getattr(self, field))
 
 
@@ -240,7 +287,7 @@ class TrainerConfig(RunConfig):
     except_save: list[int]
     """Further steps after which a checkpoint is saved, besides those of ``save_freq``."""
     remove_previous_ckpt: bool
-    """Keep the newest checkpoint and those of ``except_save``; the others are removed once it is complete."""
+    """As ``max_ckpt_to_keep=1``. Those of ``except_save`` are kept in either case."""
     critic_warmup: int
     """First steps in which the critic learns alone and the policy stays as it is; ``gae`` only."""
     remove_clip: bool
@@ -265,6 +312,7 @@ class PPOConfig:
     data: DataConfig
     model: ModelConfig
     actor: ActorConfig
+    ref: ReferenceConfig
     rollout: RolloutConfig
     critic: CriticConfig
     reward_model: RewardModelConfig
@@ -327,6 +375,7 @@ class PPOConfig:
             horizon,
             f"adaptive control would overshoot with {batch * n} responses a step; set it above {batch * n / 5:g}",
         )
+        self._check_engine()
         self._check_rank_signal()
 
     @property
@@ -353,6 +402,44 @@ class PPOConfig:
         """Optimizer steps of the critic in a run of ``total_steps``."""
         per_pass = self.data.train_batch_size // self.critic.ppo_mini_batch_size
         return total_steps * self.critic.ppo_epochs * per_pass
+
+    def _check_engine(self) -> None:
+        """What the parts of the training engine ask of each other and of the number of workers."""
+        workers = self.trainer.world_size
+        world = "trainer.nnodes*trainer.n_gpus_per_node"
+        longest = self.data.max_prompt_length + self.data.max_response_length
+        parallel = self.rollout.tensor_parallel_size
+        check_divides("rollout.tensor_parallel_size", parallel, world, workers)
+        require(
+            self.rollout.name == "vllm" or parallel == 1,
+            "rollout.tensor_parallel_size",
+            parallel,
+            "is vLLM's; set it to 1 with rollout.name=hf",
+        )
+        models = {"model": self.model}
+        models |= {"critic.model": self.critic.model} if self.uses_critic else {}
+        models |= {"reward_model.model": self.reward_model.model} if self.uses_reward_model else {}
+        for prefix, model in models.items():
+            sequence = model.ulysses_sequence_parallel_size
+            check_divides(f"{prefix}.ulysses_sequence_parallel_size", sequence, world, workers)
+            size = model.fsdp.fsdp_size
+            check_divides(f"{prefix}.fsdp.fsdp_size", workers if size == -1 else size, world, workers)
+        if self.uses_reward_model:
+            rank = self.reward_model.model.lora.rank
+            require(rank == 0, "reward_model.model.lora.rank", rank, "a reward model is not trained; set it to 0")
+        budgets = {}
+        if self.actor.use_dynamic_bsz:
+            budgets["actor.ppo_max_token_len_per_gpu"] = self.actor.ppo_max_token_len_per_gpu
+            budgets["actor.log_prob_max_token_len_per_gpu"] = self.actor.log_prob_max_token_len_per_gpu
+        if self.uses_critic and self.critic.use_dynamic_bsz:
+            budgets["critic.ppo_max_token_len_per_gpu"] = self.critic.ppo_max_token_len_per_gpu
+        for field, budget in budgets.items():
+            require(
+                budget >= longest,
+                field,
+                budget,
+                f"must hold one sequence, data.max_prompt_length+data.max_response_length={longest}",
+            )
 
     def _check_rank_signal(self) -> None:
         if not self.reward_manager.active:

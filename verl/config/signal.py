@@ -102,6 +102,10 @@ class CalculatorConfig:
 
     enable: bool
     """Capture hidden states and compute rank metrics; needed by ``reward_manager.add_reward`` and ``add_adv``."""
+    source: str
+    """Where hidden states come from: ``rollout``, the engine while it samples; or ``actor``, the forward pass that
+    gives the policy's log-probabilities, for engines that cannot return states; validation then takes that pass more.
+    Evaluation knows ``rollout`` alone."""
     layers: list[int]
     """Layers whose hidden states are measured, counted from either end: -1 is the state after the final norm, any other
     the output of that decoder layer. Logged as ``layer_1``, ``layer_2``, ... in this order; Phi is their mean."""
@@ -145,6 +149,7 @@ class CalculatorConfig:
     """The same in validation."""
 
     def __post_init__(self) -> None:
+        require_choice("calculator.source", self.source, ["rollout", "actor"])
         require(len(self.layers) > 0, "calculator.layers", self.layers, "name at least one")
         require(len(set(self.layers)) == len(self.layers), "calculator.layers", self.layers, "name each once")
         require(len(self.metric_indices) > 0, "calculator.metric_indices", self.metric_indices, "name at least one")
