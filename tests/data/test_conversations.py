@@ -15,8 +15,8 @@ from verl.data.records import SFT_SCHEMA, write_parquet
 from verl.data.tiny_tokenizer import make_tiny_tokenizer
 
 TOKENIZER = make_tiny_tokenizer()
-# Ids: <|im_end|> 3, <|user|> 5, <|assistant|> 6, "1" 25, "2" 26, "3" 27, "4" 28.
-ONE_TURN = [5, 25, 3, 6, 26, 3]
+# Ids: <|im_end|> 2, <|user|> 4, <|assistant|> 5, "1" 22, "2" 23, "3" 24, "4" 25.
+ONE_TURN = [4, 22, 2, 5, 23, 2]
 
 
 def chat(*contents: str) -> list[dict[str, str]]:
@@ -47,13 +47,13 @@ def test_the_mask_covers_what_the_assistant_says_and_its_end_of_turn():
 
 def test_every_assistant_turn_is_learned():
     ids, mask = tokenize_conversation(chat("1", "2", "3", "44"), TOKENIZER, "here")
-    assert ids == [5, 25, 3, 6, 26, 3, 5, 27, 3, 6, 28, 28, 3]
+    assert ids == [4, 22, 2, 5, 23, 2, 4, 24, 2, 5, 25, 25, 2]
     assert mask == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 1]
 
 
 def test_a_last_user_turn_is_not_learned():
     ids, mask = tokenize_conversation(chat("1", "2", "3"), TOKENIZER, "here")
-    assert ids == [5, 25, 3, 6, 26, 3, 5, 27, 3]
+    assert ids == [4, 22, 2, 5, 23, 2, 4, 24, 2]
     assert mask == [0, 0, 0, 0, 1, 1, 0, 0, 0]
 
 
@@ -129,7 +129,7 @@ def test_the_seed_determines_the_order_of_every_epoch(tmp_path: Path):
     path = write_chats(tmp_path / "a.parquet", [chat(str(digit), "2") for digit in range(8)])
     dataset = ConversationDataset([path], TOKENIZER, data_config())
     first, second = orders(dataset, seed=0)
-    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(24, 32))
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(21, 29))
     assert first != second
     assert orders(dataset, seed=0) == [first, second]
     assert orders(dataset, seed=1) != [first, second]

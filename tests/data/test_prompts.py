@@ -12,9 +12,9 @@ from verl.data.tiny_tokenizer import make_tiny_tokenizer
 from verl.rewards.registry import CUSTOM_FUNCTIONS
 
 TOKENIZER = make_tiny_tokenizer()
-# Ids: <|pad|> 0, <|im_end|> 3, <|user|> 5, <|assistant|> 6, "1" 25, "+" 19, "2" 26.
-SHORT = [5, 25, 3, 6]
-LONG = [5, 25, 19, 26, 3, 6]
+# Ids: <|pad|> 0, <|im_end|> 2, <|user|> 4, <|assistant|> 5, "1" 22, "+" 16, "2" 23.
+SHORT = [4, 22, 2, 5]
+LONG = [4, 22, 16, 23, 2, 5]
 
 
 def write_prompts(path: Path, questions: list[str]) -> str:
@@ -58,8 +58,8 @@ def test_prompts_are_padded_on_the_left(tmp_path: Path):
 def test_a_pad_token_inside_the_prompt_is_still_a_real_token(tmp_path: Path):
     # Many models pad with their end-of-turn token, which is part of every prompt.
     dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1"])], TOKENIZER, 8, "error")
-    (sample,) = val_batches(dataset, data_config(), pad_token_id=3, multiple=1, seed=0)
-    assert sample.tokens.input_ids.tolist() == [[3, 3, 3, 3, *SHORT]]
+    (sample,) = val_batches(dataset, data_config(), pad_token_id=2, multiple=1, seed=0)
+    assert sample.tokens.input_ids.tolist() == [[2, 2, 2, 2, *SHORT]]
     assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
 
 

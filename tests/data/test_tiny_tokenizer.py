@@ -1,34 +1,30 @@
+import unicodedata
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, Qwen2Config
 
 from verl.data.arithmetic import ArithmeticTask
-from verl.data.tiny_tokenizer import CHARACTERS, SPECIAL_TOKENS, make_tiny_tokenizer
+from verl.data.tiny_tokenizer import SPECIAL_TOKENS, make_tiny_tokenizer
 
 TOKENIZER = make_tiny_tokenizer()
 CHAT = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": r"\boxed{2}"}]
 
 
 def test_vocabulary():
-    assert len(TOKENIZER) == 103
-    assert TOKENIZER.convert_tokens_to_ids(SPECIAL_TOKENS) == list(range(7))
-    assert (TOKENIZER.pad_token_id, TOKENIZER.unk_token_id, TOKENIZER.eos_token_id) == (0, 1, 3)
+    assert len(TOKENIZER) == 262
+    assert TOKENIZER.convert_tokens_to_ids(SPECIAL_TOKENS) == list(range(6))
+    assert (TOKENIZER.pad_token_id, TOKENIZER.unk_token_id, TOKENIZER.eos_token_id) == (0, None, 2)
 
 
-@given(st.text(alphabet=CHARACTERS, max_size=60))
+@given(st.text(max_size=60).map(lambda text: unicodedata.normalize("NFC", text)))
 def test_round_trip(text: str):
     ids = TOKENIZER.encode(text)
     assert TOKENIZER.decode(ids) == text
     if "<|" not in text:
-        assert len(ids) == len(text)
-
-
-def test_other_characters_are_unknown():
-    assert TOKENIZER.encode("a\u00e9\U0001f600") == [TOKENIZER.convert_tokens_to_ids("a"), 1, 1]
-    assert TOKENIZER.encode("") == []
+        assert len(ids) == len(text.encode())
 
 
 def test_special_tokens_are_left_out_of_the_text():
@@ -56,15 +52,19 @@ def test_chat_template(messages: list[dict[str, str]], generation: bool, text: s
     assert TOKENIZER.decode(ids) == text
 
 
-def test_save_and_load(tmp_path: Path):
-    TOKENIZER.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert isinstance(loaded, PreTrainedTokenizerFast)
-    assert loaded.get_vocab() == TOKENIZER.get_vocab()
-    assert loaded.special_tokens_map == TOKENIZER.special_tokens_map
-    assert loaded.decode(loaded.encode(CHARACTERS)) == CHARACTERS
+def test_save_and_load_beside_a_model(tmp_path: Path):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    tokenizer = TOKENIZER
+    for folder in folders:  # saved by a trainer that had loaded it, it must still be the same
+        tokenizer.save_pretrained(folder)
+        Qwen2Config().save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.get_vocab() == TOKENIZER.get_vocab()
+    assert tokenizer.special_tokens_map == TOKENIZER.special_tokens_map
+    text = "What is 3 + 1?\n  \u00e9"
+    assert tokenizer.encode(text) == TOKENIZER.encode(text) and tokenizer.decode(tokenizer.encode(text)) == text
     expected = TOKENIZER.apply_chat_template(CHAT, return_dict=False)
-    assert loaded.apply_chat_template(CHAT, return_dict=False) == expected
+    assert tokenizer.apply_chat_template(CHAT, return_dict=False) == expected
 
 
 def test_arithmetic_problems_fit_in_128_tokens():
@@ -72,4 +72,3 @@ def test_arithmetic_problems_fit_in_128_tokens():
         chat = [{"role": "user", "content": problem.question}, {"role": "assistant", "content": problem.solution}]
         ids = TOKENIZER.apply_chat_template(chat, return_dict=False)
         assert 60 <= len(ids) <= 128
-        assert 1 not in ids

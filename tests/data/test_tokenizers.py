@@ -12,7 +12,7 @@ def test_padding_falls_back_to_the_end_of_sequence(tmp_path):
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(str(tmp_path), trust_remote_code=False)
-    assert loaded.pad_token_id == loaded.eos_token_id == 3
+    assert loaded.pad_token_id == loaded.eos_token_id == 2
 
 
 def test_a_tokenizer_without_chat_template_is_refused(tmp_path):
