@@ -88,20 +88,22 @@ class WorkerGroup:
         """
         return self._gather([worker.call.remote(method, arguments) for worker in self._workers], method)
 
-    def run_split(self, method: str, batch: Any, *arguments: Any) -> list[Any]:
-        """As ``run``, with ``batch`` (a tensorclass) cut into one contiguous share per worker, in rank order.
+    def run_split(self, method: str, batch: Any, *arguments: Any, copies: int = 1) -> list[Any]:
+        """As ``run``, with ``batch`` (a tensorclass) cut into contiguous shares, one per ``copies`` workers.
 
-        Shares differ by at most one row. A batch smaller than the group is refused: an idle rank would hang the others.
+        Workers that are neighbours in rank get the same share, and the result of the first of them counts; results are
+        in rank order. Shares differ by at most one row. A batch smaller than their number is refused: an idle rank
+        would hang the others.
         """
-        size = len(batch)
-        if size < self.world_size:
-            raise ValueError(f"{method}: a batch of {size} cannot be split over {self.world_size} workers")
-        bounds = [size * rank // self.world_size for rank in range(self.world_size + 1)]
+        size, num_shares = len(batch), self.world_size // copies
+        if size < num_shares:
+            raise ValueError(f"{method}: a batch of {size} cannot be split over {num_shares} workers")
+        bounds = [size * share // num_shares for share in range(num_shares + 1)]
+        shares = [batch[start:stop].clone() for start, stop in zip(bounds, bounds[1:], strict=False)]
         calls = [
-            worker.call.remote(method, (batch[start:stop].clone(), *arguments))
-            for worker, start, stop in zip(self._workers, bounds, bounds[1:], strict=False)
+            worker.call.remote(method, (shares[rank // copies], *arguments)) for rank, worker in enumerate(self._workers)
         ]
-        return self._gather(calls, method)
+        return self._gather(calls, method)[::copies]
 
     def close(self) -> None:
         """Stop the workers."""
