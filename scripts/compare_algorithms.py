@@ -47,7 +47,12 @@ def train(overrides: list[str], steps: int, seed: int, folder: Path) -> None:
         return
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides, f"seed={seed}", "device=cpu"]
-    command += [*VALIDATION, f"trainer.total_training_steps={steps}", "trainer.test_freq=0", f"trainer.default_local_dir={folder}"]
+    command += [
+        *VALIDATION,
+        f"trainer.total_training_steps={steps}",
+        "trainer.test_freq=0",
+        f"trainer.default_local_dir={folder}",
+    ]
     log = folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:

@@ -101,7 +101,8 @@ class WorkerGroup:
         bounds = [size * share // num_shares for share in range(num_shares + 1)]
         shares = [batch[start:stop].clone() for start, stop in zip(bounds, bounds[1:], strict=False)]
         calls = [
-            worker.call.remote(method, (shares[rank // copies], *arguments)) for rank, worker in enumerate(self._workers)
+            worker.call.remote(method, (shares[rank // copies], *arguments))
+            for rank, worker in enumerate(self._workers)
         ]
         return self._gather(calls, method)[::copies]
 

@@ -82,7 +82,9 @@ class Sampler:
         seed = (self.config.seed << 32) + step
         # The workers of one engine compute each response together.
         copies = self.config.rollout.tensor_parallel_size
-        rollout: RolloutBatch = concat(self.workers.run_split("generate", prompts.tokens, sampling, seed, copies=copies))
+        rollout: RolloutBatch = concat(
+            self.workers.run_split("generate", prompts.tokens, sampling, seed, copies=copies)
+        )
         return rollout
 
     def judge(self, prompts: PromptSample, rollout: RolloutBatch) -> PendingScores:
