@@ -35,6 +35,9 @@ ALGORITHMS = {
 
 DEFAULT = [name for name in ALGORITHMS if name != "released code"]
 
+VALIDATION = ["rollout.val_kwargs.n=2", "rollout.val_kwargs.temperature=1.0"]
+"""What is compared is what training improves: responses as they are sampled, two to each problem."""
+
 COLUMNS = ["algorithm", "pass@1 before", "after, mean", "after, by seed", "gain", "tokens shaped", "by"]
 
 
@@ -44,7 +47,12 @@ def train(overrides: list[str], steps: int, seed: int, folder: Path) -> None:
         return
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides, f"seed={seed}", "device=cpu"]
-    command += [f"trainer.total_training_steps={steps}", "trainer.test_freq=0", f"trainer.default_local_dir={folder}"]
+    command += [
+        *VALIDATION,
+        f"trainer.total_training_steps={steps}",
+        "trainer.test_freq=0",
+        f"trainer.default_local_dir={folder}",
+    ]
     log = folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:

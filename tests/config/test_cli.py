@@ -21,9 +21,17 @@ def test_an_override_that_does_not_fit_is_explained(override: str, message: str)
     assert message in str(caught.value)
 
 
-def test_the_command_line_says_it_in_one_line():
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", "data.shufle=1"]
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.shufle=1", "data.shufle: unknown key; did you mean data.shuffle?"),
+        ("ref=5", "ref=5: names a group of options; set one of ref.param_offload"),
+        ("ref=[1,2]", "ref=[1,2]: names a group of options; set one of ref.param_offload"),
+    ],
+)
+def test_the_command_line_says_it_in_one_line(override: str, message: str):
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", override]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 1
-    assert result.stderr == "error: data.shufle: unknown key; did you mean data.shuffle?\n"
+    assert result.stderr == f"error: {message}\n"
     assert result.stdout == ""

@@ -252,7 +252,6 @@ def test_overrides_and_hydras_flags_pass_unchanged_in_one_piece_each():
         ("--rollout_n --add_adv True", "--rollout_n: needs a value after it"),
         ("--rollout_n -m", "--rollout_n: needs a value after it"),
         ("--cfg", "--cfg: needs a value after it"),
-        ("--rollout_tp 2", "--rollout_tp 2: tensor parallelism of the rollout engine is not there yet"),
         ("--adv_estimator grop", "--adv_estimator grop: must be one of gae, grpo, reinforce_plus_plus, "),
         ("--metric_indices_add ['x']", "--metric_indices_add ['x']: metrics of token confidence are not there"),
         ("--motivation_mode allin", "--motivation_mode allin: the motivation experiment's Excel sheets are not part"),

@@ -118,7 +118,7 @@ def test_every_yaml_is_the_default_or_in_a_group_that_loads():
         ("data.val_sample_size=0", "data.val_sample_size=0: must be -1 or at least 1"),
         ("reward_score.overlong_buffer.len=0", "reward_score.overlong_buffer.len=0: must be greater than 0"),
         ("rollout.top_p=0", "rollout.top_p=0.0: must be in (0, 1]"),
-        ("rollout.val_kwargs.temperature=0", "rollout.val_kwargs.n=2: greedy decoding (temperature=0) gives one"),
+        ("rollout.val_kwargs.n=2", "rollout.val_kwargs.n=2: greedy decoding (temperature=0) gives one response; set"),
         ("trainer.logger=wandbb", "trainer.logger='wandbb': must be one of console, tensorboard, wandb; did you mean"),
     ],
 )

@@ -24,7 +24,7 @@ class ScriptedWorkers:
         self.tokenizer, self.answers = tokenizer, answers
         self.steps: list[int] = []
 
-    def run_split(self, method, batch, *arguments):
+    def run_split(self, method, batch, *arguments, copies=1):
         if method == "compute_rm_scores":
             return [torch.arange(len(batch)).float()]
         assert method == "generate"

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config import PPOConfig
 from verl.data.prompts import PromptDataset, PromptSample, val_batches
+from verl.protocol import PolicyBatch, RolloutBatch
 from verl.single_controller import WorkerGroup
 from verl.trainer.metrics_calculator import capture_options
 from verl.workers.rollout import engine_environment
@@ -14,7 +15,7 @@ from verl.workers.rollout import engine_environment
 
 def start_group(config: PPOConfig, world_size: int) -> WorkerGroup:
     """Probe workers on the CPU, for runs of ten steps."""
-    environment = engine_environment("cpu") | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = engine_environment("cpu", config.rollout.name) | {"PYTHONPATH": str(Path(__file__).parent)}
     return WorkerGroup(
         "probes:ProbeWorker", config, (10, capture_options(config.calculator)), 1, world_size, "cpu", environment
     )
@@ -26,6 +27,23 @@ def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
     dataset = PromptDataset(data.train_files, tokenizer, data.max_prompt_length, "error")
     (batch,) = val_batches(dataset, data, tokenizer.pad_token_id, multiple=2, seed=0)
     return batch
+
+
+def policy_batch(rollout: RolloutBatch, old_logprobs: torch.Tensor) -> PolicyBatch:
+    """The rollout with random advantages, and a reference near the old policy."""
+    torch.manual_seed(0)
+    advantages = torch.randn(len(rollout), 1).expand(old_logprobs.shape) * rollout.response_mask
+    reference = old_logprobs + 0.1 * torch.randn(old_logprobs.shape) * rollout.response_mask
+    return PolicyBatch(
+        rollout.input_ids,
+        rollout.attention_mask,
+        rollout.response_mask,
+        old_logprobs,
+        rollout.rollout_logprobs,
+        reference,
+        advantages,
+        batch_size=[len(rollout)],
+    )
 
 
 def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

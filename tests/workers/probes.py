@@ -1,5 +1,6 @@
 """A hybrid worker with windows: methods that tests need and training does not."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -60,6 +61,48 @@ class ProbeWorker(HybridWorker):
         parameters = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
         outputs = self.rollout.engine.generate(token_prompts, parameters, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def loaded(self, package: str) -> bool:
+        """Whether a package was imported in this process."""
+        return package in sys.modules
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Responses that the rollout engine ``hf`` decodes at once."""
+        self.rollout.batch_size = batch_size
+
+    def sync_all_but(self, left_out: str) -> None:
+        """Give the rollout engine the policy's weights except for one."""
+        self.rollout.load_weights(
+            (name, value) for name, value in full_parameters(self.actor.model) if name != left_out
+        )
+
+    def note_engine_calls(self) -> None:
+        """Let a CPU's engine sleep as if it were a GPU's, and note every call it gets for ``engine_calls``."""
+        self.calls: list[str] = []
+        engine = self.rollout.engine
+
+        def noted(name: str, method: Callable[..., Any], *shown: str) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                self.calls.append(" ".join([name, *(str(options[option]) for option in shown)]))
+                return method(*arguments, **options)
+
+            return call
+
+        engine.sleep = noted("sleep", engine.sleep, "level")
+        engine.wake_up = noted("wake_up", engine.wake_up, "tags")
+        engine.generate = noted("generate", engine.generate)
+        runner = engine.llm_engine.model_executor.driver_worker.worker.model_runner
+        runner.reload_weights = noted("reload_weights", runner.reload_weights)
+        self.rollout.memory.enabled = True
+
+    def engine_calls(self) -> list[str]:
+        """The calls since the last time this was asked."""
+        calls, self.calls[:] = list(self.calls), []
+        return calls
+
+    def engine_sleeps(self) -> bool:
+        """Whether vLLM itself takes the engine to be asleep, wholly or in part."""
+        return self.rollout.engine.llm_engine.is_sleeping()
 
     @torch.no_grad()
     def trainer_greedy(self, prompts: PromptBatch, num_tokens: int) -> Tensor:

@@ -7,10 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.workers.groups import all_prompts, relative_difference, start_group
+from tests.workers.groups import all_prompts, policy_batch, relative_difference, start_group
 from verl.config import PPOConfig
 from verl.data.prompts import PromptSample
-from verl.protocol import PolicyBatch, RolloutBatch
 from verl.single_controller import WorkerError, WorkerGroup, concat
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 
@@ -34,22 +33,6 @@ def two(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 @pytest.fixture(scope="module")
 def prompts(small_config: PPOConfig, tiny_tokenizer) -> PromptSample:
     return all_prompts(small_config, tiny_tokenizer)
-
-
-def policy_batch(rollout: RolloutBatch, old_logprobs: torch.Tensor) -> PolicyBatch:
-    torch.manual_seed(0)
-    advantages = torch.randn(len(rollout), 1).expand(old_logprobs.shape) * rollout.response_mask
-    reference = old_logprobs + 0.1 * torch.randn(old_logprobs.shape) * rollout.response_mask
-    return PolicyBatch(
-        rollout.input_ids,
-        rollout.attention_mask,
-        rollout.response_mask,
-        old_logprobs,
-        rollout.rollout_logprobs,
-        reference,
-        advantages,
-        batch_size=[len(rollout)],
-    )
 
 
 def test_engine_and_trainer_agree_before_and_after_updates(ray_session, prompts, small_config):

@@ -1,6 +1,7 @@
 """The command line of the entry points: Hydra's, with wrong overrides explained in one line."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
@@ -27,12 +28,23 @@ def run_hydra(main: Callable[[], None], schema: type) -> None:
         # takes them in one piece only, and the user's own choice must win.
         overrides = (i for i, word in enumerate(sys.argv) if i and "=" in word and not word.startswith("-"))
         sys.argv.insert(next(overrides, len(sys.argv)), f"{RUN_FOLDER}=${{hydra:runtime.output_dir}}")
+    _refuse_values_of_groups(schema)
     # Hydra would print its own account and leave; with this it raises.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         main()
     except HydraException as error:
         raise SystemExit(f"error: {explain(error, schema)}") from None
+
+
+def _refuse_values_of_groups(schema: type) -> None:
+    """Leave with one line for a group that is given a number or a list, over which Hydra itself stumbles."""
+    hints = get_type_hints(schema)
+    for word in sys.argv[1:]:
+        group, _, value = word.partition("=")
+        if is_dataclass(hints.get(group)) and re.fullmatch(r"[-+]?[\d.]+|\[.*\]", value):
+            options = ", ".join(f"{group}.{name}" for name in get_type_hints(hints[group]))
+            raise SystemExit(f"error: {group}={value}: names a group of options; set one of {options}")
 
 
 def explain(error: HydraException, schema: type) -> str:

@@ -226,7 +226,7 @@ FLAGS = {
     "rollout_n": sets("rollout.n"),
     "temperature": sets("rollout.temperature"),
     "rollout_gpu_memory_util": sets("rollout.gpu_memory_utilization"),
-    "rollout_tp": refused(["1"], "tensor parallelism of the rollout engine is not there yet"),
+    "rollout_tp": sets("rollout.tensor_parallel_size"),
     "micro_rollout_batch_size": without_effect("vLLM schedules by itself, see `rollout.max_num_seqs`"),
     "adv_estimator": Flag("`algorithm`, the group of that name", _estimator),
     "kl_coef": sets("algorithm.kl_ctrl.kl_coef"),

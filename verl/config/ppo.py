@@ -393,6 +393,11 @@ class PPOConfig:
         """Whether a reward model is held."""
         return self.reward_model.enable
 
+    @property
+    def max_sequence_length(self) -> int:
+        """Tokens of the longest prompt and the longest response together."""
+        return self.data.max_prompt_length + self.data.max_response_length
+
     def actor_updates(self, total_steps: int) -> int:
         """Optimizer steps of the policy in a run of ``total_steps``; at least 1."""
         steps = max(1, total_steps - self.trainer.critic_warmup)
@@ -407,7 +412,7 @@ class PPOConfig:
         """What the parts of the training engine ask of each other and of the number of workers."""
         workers = self.trainer.world_size
         world = "trainer.nnodes*trainer.n_gpus_per_node"
-        longest = self.data.max_prompt_length + self.data.max_response_length
+        longest = self.max_sequence_length
         parallel = self.rollout.tensor_parallel_size
         check_divides("rollout.tensor_parallel_size", parallel, world, workers)
         require(

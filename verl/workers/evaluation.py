@@ -1,22 +1,16 @@
 """The evaluation's worker: a vLLM engine that is fed with requests and asked for what has finished."""
 
-import glob
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from vllm import LLM, CompletionOutput, SamplingParams
-from vllm.distributed.device_communicators import cpu_communicator
 from vllm.sampling_params import RequestOutputKind
 
 from verl.config.evaluation import EvaluationEngineConfig
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.generation import EngineModel, FinishedSample, SampleRequest
 from verl.workers.rollout.engine import engine_options, measured
-
-SHARED_MEMORY = Path("/dev/shm")
+from verl.workers.rollout.shared_memory import own_shared_memory
 
 MEAN_STATE = "mean_state"
 """What ``verl.trainer.metrics_calculator.reduce_states`` returns besides metrics."""
@@ -33,7 +27,6 @@ class EvaluationWorker:
         self, config: EvaluationEngineConfig, place: WorkerPlace, model: EngineModel, capture: dict[str, Any] | None
     ) -> None:
         """``capture``: what the engine measures of its hidden states (options of ``vllm_patches``), or None."""
-        on_cpu = place.device_type == "cpu"
         options = engine_options(
             config, model.max_model_len, config.trust_remote_code, place.device_type, model.seed, capture
         )
@@ -42,8 +35,8 @@ class EvaluationWorker:
         self.model = model
         self.measures = capture is not None
         self.engine_index, self.rank_in_engine = divmod(place.rank, config.tensor_parallel_size)
-        with _own_shared_memory(place.master_port) if on_cpu else nullcontext():
-            self.engine = LLM(model.path, tensor_parallel_size=config.tensor_parallel_size, **options).llm_engine
+        with own_shared_memory(place):
+            self.engine = LLM(model.path, **options).llm_engine
 
     def advance(self, shares: list[list[SampleRequest]], max_steps: int) -> list[FinishedSample]:
         """Take further requests and run the engine.
@@ -86,33 +79,6 @@ class EvaluationWorker:
             truncated=completion.finish_reason == "length",
             metrics=_scalars(completion) if self.measures else {},
         )
-
-
-@contextmanager
-def _own_shared_memory(port: int) -> Iterator[None]:
-    """Give the memory that the workers of one CPU engine share a name of its own while the engine starts.
-
-    vLLM has none for workers that it did not launch: one engine would stand in another's way, and in that of the next
-    what a killed one left. When this ends all of them have it, and the name goes, so that nothing is left.
-    """
-    group = getattr(cpu_communicator, "_CPUSHMDistributed", None)
-    original = getattr(group, "make_group_name", None)
-    if group is None or original is None:
-        yield
-        return
-    names: set[str] = set()
-
-    def make_group_name(communicator: Any) -> str:
-        name = f"verl-{port}-{original(communicator).strip('/-')}"
-        names.add(name)
-        return name
-
-    group.make_group_name = staticmethod(make_group_name)
-    yield
-    group.make_group_name = staticmethod(original)
-    for name in names:
-        for path in SHARED_MEMORY.glob(f"{glob.escape(name)}_*"):
-            path.unlink(missing_ok=True)
 
 
 def _scalars(completion: CompletionOutput) -> dict[str, float]:

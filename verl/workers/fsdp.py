@@ -184,3 +184,22 @@ def export_huggingface(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         model.save_pretrained(folder, state_dict=state, safe_serialization=True)
         tokenizer.save_pretrained(folder)
     dist.barrier()
+
+
+@contextmanager
+def kept_whole(model: PreTrainedModel) -> Iterator[None]:
+    """Within the block ``model`` keeps its parameters whole, in ``param_dtype``, once a forward pass has gathered them.
+
+    For a model that learns, without gradients. All ranks must make the block's first forward pass; of further ones,
+    which communicate no more, each makes as many as it likes.
+    """
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for unit in units:
+        unit.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for unit in units:
+            # As _shard has it: the root alone stays whole between forward and backward.
+            unit.set_reshard_after_forward(unit is not model, recurse=False)
+            unit.reshard()

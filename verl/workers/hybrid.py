@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from verl.config.ppo import PPOConfig, SamplingConfig
+from verl.data.model_files import end_tokens
 from verl.data.tokenizers import load_tokenizer
 from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch, TextBatch, ValueBatch
 from verl.workers.actor import Actor, Policy
@@ -13,7 +14,7 @@ from verl.workers.critic import Critic
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.fsdp import export_huggingface, full_parameters
 from verl.workers.reward_model import RewardModel
-from verl.workers.rollout.vllm_rollout import VLLMRollout
+from verl.workers.rollout import RolloutSetup, make_rollout
 
 
 class HybridWorker:
@@ -24,7 +25,7 @@ class HybridWorker:
     """
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int, capture: dict[str, Any] | None) -> None:
-        """``capture``: what the rollout engine measures of its hidden states, see :class:`VLLMRollout`."""
+        """``capture``: what the rollout engine measures of its hidden states, see :class:`RolloutSetup`."""
         seed_everything(config.seed)
         mesh = join_world(place)
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -39,20 +40,21 @@ class HybridWorker:
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
-        self.rollout = VLLMRollout(
-            config.rollout,
-            config.data,
-            config.model.path,
-            config.model.trust_remote_code,
-            place.device_type,
-            config.seed,
-            self.tokenizer.pad_token_id,
-            capture,
+        ends = end_tokens(
+            config.model.path, self.tokenizer, config.model.trust_remote_code, config.rollout.stop_token_ids
         )
+        setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends, capture)
+        self.rollout = make_rollout(setup, self.actor.model)
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
-        """Sample responses for this worker's prompts."""
+        """Sample responses for these prompts: this worker's own, or those of the workers that share its engine."""
+        if self.rollout.needs_weights:
+            self.sync_weights()
         return self.rollout.generate(prompts, sampling, seed)
+
+    def finish_generation(self) -> None:
+        """Let the engine's memory go; it comes back with ``sync_weights``, or where more is generated before that."""
+        self.rollout.sleep()
 
     def compute_logprobs(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [B, R] under the policy."""

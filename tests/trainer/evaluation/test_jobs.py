@@ -13,7 +13,6 @@ from verl.trainer.evaluation.jobs import (
     load_problems,
     load_target_tokenizer,
     make_jobs,
-    sequence_limit,
 )
 from verl.trainer.evaluation.targets import Target
 
@@ -91,9 +90,3 @@ def test_an_engine_holds_the_longest_prompt_and_a_response():
     assert (model.max_model_len, model.max_response_length, model.seed) == (130, 100, 3)
     assert "\nQuestion:" in model.stop
     assert engine_model(target, [[1] * 30], config, limit=64).max_model_len == 64
-
-
-def test_the_models_longest_sequence(tiny_model, tmp_path):
-    assert sequence_limit(str(tiny_model), trust_remote_code=False) == 512
-    with pytest.raises(ConfigError, match="no model there"):
-        sequence_limit(str(tmp_path), trust_remote_code=False)

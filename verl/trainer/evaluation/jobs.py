@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from verl.config.evaluation import EvaluationConfig
 from verl.config.load import ConfigError
@@ -104,15 +104,6 @@ def engine_model(
         top_k=config.top_k,
         seed=config.seed,
     )
-
-
-def sequence_limit(path: str, trust_remote_code: bool) -> int | None:
-    """Longest sequence that the model was made for; None where its config does not say."""
-    try:
-        model_config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no model there: {str(error).splitlines()[0]}") from error
-    return getattr(model_config.get_text_config(), "max_position_embeddings", None)
 
 
 def check_prompts_fit(prompts: Sequence[Sequence[int]], limit: int | None) -> None:

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.evaluation import EvaluationConfig
 from verl.config.load import ConfigError
 from verl.data.benchmarks import Problem
+from verl.data.model_files import sequence_limit
 from verl.rewards.pool import VerifierPool
 from verl.single_controller import WorkerError, WorkerGroup
 from verl.trainer.evaluation.display import EvaluationDisplay
@@ -28,7 +29,6 @@ from verl.trainer.evaluation.jobs import (
     load_problems,
     load_target_tokenizer,
     make_jobs,
-    sequence_limit,
 )
 from verl.trainer.evaluation.publish import publish
 from verl.trainer.evaluation.results import RunResult

@@ -130,6 +130,8 @@ class RayPPOTrainer:
             with self.timer.phase("generate"):
                 greedy = self.sampler.sample(sampled.prompts, GREEDY, self.step)
             metrics["perf/generated_tokens"] += float(greedy.rollout.response_mask.sum())
+        with self.timer.phase("generate"):
+            self.workers.run("finish_generation")
         self.metrics |= metrics | length_metrics(sampled.rollout)
         return sampled, left_out_scores, greedy
 

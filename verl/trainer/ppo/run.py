@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.load import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.data.judged import check_judgeable
+from verl.data.model_files import check_sequence_fits
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.tokenizers import load_tokenizer
 from verl.rewards import use_custom_functions
@@ -61,6 +62,7 @@ def run_ppo(config: PPOConfig) -> None:
         check_judgeable(
             [r.messages for r in train_set.records], reward_tokenizer, f"reward_model.model.path={judge.path!r}"
         )
+    _check_lengths(config)
     _check_value_models(config, tokenizer)
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = config.trainer.num_steps(len(loader))
@@ -86,7 +88,7 @@ def run_ppo(config: PPOConfig) -> None:
             trainer.nnodes,
             trainer.n_gpus_per_node,
             device_type,
-            engine_environment(device_type),
+            engine_environment(device_type, config.rollout.name),
         )
         stack.callback(workers.close)
         stack.enter_context(display)
@@ -95,6 +97,19 @@ def run_ppo(config: PPOConfig) -> None:
         ppo.fit()
         tracker.summarize(_summary(config, ppo))
     _report(display, ppo, folder)
+
+
+def _check_lengths(config: PPOConfig) -> None:
+    """Raise ``ConfigError`` for sequences that are longer than a model was made for."""
+    field, length = "data.max_prompt_length+data.max_response_length", config.max_sequence_length
+    check_sequence_fits(field, length, "model.path", config.model.path, config.model.trust_remote_code)
+    if config.uses_critic:
+        critic = config.critic.model
+        check_sequence_fits(field, length, "critic.model.path", critic.path, critic.trust_remote_code)
+    if config.uses_reward_model:
+        judge, limit = config.reward_model.model, config.reward_model.max_length
+        name = "reward_model.max_length"
+        check_sequence_fits(name, limit, "reward_model.model.path", judge.path, judge.trust_remote_code)
 
 
 def _check_value_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:

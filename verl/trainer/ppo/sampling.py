@@ -80,7 +80,11 @@ class Sampler:
     def generate(self, prompts: PromptSample, sampling: SamplingConfig, step: int) -> RolloutBatch:
         """Responses whose random draws depend on the run's seed, ``step`` and the prompt alone."""
         seed = (self.config.seed << 32) + step
-        rollout: RolloutBatch = concat(self.workers.run_split("generate", prompts.tokens, sampling, seed))
+        # The workers of one engine compute each response together.
+        copies = self.config.rollout.tensor_parallel_size
+        rollout: RolloutBatch = concat(
+            self.workers.run_split("generate", prompts.tokens, sampling, seed, copies=copies)
+        )
         return rollout
 
     def judge(self, prompts: PromptSample, rollout: RolloutBatch) -> PendingScores:

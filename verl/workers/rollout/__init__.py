@@ -1,10 +1,29 @@
-"""Engines that sample responses inside a worker."""
+"""Engines that sample responses inside a worker; each is a file, and has a name in the table."""
 
 import os
+import pkgutil
+
+from torch import nn
+
+from verl.workers.rollout.base import Rollout, RolloutSetup
+
+ROLLOUTS = {
+    "vllm": "verl.workers.rollout.vllm_rollout:VLLMRollout",
+    "hf": "verl.workers.rollout.hf_rollout:HFRollout",
+}
+"""``rollout.name`` -> the engine's class, by name: an engine loads its libraries where it is used alone."""
 
 
-def engine_environment(device_type: str) -> dict[str, str]:
-    """Environment of a worker process that holds a vLLM engine; what the user has set already is kept."""
+def make_rollout(setup: RolloutSetup, policy: nn.Module) -> Rollout:
+    """The engine that ``rollout.name`` asks for; ``policy`` is the worker's own sharded model."""
+    rollout: Rollout = pkgutil.resolve_name(ROLLOUTS[setup.config.rollout.name])(setup, policy)
+    return rollout
+
+
+def engine_environment(device_type: str, name: str = "vllm") -> dict[str, str]:
+    """Environment of a worker process that holds the engine ``name``; what the user has set already is kept."""
+    if name != "vllm":
+        return {}
     wanted = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine must share its process with the trained model
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second is not tried with the trainer yet

@@ -42,6 +42,9 @@ def engine_options(
         "dtype": resolve_dtype(config.dtype, on_cpu),
         "trust_remote_code": trust_remote_code,
         "distributed_executor_backend": "external_launcher",
+        "tensor_parallel_size": config.tensor_parallel_size,
+        # Of the model's generation_config.json the tokens that end a response count, not its temperature and the like.
+        "generation_config": "vllm",
         "enforce_eager": config.enforce_eager or on_cpu,
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "max_num_seqs": config.max_num_seqs,
@@ -52,6 +55,9 @@ def engine_options(
     kv_cache_memory_mb = config.kv_cache_memory_mb or (CPU_KV_CACHE_MB if on_cpu else 0)
     if kv_cache_memory_mb:
         options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20
+    if config.tensor_parallel_size > 1:
+        # vLLM's own all-reduce looks at the GPUs of its peers, and each worker sees its own alone.
+        options["disable_custom_all_reduce"] = True
     if on_cpu:
         # A prompt computed in parts winds its random stream back, which a CPU's generator cannot.
         options["enable_chunked_prefill"] = False

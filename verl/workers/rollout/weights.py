@@ -1,0 +1,62 @@
+"""Weights into a running vLLM engine, one parameter at a time."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from vllm import LLM
+
+
+def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> None:
+    """Replace the engine's weights and drop what was cached under the old ones.
+
+    With tensor parallelism every process of the engine is given whole parameters, of which vLLM takes its slice.
+
+    Raises:
+        RuntimeError: a parameter of the engine's was not among them; it is named.
+    """
+    runner = engine.llm_engine.model_executor.driver_worker.worker.model_runner
+    model = runner.get_model()
+    missing = _reload(runner, model, parameters)
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise RuntimeError(f"vLLM's {type(model).__name__} was not given {names}: it would sample with old weights")
+    _refresh_tied_head(model)
+    if not engine.reset_prefix_cache():
+        raise RuntimeError("vLLM kept its prefix cache after a weight update; are requests still running?")
+
+
+def _reload(runner: Any, model: nn.Module, parameters: Iterable[tuple[str, Tensor]]) -> set[str]:
+    """Reload, and return the names of the model's parameters that got nothing.
+
+    vLLM only logs them. It knows what was loaded from the model's ``load_weights``, and so does this; a model that does
+    not say (None) passes.
+    """
+    expected = {name for name, _ in model.named_parameters()}
+    load_weights, received = model.load_weights, expected
+
+    def load_and_note(weights: Iterable[tuple[str, Tensor]]) -> set[str] | None:
+        nonlocal received
+        loaded: set[str] | None = load_weights(weights)
+        received = expected if loaded is None else set(loaded)
+        return loaded
+
+    model.load_weights = load_and_note
+    try:
+        runner.reload_weights(weights_iterator=parameters)
+    finally:
+        del model.load_weights
+    return expected - received
+
+
+def _refresh_tied_head(model: nn.Module) -> None:
+    """Prepare an output head that shares the embedding's weights anew.
+
+    On CPU vLLM multiplies by a packed copy of a layer's weights and repacks the layers that a reload names; a tied head
+    is named by none, and would go on with the copy of the old weights.
+    """
+    head: Any = getattr(model, "lm_head", None)
+    weight = getattr(head, "weight", None)
+    owners = [module for module in model.modules() if getattr(module, "weight", None) is weight]
+    if weight is not None and len(owners) > 1:
+        head.quant_method.process_weights_after_loading(head)
