@@ -1,5 +1,6 @@
 """Supervised fine-tuning from start to finish."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def test_held_out_figures_are_those_of_the_exported_model(tiny_model, tiny_token
         f"data.train_files={files['train'][0]}",
         f"data.val_files={files['val'][0]}",
         *("data.train_batch_size=8", "data.micro_batch_size_per_gpu=2", "trainer.total_training_steps=3"),
-        *(f"trainer.default_local_dir={run}", "device=cpu"),
+        *(f"trainer.default_local_dir={run}", "trainer.profile_steps=[2]", "device=cpu"),
     ]
     command = [sys.executable, "-m", "verl.trainer.main_sft", *overrides]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
@@ -37,6 +38,13 @@ def test_held_out_figures_are_those_of_the_exported_model(tiny_model, tiny_token
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2, 3]
     assert records[2]["train/loss"] < records[0]["train/loss"]
+    tokens = records[2]["perf/total_num_tokens"]
+    assert records[2]["perf/train_throughput"] == pytest.approx(tokens / records[2]["timing_s/train"] / 2)
+    assert records[2]["perf/tflops/train"] > 0 and "perf/mfu/train" not in records[2]
+    for rank in range(2):
+        with gzip.open(run / "profile" / f"step_2_rank_{rank}.json.gz") as file:
+            names = {event["name"] for event in json.load(file)["traceEvents"]}
+        assert {"train_step", "aten::_log_softmax", "Optimizer.step#AdamW.step"} <= names
 
     model = AutoModelForCausalLM.from_pretrained(run / "global_step_3" / "actor" / "huggingface")
     logprob, num_tokens = 0.0, 0

@@ -12,7 +12,7 @@ from verl.data.prompts import PromptRecord, PromptSample
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rewards.pool import VerifierPool
 from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, groups_that_differ, score_tensors
-from verl.trainer.timing import PhaseTimer
+from verl.trainer.timing import PhaseTimer, Work
 
 N = 2
 
@@ -110,10 +110,11 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
         "train/filler_groups": 0.0,
         "verifier/exact": 7.0,
         "verifier/different": 5.0,
-        "perf/generated_tokens": 12.0,
     }
     assert sampled.learned.all() and left_out.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
     assert set(timer.totals) == {"generate", "verify"}
+    # Each response is one token after a prompt of one.
+    assert timer.take_step().work == {"generate": Work(12.0, 12 * (2**2 - 1**2))}
     assert next(stream).records[0].uid == 9
 
 

@@ -126,3 +126,14 @@ def test_rank_metrics_are_those_of_the_states(two, prompts, small_config, tiny_m
 def test_a_failing_worker_is_named(two):
     with pytest.raises(WorkerError, match=r"worker \d failed in no_such_method"):
         two.run("no_such_method")
+
+
+def test_what_leaves_a_worker_knows_of_hidden_states_only_metrics_and_means(one, prompts, small_config):
+    (rollout,) = one.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 1)
+    num_layers, width = len(small_config.calculator.layers), 128
+    num_rows, num_response = rollout.response_mask.shape
+    num_columns = rollout.input_ids.shape[1]
+    tokens = num_rows * (2 * 8 * num_columns + (8 + 4) * num_response + 8 + 1)
+    metrics = num_rows * 8 * num_layers * len(small_config.calculator.metric_names)
+    means = num_rows * 4 * num_layers * width
+    assert sum(value.nbytes for value in rollout.to_tensordict().values(True, True)) == tokens + metrics + means

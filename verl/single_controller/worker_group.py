@@ -3,7 +3,8 @@
 import os
 import pkgutil
 import socket
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import ray
 import torch
@@ -11,8 +12,10 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tensordict import TensorDictBase, is_tensorclass
+from torch.profiler import record_function
 
 from verl.workers.distributed import WorkerPlace
+from verl.workers.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -72,13 +75,16 @@ class WorkerGroup:
         places = [
             WorkerPlace(rank, self.world_size, address, port, device_type, threads) for rank in range(self.world_size)
         ]
-        self._gather(
+        self._peak: MemoryPeak | None = None
+        names = self._gather(
             [
                 host.start.remote(worker, config, place, arguments)
                 for host, place in zip(self._workers, places, strict=True)
             ],
             "start",
         )
+        self.device_name: str = names[0]
+        """Of the GPU of worker 0; empty on a CPU."""
 
     def run(self, method: str, *arguments: Any) -> list[Any]:
         """Call ``method`` with the same arguments on every worker; returns the results in rank order.
@@ -106,6 +112,19 @@ class WorkerGroup:
         ]
         return self._gather(calls, method)[::copies]
 
+    def take_peak_memory(self) -> MemoryPeak | None:
+        """The most that any worker used during the calls since this was last asked; None where there were none."""
+        peak, self._peak = self._peak, None
+        return peak
+
+    def start_profile(self) -> None:
+        """Record with torch's profiler what the workers do from now on."""
+        ray.get([worker.start_profile.remote() for worker in self._workers])
+
+    def stop_profile(self, paths: list[Path]) -> None:
+        """Write what was recorded to one file per worker, each on the worker's own machine."""
+        ray.get([worker.stop_profile.remote(path) for worker, path in zip(self._workers, paths, strict=True)])
+
     def close(self) -> None:
         """Stop the workers."""
         for worker in self._workers:
@@ -124,7 +143,10 @@ class WorkerGroup:
                 raise WorkerError(f"worker {ranks[done[0]]} failed in {method}:\n{error}") from error
             except RayActorError as error:
                 raise WorkerError(f"worker {ranks[done[0]]} died in {method}: {error}") from error
-        return ray.get(calls)
+        replies: list[_Reply] = ray.get(calls)
+        for reply in replies:
+            self._peak = reply.peak.joined(self._peak)
+        return [reply.result for reply in replies]
 
 
 def concat(batches: list[Any]) -> Any:
@@ -136,14 +158,33 @@ def concat(batches: list[Any]) -> Any:
     return torch.cat(batches, dim=0)
 
 
+class _Reply(NamedTuple):
+    """What a call gave, and what it took: with the result, so that asking for it costs no call of its own."""
+
+    result: Any
+    peak: MemoryPeak
+
+
 class _Host:
     """The Ray actor; imports nothing of the worker until ``start``, so that the environment is in place first."""
 
-    def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> None:
+    def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:
+        self.memory, self.profiler = PeakMemory(place.device_type), WorkerProfiler()
         self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
+        name = torch.cuda.get_device_name() if place.device_type == "cuda" else ""
+        return _Reply(name, self.memory.read())
 
-    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self.worker, method)(*arguments)
+    def call(self, method: str, arguments: tuple[Any, ...]) -> _Reply:
+        self.memory.reset()
+        with record_function(method):
+            result = getattr(self.worker, method)(*arguments)
+        return _Reply(result, self.memory.read())
+
+    def start_profile(self) -> None:
+        self.profiler.start()
+
+    def stop_profile(self, path: Path) -> None:
+        self.profiler.stop(path)
 
 
 def _rendezvous(placement: Any) -> tuple[str, int]:

@@ -14,9 +14,11 @@ from verl.protocol import ConversationBatch
 from verl.single_controller import WorkerGroup, concat
 from verl.trainer.checkpoints import save_checkpoint
 from verl.trainer.launch import ray_cluster, resolve_device
+from verl.trainer.performance import UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
+from verl.trainer.profiling import StepProfiler, check_profile_steps
 from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.steps import is_due, numbered_batches
-from verl.trainer.timing import PhaseTimer
+from verl.trainer.timing import PhaseTimer, Work
 from verl.trainer.tracking import Tracker
 
 COLUMNS = {
@@ -46,7 +48,12 @@ class SFTTrainer:
         self.workers = workers
         self.tracker = tracker
         self.display = display
-        self.timer = PhaseTimer(display.phase)
+        self.timer = PhaseTimer(display.phase, workers.take_peak_memory)
+        trainer = config.trainer
+        peak = peak_tflops(trainer.peak_tflops, workers.device_name, config.model.param_dtype)
+        passes = {"train": (ModelCost.of(config.model), UPDATE_LORA if config.model.lora.rank else UPDATE)}
+        self.step_metrics = StepMetrics(workers.world_size, "train", passes, peak)
+        self.profiler = StepProfiler(workers, trainer.profile_steps, Path(trainer.default_local_dir), display.say)
         self.total_steps = config.trainer.num_steps(len(loader))
         self.step = 0
         self.metrics: dict[str, float] = {}
@@ -56,14 +63,17 @@ class SFTTrainer:
         for step, batch in numbered_batches(self.loader, self.total_steps):
             self.step = step
             num_tokens = int(batch.loss_mask[:, 1:].sum())
+            self.profiler.begin(step)
             with self.timer.phase("train"):
                 self.metrics = self.workers.run_split("train_step", batch, num_tokens)[0]
+            self.timer.count("train", Work.of(batch.attention_mask.sum(dim=1)))
+            self.profiler.end(step)
             if self._due(self.config.trainer.test_freq) and self.held_out is not None:
                 self._validate(self.held_out)
             reached = self.metrics.get("val/sequence_probability", 0.0) >= self._target
             if reached or self._due(self.config.trainer.save_freq):
                 self._save()
-            self._log(int(batch.attention_mask.sum()))
+            self._log()
             if reached:
                 return
 
@@ -88,9 +98,8 @@ class SFTTrainer:
         with self.timer.phase("save"):
             save_checkpoint(root, self.step, lambda folder: self.workers.run("save", folder), {"step": self.step})
 
-    def _log(self, num_tokens: int) -> None:
-        timing = self.timer.take_step()
-        timing["perf/throughput"] = num_tokens / timing["timing_s/train"]
+    def _log(self) -> None:
+        timing = self.step_metrics(self.timer.take_step())
         self.tracker.log(self.step, self.metrics | timing)
         if "val/loss" in self.metrics or self.display.console.is_terminal:
             self.display.step(self.step, self.metrics | timing)
@@ -115,6 +124,7 @@ def run_sft(config: SFTConfig) -> None:
             raise ConfigError(f"data.val_files: {len(val_set)} conversations cannot be split over {world_size} workers")
         held_out = collate_conversations(val_set.conversations, tokenizer.pad_token_id)
     steps = config.trainer.num_steps(len(loader))
+    check_profile_steps(config.trainer.profile_steps, steps)
 
     with ExitStack() as stack:
         folder = Path(config.trainer.default_local_dir)

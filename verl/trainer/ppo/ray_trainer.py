@@ -17,6 +17,7 @@ from verl.protocol import PolicyBatch, RolloutBatch, ValueBatch, layer_metrics
 from verl.single_controller import WorkerGroup, concat
 from verl.trainer.checkpoints import remove_checkpoints, save_checkpoint
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
+from verl.trainer.performance import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.ppo.core_algos import (
     ADVANTAGE_ESTIMATORS,
     EstimatorOptions,
@@ -24,7 +25,8 @@ from verl.trainer.ppo.core_algos import (
     kl_controller,
     kl_penalised_rewards,
 )
-from verl.trainer.ppo.sampling import GREEDY, VALIDATION_STEP, Sampled, Sampler, score_tensors
+from verl.trainer.ppo.sampling import GREEDY, VALIDATION_STEP, Sampled, Sampler, generated, score_tensors
+from verl.trainer.profiling import StepProfiler
 from verl.trainer.progress import RunDisplay
 from verl.trainer.reward_manager_versions import RewardManager
 from verl.trainer.rollout_metrics import (
@@ -38,7 +40,7 @@ from verl.trainer.rollout_metrics import (
     response_metrics,
 )
 from verl.trainer.steps import endless, is_due
-from verl.trainer.timing import PhaseTimer
+from verl.trainer.timing import PhaseTimer, Work
 from verl.trainer.tracking import Tracker
 from verl.trainer.validation import validate
 
@@ -90,7 +92,10 @@ class RayPPOTrainer:
         self.reward_manager = RewardManager(config.reward_manager)
         control = config.algorithm.kl_ctrl
         self.kl_control = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
-        self.timer = PhaseTimer(display.phase)
+        self.timer = PhaseTimer(display.phase, workers.take_peak_memory)
+        self.step_metrics = _step_metrics(config, workers)
+        trainer = config.trainer
+        self.profiler = StepProfiler(workers, trainer.profile_steps, Path(trainer.default_local_dir), display.say)
         self.total_steps = config.trainer.num_steps(len(train_loader))
         self.step = 0
         self.metrics: dict[str, float] = {}
@@ -105,6 +110,7 @@ class RayPPOTrainer:
             return
         for step in range(1, self.total_steps + 1):
             self.step = step
+            self.profiler.begin(step)
             sampled, left_out_scores, greedy = self._sample()
             forwards = self._forward(sampled.rollout)
             scores = self._collect_scores(sampled)
@@ -113,6 +119,7 @@ class RayPPOTrainer:
             self._update_actor(sampled.rollout, forwards, signal)
             self._update_baselines(sampled.rollout, torch.cat([scores, left_out_scores]))
             self._sync_weights()
+            self.profiler.end(step)
             if self._due(self.config.trainer.test_freq):
                 self._validate()
             if self._due(self.config.trainer.save_freq) or self.step in self.config.trainer.except_save:
@@ -129,7 +136,7 @@ class RayPPOTrainer:
         if self.config.algorithm.adv_estimator == "remax":
             with self.timer.phase("generate"):
                 greedy = self.sampler.sample(sampled.prompts, GREEDY, self.step)
-            metrics["perf/generated_tokens"] += float(greedy.rollout.response_mask.sum())
+            self.timer.count("generate", generated(greedy.rollout))
         with self.timer.phase("generate"):
             self.workers.run("finish_generation")
         self.metrics |= metrics | length_metrics(sampled.rollout)
@@ -138,8 +145,10 @@ class RayPPOTrainer:
     def _forward(self, rollout: RolloutBatch) -> Forwards:
         """Log-probabilities under policy and reference, and the critic's values."""
         batch = rollout.exclude("rank_metrics", "mean_states")
+        work = Work.of(rollout.attention_mask.sum(dim=1))
         with self.timer.phase("logprobs"):
             logprobs, entropy = concat(self.workers.run_split("compute_logprobs", batch))
+        self.timer.count("logprobs", work)
         mask = rollout.response_mask
         self.metrics |= logprob_agreement(rollout.rollout_logprobs, logprobs, mask)
         self.metrics["actor/rollout_entropy"] = (entropy.double().sum() / mask.sum()).item()
@@ -147,9 +156,11 @@ class RayPPOTrainer:
         if self.config.uses_reference:
             with self.timer.phase("reference"):
                 ref_logprobs = concat(self.workers.run_split("compute_ref_logprobs", batch))
+            self.timer.count("reference", work)
         if self.config.uses_critic:
             with self.timer.phase("values"):
                 values = concat(self.workers.run_split("compute_values", batch))
+            self.timer.count("values", work)
         return Forwards(logprobs, ref_logprobs, values)
 
     def _collect_scores(self, sampled: Sampled) -> Tensor:
@@ -160,8 +171,9 @@ class RayPPOTrainer:
         verdicts = {f"verifier/{reason}": float(count) for reason, count in counts.items()}
         # Where groups were filtered, the figures of all that was sampled are there already.
         self.metrics = group_metrics(scores, correct, rollout.group_ids) | verdicts | self.metrics
-        self.metrics |= rank_scalars(rollout, correct) | response_metrics(rollout, correct)
-        self.metrics |= self._dataset_scalars(rollout, self.config.calculator.global_diff_stride_train)
+        with self.timer.phase("rank_metrics"):
+            self.metrics |= rank_scalars(rollout, correct) | response_metrics(rollout, correct)
+            self.metrics |= self._dataset_scalars(rollout, self.config.calculator.global_diff_stride_train)
         return scores
 
     def _dataset_scalars(self, rollout: RolloutBatch, diff_stride: int) -> dict[str, float]:
@@ -252,6 +264,7 @@ class RayPPOTrainer:
         )
         with self.timer.phase("update_critic"):
             self._update(
+                "update_critic",
                 batch,
                 config.ppo_mini_batch_size,
                 config.ppo_epochs,
@@ -276,6 +289,7 @@ class RayPPOTrainer:
         self.metrics |= filtered_length_metrics(signal.mask, self.config.data.max_response_length)
         with self.timer.phase("update"):
             self._update(
+                "update",
                 batch,
                 config.ppo_mini_batch_size,
                 config.ppo_epochs,
@@ -286,6 +300,7 @@ class RayPPOTrainer:
 
     def _update(
         self,
+        phase: str,
         batch: Any,
         mini_batch_size: int,
         epochs: int,
@@ -302,6 +317,7 @@ class RayPPOTrainer:
                 if num_tokens:
                     # All ranks report the same totals of the mini-batch.
                     updates.append(update(mini, num_tokens, num_sequences)[0])
+                    self.timer.count(phase, Work.of(mini.attention_mask.sum(dim=1)))
         if updates:
             self.metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
 
@@ -352,14 +368,24 @@ class RayPPOTrainer:
 
     def _log(self) -> None:
         """Hand the step's metrics to the trackers and the display."""
-        timing = self.timer.take_step()
-        generating = timing.get("timing_s/generate", 0.0)
-        if generating:
-            tokens = self.metrics["perf/generated_tokens"]
-            timing |= {
-                "perf/throughput": tokens / timing["timing_s/step"],
-                "perf/rollout_throughput": tokens / generating,
-            }
+        record = self.timer.take_step()
+        timing = self.step_metrics(record)
+        if "generate" in record.work:
+            timing["perf/generated_tokens"] = record.work["generate"].tokens
         self.tracker.log(self.step, self.metrics | timing)
         self.display.step(self.step, self.metrics | timing)
         self.metrics = {}
+
+
+def _step_metrics(config: PPOConfig, workers: WorkerGroup) -> StepMetrics:
+    """How the speed of this run's phases is counted."""
+    policy = ModelCost.of(config.model)
+    update = UPDATE_LORA if config.model.lora.rank else UPDATE
+    passes = {name: (policy, FORWARD) for name in ("generate", "logprobs", "reference")} | {"update": (policy, update)}
+    if config.uses_critic:
+        model = config.critic.model
+        critic = ModelCost.of(model).without_head(model)
+        passes["values"] = (critic, FORWARD)
+        passes["update_critic"] = (critic, UPDATE_LORA if model.lora.rank else UPDATE)
+    peak = peak_tflops(config.trainer.peak_tflops, workers.device_name, config.model.param_dtype)
+    return StepMetrics(workers.world_size, "logprobs", passes, peak)

@@ -18,6 +18,7 @@ from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator, capture_options
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.sampling import Sampler
+from verl.trainer.profiling import check_profile_steps
 from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.tracking import Tracker
 from verl.workers.fsdp import check_value_architecture
@@ -66,6 +67,7 @@ def run_ppo(config: PPOConfig) -> None:
     _check_value_models(config, tokenizer)
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = config.trainer.num_steps(len(loader))
+    check_profile_steps(config.trainer.profile_steps, steps)
     if config.trainer.critic_warmup >= steps:
         raise ConfigError(
             f"trainer.critic_warmup={config.trainer.critic_warmup}: the run has {steps} steps, and none would be left "

@@ -22,7 +22,7 @@ from verl.rewards import Score
 from verl.rewards.pool import PendingScores, VerifierPool
 from verl.single_controller import WorkerGroup, concat
 from verl.trainer.rollout_metrics import group_metrics
-from verl.trainer.timing import PhaseTimer
+from verl.trainer.timing import PhaseTimer, Work
 
 VALIDATION_STEP = 1 << 20
 """Stands for the step in the seed of validation's draws: the same at every validation, none of them training's."""
@@ -109,12 +109,12 @@ class Sampler:
         if not filtering.enable:
             with timer.phase("generate"):
                 sampled = self.sample(next(prompts), sampling, step)
-            return StepSample(sampled, torch.zeros(0), {"perf/generated_tokens": _num_tokens(sampled)})
+            timer.count("generate", generated(sampled.rollout))
+            return StepSample(sampled, torch.zeros(0), {})
         informative: list[Sampled] = []
         others: list[Sampled] = []
         scores, corrects = [], []
         reasons: Counter[str] = Counter()
-        num_tokens = 0.0
         missing = self.config.data.train_batch_size
         num_batches = 0
         while missing > 0 and num_batches < filtering.max_num_gen_batches:
@@ -123,7 +123,7 @@ class Sampler:
             with timer.phase("verify"):
                 batch_scores, correct, counts = score_tensors(sampled.pending)
             num_batches += 1
-            num_tokens += _num_tokens(sampled)
+            timer.count("generate", generated(sampled.rollout))
             reasons.update(counts)
             scores.append(batch_scores)
             corrects.append(correct)
@@ -146,7 +146,6 @@ class Sampler:
         metrics = group_metrics(all_scores, all_correct, group_ids)
         metrics |= {f"verifier/{reason}": float(count) for reason, count in reasons.items()}
         metrics |= {"train/gen_batches": float(num_batches), "train/filler_groups": float(missing)}
-        metrics["perf/generated_tokens"] = num_tokens
         return StepSample(chosen, score_tensors(left_out.pending)[0], metrics)
 
     def rewards(self, sampled: Sampled) -> tuple[Tensor, dict[str, float]]:
@@ -204,6 +203,13 @@ def groups_that_differ(values: Tensor, n: int) -> Tensor:
     return (grouped != grouped[:, :1]).any(dim=1)
 
 
+def generated(rollout: RolloutBatch) -> Work:
+    """The sampled tokens, with the context of each. Prompts, read once for all their responses, are not counted."""
+    response = rollout.response_mask.sum(dim=1)
+    length = rollout.attention_mask.sum(dim=1)
+    return Work.of(length, length - response)
+
+
 def _select(sampled: Sampled, groups: Tensor, n: int) -> Sampled:
     """The groups with these indices."""
     rows = (groups[:, None] * n + torch.arange(n)).flatten()
@@ -225,10 +231,6 @@ def _join(parts: list[Sampled]) -> Sampled:
     results = [result for part in parts for result in part.pending.result()]
     rollout = torch.cat([part.rollout for part in parts])
     return Sampled(prompts, rollout, _finished(results), torch.cat([part.learned for part in parts]))
-
-
-def _num_tokens(sampled: Sampled) -> float:
-    return float(sampled.rollout.response_mask.sum())
 
 
 def _finished(scores: list[Score]) -> PendingScores:

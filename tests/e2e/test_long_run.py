@@ -1,0 +1,56 @@
+"""Fifty steps: the driver's memory, and what the log says of speed."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, small_overrides
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 50
+
+
+def test_the_driver_does_not_grow_and_a_step_is_profiled(tiny_model, arithmetic_prompts, tmp_path):
+    folder = tmp_path / "run"
+    overrides = [
+        *small_overrides(tiny_model, arithmetic_prompts, folder),
+        "calculator.layers=[0,1,2,-1]",
+        "data.val_files=[]",
+        f"trainer.total_training_steps={STEPS}",
+        f"trainer.total_epochs={STEPS}",
+        "trainer.profile_steps=[2]",
+        "trainer.peak_tflops=0.1",
+    ]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stderr
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    memory = [record["perf/memory/driver_gb"] for record in records]
+    assert max(memory[10:]) < 1.05 * memory[9], memory
+
+    last = records[-1]
+    for phase in ("generate", "logprobs", "reference", "update"):
+        assert last[f"perf/{phase}_throughput"] > 0 and last[f"perf/memory/{phase}_gb"] > 0.1
+        assert last[f"perf/mfu/{phase}"] == pytest.approx(10 * last[f"perf/tflops/{phase}"])
+    assert last["perf/total_num_tokens"] == 16 * (last["prompt_length/mean"] + last["response_length/mean"])
+    assert last["perf/generated_tokens"] == 16 * last["response_length/mean"]
+
+    trace = folder / "profile" / "step_2_rank_0.json.gz"
+    assert [path.name for path in trace.parent.iterdir()] == [trace.name]
+    assert f"profile of step 2: {trace.parent}" in result.stdout
+    with gzip.open(trace) as file:
+        events = json.load(file)["traceEvents"]
+    for method, operator in {
+        "generate": "aten::_log_softmax",
+        "compute_logprobs": "aten::scaled_dot_product_attention",
+        "update_actor": "aten::_log_softmax",
+    }.items():
+        spans = [e for e in events if e.get("cat") == "user_annotation" and e["name"] == method]
+        inside = [e["name"] for e in events for s in spans if s["ts"] <= e["ts"] <= s["ts"] + s.get("dur", 0)]
+        assert operator in inside, method
+    # The backward pass runs in a thread of autograd's.
+    assert "autograd::engine::evaluate_function: MmBackward0" in {event["name"] for event in events}

@@ -1,0 +1,22 @@
+"""A worker that needs no engine."""
+
+from typing import Any
+
+import torch
+
+from verl.workers.distributed import WorkerPlace
+
+
+class Laborer:
+    """Called by name through a ``WorkerGroup``."""
+
+    def __init__(self, config: Any, place: WorkerPlace) -> None:
+        self.rank = place.rank
+
+    def hold(self, mebibytes_by_rank: list[int]) -> int:
+        """Use so much memory for a moment; returns the rank."""
+        torch.ones(mebibytes_by_rank[self.rank] << 20, dtype=torch.uint8)
+        return self.rank
+
+    def multiply(self) -> None:
+        torch.ones(8, 8) @ torch.ones(8, 8)

@@ -1,0 +1,81 @@
+"""What the calls of a worker take: peak memory, and traces of torch's profiler."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+RESET_PEAK = "5"
+"""What resets a process's peak resident memory when it is written to ``clear_refs`` (Linux, man 5 proc)."""
+
+
+class MemoryPeak(NamedTuple):
+    """Most memory in use at one time, in bytes."""
+
+    used: int
+    """On a GPU what tensors took, of all models and the engine in this process; on a CPU the process's resident
+    memory."""
+    reserved: int
+    """On a GPU what torch's allocator held, with its free blocks; on a CPU as ``used``."""
+
+    def joined(self, other: "MemoryPeak | None") -> "MemoryPeak":
+        """The larger of each."""
+        return self if other is None else MemoryPeak(*map(max, self, other))
+
+
+class PeakMemory:
+    """Peak memory of this process since the last ``reset``; both take some microseconds."""
+
+    def __init__(self, device_type: str) -> None:
+        """``device_type``: ``cpu`` or ``cuda``, whose current device is measured."""
+        self._on_gpu = device_type == "cuda"
+        self._resets = False
+
+    def reset(self) -> None:
+        """Count from now on."""
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            return
+        try:
+            CLEAR_REFS.write_text(RESET_PEAK)
+            self._resets = True
+        except OSError:
+            # Not Linux, or a container that forbids it: `read` gives what is resident at the end.
+            self._resets = False
+
+    def read(self) -> MemoryPeak:
+        """The peak since the last ``reset``; on a CPU without Linux's /proc what is in use now."""
+        if self._on_gpu:
+            return MemoryPeak(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+        used = _peak_resident_bytes() if self._resets else resident_bytes()
+        return MemoryPeak(used, used)
+
+
+class WorkerProfiler:
+    """Records what a worker does between ``start`` and ``stop``."""
+
+    def start(self) -> None:
+        """Begin to record operators, and kernels where there is a GPU."""
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+        self._profile = profile(activities=activities)
+        self._profile.start()
+
+    def stop(self, path: Path) -> None:
+        """Write the trace to ``path``, which ends in ``.json.gz``, for chrome://tracing or https://ui.perfetto.dev."""
+        self._profile.stop()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._profile.export_chrome_trace(str(path))
+        del self._profile
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak_resident_bytes() -> int:
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
