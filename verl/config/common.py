@@ -6,6 +6,8 @@ from verl.config.checks import require, require_choice, require_positive
 
 LOGGERS = ["console", "tensorboard", "wandb"]
 DEVICES = ["auto", "cpu", "cuda"]
+ALL_LINEAR = "all-linear"
+"""What stands for every linear layer in ``lora.target_modules``."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,10 @@ class LoraConfig:
     def __post_init__(self) -> None:
         require(self.rank >= 0, "lora.rank", self.rank, "must not be negative")
         require_positive("lora.alpha", self.alpha)
-        require(len(self.target_modules) > 0, "lora.target_modules", self.target_modules, "name at least one")
+        targets = self.target_modules
+        require(len(targets) > 0, "lora.target_modules", targets, "name at least one")
+        alone = ALL_LINEAR not in targets or len(targets) == 1
+        require(alone, "lora.target_modules", targets, f"{ALL_LINEAR} stands for all; leave the others out")
 
 
 @dataclass(frozen=True)
