@@ -237,6 +237,14 @@ def require_seed(seed: int) -> None:
     require(0 <= seed < 2**32, "seed", seed, "must be from 0 to 4294967295")
 
 
+def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
+    """Raise ``ValueError`` naming ``prefix.<field>`` where a model cannot be spread over so many workers."""
+    world = "trainer.nnodes*trainer.n_gpus_per_node"
+    sequence, size = model.ulysses_sequence_parallel_size, model.fsdp.fsdp_size
+    check_divides(f"{prefix}.ulysses_sequence_parallel_size", sequence, world, workers)
+    check_divides(f"{prefix}.fsdp.fsdp_size", workers if size == -1 else size, world, workers)
+
+
 def check_divisible(field: str, value: int, divisor_name: str, divisor: int) -> None:
     """Raise ``ValueError`` naming both fields unless ``divisor`` divides ``value``."""
     nearest = max(divisor, round(value / divisor) * divisor)

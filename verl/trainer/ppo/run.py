@@ -20,6 +20,7 @@ from verl.trainer.ppo.sampling import Sampler
 from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.tracking import Tracker
 from verl.workers.fsdp import check_value_architecture
+from verl.workers.model_checks import check_model
 from verl.workers.rollout import engine_environment
 
 COLUMNS = {
@@ -61,7 +62,7 @@ def run_ppo(config: PPOConfig) -> None:
         check_judgeable(
             [r.messages for r in train_set.records], reward_tokenizer, f"reward_model.model.path={judge.path!r}"
         )
-    _check_value_models(config, tokenizer)
+    _check_models(config, tokenizer, device_type)
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = config.trainer.num_steps(len(loader))
     if config.trainer.critic_warmup >= steps:
@@ -97,9 +98,11 @@ def run_ppo(config: PPOConfig) -> None:
     _report(display, ppo, folder)
 
 
-def _check_value_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ``ConfigError`` for a critic or reward model that could not be loaded, or would read foreign tokens."""
+def _check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str) -> None:
+    """Raise ``ConfigError`` for a model that could not be loaded as its options ask, or would read foreign tokens."""
     try:
+        for prefix, model in config.models.items():
+            check_model(model, prefix, device_type)
         if config.uses_reward_model:
             check_value_architecture(config.reward_model.model, "reward_model.model.path")
         if config.uses_critic:
