@@ -19,10 +19,16 @@ from verl.workers.learner import Learner
 
 def gradients_of(learner: Learner, update: Callable[[], object]) -> dict[str, Tensor]:
     """Full gradients of one update, without applying it."""
-    apply, learner.optimizer.step = learner.optimizer.step, lambda: None  # type: ignore[method-assign]
+    gradients: dict[str, Tensor] = {}
+
+    def keep() -> None:
+        named = learner.model.named_parameters()
+        gradients.update((name, p.grad.full_tensor()) for name, p in named if p.requires_grad)
+
+    apply, learner.optimizer.step = learner.optimizer.step, keep  # type: ignore[method-assign]
     update()
     learner.optimizer.step = apply  # type: ignore[method-assign]
-    return {name: parameter.grad.full_tensor() for name, parameter in learner.model.named_parameters()}
+    return gradients
 
 
 class ProbeWorker(HybridWorker):

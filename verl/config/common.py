@@ -6,6 +6,8 @@ from verl.config.checks import require, require_choice, require_positive
 
 LOGGERS = ["console", "tensorboard", "wandb"]
 DEVICES = ["auto", "cpu", "cuda"]
+ALL_LINEAR = "all-linear"
+"""What stands for every linear layer in ``lora.target_modules``."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,10 @@ class LoraConfig:
     def __post_init__(self) -> None:
         require(self.rank >= 0, "lora.rank", self.rank, "must not be negative")
         require_positive("lora.alpha", self.alpha)
-        require(len(self.target_modules) > 0, "lora.target_modules", self.target_modules, "name at least one")
+        targets = self.target_modules
+        require(len(targets) > 0, "lora.target_modules", targets, "name at least one")
+        alone = ALL_LINEAR not in targets or len(targets) == 1
+        require(alone, "lora.target_modules", targets, f"{ALL_LINEAR} stands for all; leave the others out")
 
 
 @dataclass(frozen=True)
@@ -230,6 +235,14 @@ class RunConfig:
 def require_seed(seed: int) -> None:
     """Raise ``ValueError`` for a seed that a random generator would refuse."""
     require(0 <= seed < 2**32, "seed", seed, "must be from 0 to 4294967295")
+
+
+def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
+    """Raise ``ValueError`` naming ``prefix.<field>`` where a model cannot be spread over so many workers."""
+    world = "trainer.nnodes*trainer.n_gpus_per_node"
+    sequence, size = model.ulysses_sequence_parallel_size, model.fsdp.fsdp_size
+    check_divides(f"{prefix}.ulysses_sequence_parallel_size", sequence, world, workers)
+    check_divides(f"{prefix}.fsdp.fsdp_size", workers if size == -1 else size, world, workers)
 
 
 def check_divisible(field: str, value: int, divisor_name: str, divisor: int) -> None:

@@ -14,6 +14,7 @@ from verl.config.common import (
     RunConfig,
     check_divides,
     check_divisible,
+    check_workers,
     require_seed,
 )
 from verl.config.signal import (
@@ -389,6 +390,13 @@ class PPOConfig:
         return self.algorithm.adv_estimator == "gae"
 
     @property
+    def models(self) -> dict[str, ModelConfig]:
+        """The models that are loaded, by their place in the config; the reference policy is ``model`` too."""
+        models = {"model": self.model}
+        models |= {"critic.model": self.critic.model} if self.uses_critic else {}
+        return models | ({"reward_model.model": self.reward_model.model} if self.uses_reward_model else {})
+
+    @property
     def uses_reward_model(self) -> bool:
         """Whether a reward model is held."""
         return self.reward_model.enable
@@ -421,14 +429,8 @@ class PPOConfig:
             parallel,
             "is vLLM's; set it to 1 with rollout.name=hf",
         )
-        models = {"model": self.model}
-        models |= {"critic.model": self.critic.model} if self.uses_critic else {}
-        models |= {"reward_model.model": self.reward_model.model} if self.uses_reward_model else {}
-        for prefix, model in models.items():
-            sequence = model.ulysses_sequence_parallel_size
-            check_divides(f"{prefix}.ulysses_sequence_parallel_size", sequence, world, workers)
-            size = model.fsdp.fsdp_size
-            check_divides(f"{prefix}.fsdp.fsdp_size", workers if size == -1 else size, world, workers)
+        for prefix, model in self.models.items():
+            check_workers(model, prefix, workers)
         if self.uses_reward_model:
             rank = self.reward_model.model.lora.rank
             require(rank == 0, "reward_model.model.lora.rank", rank, "a reward model is not trained; set it to 0")

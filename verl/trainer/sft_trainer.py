@@ -20,6 +20,7 @@ from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.steps import is_due, numbered_batches
 from verl.trainer.timing import PhaseTimer, Work
 from verl.trainer.tracking import Tracker
+from verl.workers.model_checks import check_model
 
 COLUMNS = {
     "loss": ("train/loss", ".3f"),
@@ -114,6 +115,10 @@ def run_sft(config: SFTConfig) -> None:
     """
     device_type = resolve_device(config.device)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    try:
+        check_model(config.model, "model", device_type)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     data, trainer, world_size = config.data, config.trainer, config.trainer.world_size
     train_set = ConversationDataset(data.train_files, tokenizer, data)
     loader = conversation_loader(train_set, data.train_batch_size, tokenizer.pad_token_id, config.seed)

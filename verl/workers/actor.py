@@ -12,12 +12,12 @@ from verl.config.common import ModelConfig
 from verl.config.ppo import ActorConfig
 from verl.protocol import PolicyBatch, RolloutBatch
 from verl.workers.forward import token_logprobs, trim_columns
-from verl.workers.fsdp import load_sharded_model
+from verl.workers.fsdp import load_sharded_model, offloaded_parameters
 from verl.workers.learner import Learner
 
 
 class Policy:
-    """A sharded causal language model that scores responses.
+    """A sharded causal language model that scores responses, inside ``with policy.parameters.loaded():``.
 
     Legend: B responses on this rank, R response columns.
     """
@@ -26,6 +26,7 @@ class Policy:
         self, config: ModelConfig, mesh: DeviceMesh, micro_batch_size: int, temperature: float, trainable: bool
     ) -> None:
         self.model = load_sharded_model(config, mesh, trainable)
+        self.parameters = offloaded_parameters(self.model, config.fsdp.param_offload)
         self.device = mesh.device_type
         self.micro_batch_size = micro_batch_size
         self.temperature = temperature
@@ -63,7 +64,7 @@ class Actor(Policy):
         super().__init__(model, mesh, config.log_prob_micro_batch_size_per_gpu, temperature, trainable=True)
         self.config = config
         self.max_response_length = max_response_length
-        self.learner = Learner(self.model, config.optim, total_steps)
+        self.learner = Learner(self.model, config.optim, total_steps, model.fsdp.optimizer_offload)
 
     def update(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step on this rank's share of a mini-batch.

@@ -11,18 +11,19 @@ from verl.algorithms.losses import token_mean, value_loss
 from verl.config.ppo import CriticConfig
 from verl.protocol import RolloutBatch, ValueBatch
 from verl.workers.forward import token_values, trim_columns
-from verl.workers.fsdp import load_sharded_value_model
+from verl.workers.fsdp import load_sharded_value_model, offloaded_parameters
 from verl.workers.learner import Learner
 
 
 class Critic:
-    """A sharded value model with its optimizer."""
+    """A sharded value model with its optimizer, for use inside ``with critic.parameters.loaded():``."""
 
     def __init__(self, config: CriticConfig, mesh: DeviceMesh, total_steps: int) -> None:
         self.config = config
         self.device = mesh.device_type
         self.model = load_sharded_value_model(config.model, mesh, trainable=True, new_head=True)
-        self.learner = Learner(self.model, config.optim, total_steps)
+        self.parameters = offloaded_parameters(self.model, config.model.fsdp.param_offload)
+        self.learner = Learner(self.model, config.optim, total_steps, config.model.fsdp.optimizer_offload)
 
     @torch.no_grad()
     def compute_values(self, batch: RolloutBatch) -> Tensor:

@@ -1,8 +1,8 @@
-"""Models sharded by FSDP2, their optimizer and their export."""
+"""Models sharded by FSDP2, and their export."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,9 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
@@ -23,17 +21,39 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.integrations.liger import apply_liger_kernel
 
-from verl.config.common import ModelConfig, OptimConfig
+from verl.config.common import ModelConfig
+from verl.workers.lora import (
+    VALUE_HEAD,
+    add_adapters,
+    has_adapters,
+    is_adapter,
+    merged,
+    name_without_adapters,
+    save_adapters,
+    train_adapters_alone,
+)
+from verl.workers.offload import Offloaded, is_away
+from verl.workers.weights import fill, read_once, whole
 
 
 def load_sharded_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
-    """Load a causal language model in float32 and shard its parameters over ``mesh``. Every rank reads it whole."""
-    return _shard(AutoModelForCausalLM.from_pretrained(config.path, **_load_options(config)), config, mesh, trainable)
+    """Load a causal language model in float32 and shard its parameters over the workers of ``mesh``.
+
+    Args:
+        mesh: all workers, one-dimensional.
+        trainable: whether it learns: all of it, or with ``config.lora`` the adapters that it then gets.
+    """
+
+    def build(device: str) -> PreTrainedModel:
+        return AutoModelForCausalLM.from_pretrained(config.path, **_load_options(config, device))
+
+    return _load(build, config, mesh, trainable)
 
 
 def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool, new_head: bool) -> PreTrainedModel:
-    """Load a transformer with a head ``score`` that gives one number per token, and shard it over ``mesh``.
+    """Load a transformer with a head ``score`` that gives one number per token, and shard it likewise.
 
     Args:
         new_head: whether a checkpoint without a head will do, such as a language model; the head then starts at 0.
@@ -42,33 +62,34 @@ def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: b
         ValueError: weights of the body are missing; or ``new_head`` is false and the checkpoint has no head, one of
             another size, or more than a head.
     """
+    return _load(partial(_read_value_model, config, new_head), config, mesh, trainable)
+
+
+def _read_value_model(config: ModelConfig, new_head: bool, device: str) -> PreTrainedModel:
     with _without_loading_report():
         model, loading = AutoModelForTokenClassification.from_pretrained(
             config.path,
             num_labels=1,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            **_load_options(config),
+            **_load_options(config, device),
         )
     missing = sorted({*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])})
-    if any(not name.startswith("score.") for name in missing):
+    if any(not name.startswith(f"{VALUE_HEAD}.") for name in missing):
         raise ValueError(f"{config.path}: {type(model).__name__} lacks {missing}")
     if not new_head:
         unknown = sorted(name for name in loading["unexpected_keys"] if not name.startswith("lm_head."))
-        if "score.weight" in missing or unknown:
+        if f"{VALUE_HEAD}.weight" in missing or unknown:
             found = f"has {unknown} besides" if unknown else "holds no head with one output"
             raise ValueError(
                 f"reward_model.model.path={config.path!r}: {found}; name a model that "
                 "AutoModelForSequenceClassification with num_labels=1 was saved from"
             )
     with torch.no_grad():
-        # Zeros rather than transformers' random numbers: the same on every rank, and no opinion before learning.
+        # Zeros rather than transformers' random numbers: no opinion before learning.
         for name in missing:
             model.get_parameter(name).zero_()
-    # Small differences between values matter: the head's products stay in float32.
-    model.to(mesh.device_type)
-    fully_shard(model.score, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32))
-    return _shard(model, config, mesh, trainable)
+    return model
 
 
 @contextmanager
@@ -91,7 +112,7 @@ def check_value_architecture(config: ModelConfig, field: str) -> None:
     architecture = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code, num_labels=1)
     known = type(architecture) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
     with torch.device("meta"):
-        if known and hasattr(AutoModelForTokenClassification.from_config(architecture), "score"):
+        if known and hasattr(AutoModelForTokenClassification.from_config(architecture), VALUE_HEAD):
             return
     raise ValueError(
         f"{field}={config.path!r}: transformers has no token classification form with a head named score for "
@@ -99,88 +120,119 @@ def check_value_architecture(config: ModelConfig, field: str) -> None:
     )
 
 
-def _load_options(config: ModelConfig) -> dict[str, Any]:
-    return {
+def _load_options(config: ModelConfig, device: str) -> dict[str, Any]:
+    options = {
         "dtype": torch.float32,
         "attn_implementation": config.attn_implementation,
         "trust_remote_code": config.trust_remote_code,
     }
+    return options | ({"device_map": "meta"} if device == "meta" else {})
 
 
-def _shard(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
+def _load(
+    build: Callable[[str], PreTrainedModel], config: ModelConfig, mesh: DeviceMesh, trainable: bool
+) -> PreTrainedModel:
+    def build_whole(device: str) -> PreTrainedModel:
+        model = build(device)
+        if config.use_liger:
+            # The losses are our own; what is left are norms, rotary embedding and gated linear units.
+            apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
+        if trainable and config.lora.rank:
+            add_adapters(model, config.lora, config.path)
+        return model
+
+    model, state = read_once(build_whole)
+    _shard(model, config, sharding_mesh(mesh, config.fsdp.fsdp_size), trainable)
+    fill(model, state, mesh.device_type)
+    # Dropout would make log-probabilities of one policy differ between two forward passes.
+    return model.eval()
+
+
+@cache
+def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
+    """The mesh over which :func:`fully_shard` spreads a model: ``mesh`` itself, or [copies, shards of a copy].
+
+    Neighbours in rank, which the fastest links join, hold one copy together. Models with the same ``fsdp_size`` share
+    one mesh, as each has communicators of its own, and these take GPU memory.
+
+    Args:
+        mesh: all workers, one-dimensional.
+        fsdp_size: workers that hold one copy; -1: all.
+    """
+    if fsdp_size in (-1, mesh.size()):
+        return mesh
+    return init_device_mesh(
+        mesh.device_type, (mesh.size() // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard")
+    )
+
+
+def _shard(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> None:
     """Shard ``model`` in place.
 
     Each decoder layer is a unit of its own, so that beside the embedding and the head only one layer's full parameters
     are in memory at a time.
     """
     model.requires_grad_(trainable)
-    model.to(mesh.device_type)
+    if has_adapters(model):
+        train_adapters_alone(model)
+    if hasattr(model, VALUE_HEAD):
+        # Small differences between values matter: the head's products stay in float32.
+        fully_shard(model.score, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32))
     # Gradients are summed in float32 whatever the precision of the products: a sum over ranks must not lose bits.
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, config.param_dtype), reduce_dtype=torch.float32)
-    unit_names = set(model._no_split_modules or [])
-    for module in model.modules():
-        if type(module).__name__ in unit_names:
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+    for layer in decoder_layers(model):
+        if trainable and config.gradient_checkpointing:
+            # Not by transformers' own switch, which is off in models in evaluation mode, as ours are. Without dropout
+            # there is no random state to bring back either.
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
     # A model that learns needs embedding and head again in the backward pass, which starts where the forward ends.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=not trainable)
-    # Dropout would make log-probabilities of one policy differ between two forward passes.
-    return model.eval()
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> tuple[torch.optim.AdamW, LambdaLR]:
-    """AdamW over ``model``'s trainable parameters, with warm-up and decay over ``total_steps`` optimizer steps."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    betas = (config.betas[0], config.betas[1])
-    optimizer = torch.optim.AdamW(parameters, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
-    return optimizer, LambdaLR(optimizer, lr_multiplier(config, total_steps))
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The blocks that ``transformers`` asks to keep in one piece: the layers that make up the model's body."""
+    names = set(model._no_split_modules or [])
+    return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def lr_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], float]:
-    """The factor on the peak learning rate at a 0-based optimizer step: linear warm-up, then the chosen decay."""
-    warmup, floor = config.lr_warmup_steps, config.min_lr_ratio
-    decay_steps = max(1, total_steps - warmup)
+def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
+    """Keep a sharded model's parameters in the host's memory but inside ``with result.loaded():``, if ``enabled``."""
 
-    def multiplier(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / (warmup + 1)
-        progress = min(1.0, (step - warmup) / decay_steps)
-        if config.lr_scheduler_type == "linear":
-            return 1.0 - (1.0 - floor) * progress
-        if config.lr_scheduler_type == "cosine":
-            return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
-        return 1.0
+    def tensors() -> list[nn.Parameter]:
+        _reshard(model)
+        return list(model.parameters())
 
-    return multiplier
+    def refuse(*_: object) -> None:
+        if any(map(is_away, model.parameters())):
+            raise RuntimeError("the model is offloaded to the host's memory; use it inside `with ....loaded():`")
+
+    if enabled:
+        model.register_forward_pre_hook(refuse, prepend=True)
+    return Offloaded(tensors, enabled, constant=not any(p.requires_grad for p in model.parameters()))
 
 
-def clip_gradients(model: nn.Module, max_norm: float) -> float:
-    """Scale gradients down to a global norm of at most ``max_norm``; returns the norm before.
-
-    Raises:
-        FloatingPointError: the norm is not finite; a step would destroy the model. It is the same on every rank.
-    """
-    total = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
-    if not math.isfinite(norm):
-        raise FloatingPointError(f"gradient norm is {norm}; lower the learning rate, or check the data and param_dtype")
-    return norm
-
-
-def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter by name, gathered one at a time; all ranks must walk through it together."""
+def _reshard(model: nn.Module) -> None:
     if isinstance(model, FSDPModule):
         # After a forward pass without a backward the root still holds its parameters whole, in ``param_dtype``.
         model.reshard()
+
+
+def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter by name, adapters merged, gathered one at a time; all ranks must walk through it together."""
+    _reshard(model)
     for name, parameter in model.named_parameters():
-        value = parameter.detach()
-        yield name, value.full_tensor() if isinstance(value, DTensor) else value
+        if not is_adapter(name):
+            yield name_without_adapters(name), merged(model, name, whole(parameter), whole)
 
 
 def export_huggingface(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a folder that ``transformers`` and vLLM load as it is; all ranks must call it, rank 0 writes."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(model, options=options)
-    if dist.get_rank() == 0:
+    writes = dist.get_rank() == 0
+    state = {name: value.cpu() for name, value in full_parameters(model) if writes}
+    if writes:
+        persistent = model.state_dict().keys()
+        state |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
         model.save_pretrained(folder, state_dict=state, safe_serialization=True)
         tokenizer.save_pretrained(folder)
     dist.barrier()
@@ -203,3 +255,9 @@ def kept_whole(model: PreTrainedModel) -> Iterator[None]:
             # As _shard has it: the root alone stays whole between forward and backward.
             unit.set_reshard_after_forward(unit is not model, recurse=False)
             unit.reshard()
+
+
+def export_adapters(model: PreTrainedModel, folder: Path) -> None:
+    """Write a LoRA model's adapters in peft's format; all ranks must call it, rank 0 writes."""
+    _reshard(model)
+    save_adapters(model, folder, whole)

@@ -1,5 +1,6 @@
 """The hybrid worker: every model of the run and the rollout engine in one process per device."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch, TextBatch, Val
 from verl.workers.actor import Actor, Policy
 from verl.workers.critic import Critic
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
-from verl.workers.fsdp import export_huggingface, full_parameters
+from verl.workers.fsdp import export_adapters, export_huggingface, full_parameters
+from verl.workers.lora import adapters_disabled, has_adapters
 from verl.workers.reward_model import RewardModel
 from verl.workers.rollout import RolloutSetup, make_rollout
 
@@ -21,7 +23,7 @@ class HybridWorker:
     """One of the processes that together hold actor, reference, critic, reward model and the rollout engines.
 
     Every method is called on all workers at once: FSDP gathers parameters collectively. What the configuration does
-    not use is not loaded.
+    not use is not loaded, and a model that is offloaded is on the device for the methods alone that need it.
     """
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int, capture: dict[str, Any] | None) -> None:
@@ -34,9 +36,12 @@ class HybridWorker:
         actor_updates = config.actor_updates(total_steps)
         self.actor = Actor(config.actor, config.model, mesh, temperature, actor_updates, max_length)
         self.reference: Policy | None = None
-        if config.uses_reference:
+        self.lora = config.model.lora.rank > 0
+        if config.uses_reference and not self.lora:
             micro_batch_size = config.actor.log_prob_micro_batch_size_per_gpu
-            self.reference = Policy(config.model, mesh, micro_batch_size, temperature, trainable=False)
+            fsdp = replace(config.model.fsdp, param_offload=config.ref.param_offload)
+            model = replace(config.model, fsdp=fsdp)
+            self.reference = Policy(model, mesh, micro_batch_size, temperature, trainable=False)
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
@@ -58,38 +63,55 @@ class HybridWorker:
 
     def compute_logprobs(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [B, R] under the policy."""
-        return self.actor.compute_logprobs(batch)
+        with self.actor.parameters.loaded():
+            return self.actor.compute_logprobs(batch)
 
     def compute_ref_logprobs(self, batch: RolloutBatch) -> Tensor:
-        """Log-probabilities [B, R] under the reference policy."""
+        """Log-probabilities [B, R] under the reference policy, which with LoRA is the policy without its adapters."""
+        if self.lora:
+            with self.actor.parameters.loaded(), adapters_disabled(self.actor.model):
+                return self.actor.compute_logprobs(batch)[0]
         assert self.reference is not None, "no reference policy without a KL divergence in loss or reward"
-        return self.reference.compute_logprobs(batch)[0]
+        with self.reference.parameters.loaded():
+            return self.reference.compute_logprobs(batch)[0]
 
     def compute_values(self, batch: RolloutBatch) -> Tensor:
         """The critic's values [B, R]."""
         assert self.critic is not None, "no critic but with algorithm.adv_estimator=gae"
-        return self.critic.compute_values(batch)
+        with self.critic.parameters.loaded():
+            return self.critic.compute_values(batch)
 
     def compute_rm_scores(self, batch: TextBatch) -> Tensor:
         """The reward model's scores [B]."""
         assert self.reward_model is not None, "no reward model without reward_model.enable"
-        return self.reward_model.compute_scores(batch)
+        with self.reward_model.parameters.loaded():
+            return self.reward_model.compute_scores(batch)
 
     def update_actor(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step of the policy on this worker's share of a mini-batch."""
-        return self.actor.update(batch, num_tokens, num_sequences)
+        with self.actor.parameters.loaded():
+            return self.actor.update(batch, num_tokens, num_sequences)
 
     def update_critic(self, batch: ValueBatch, num_tokens: int) -> dict[str, float]:
         """One optimizer step of the critic on this worker's share of a mini-batch."""
         assert self.critic is not None, "no critic but with algorithm.adv_estimator=gae"
-        return self.critic.update(batch, num_tokens)
+        with self.critic.parameters.loaded():
+            return self.critic.update(batch, num_tokens)
 
     def sync_weights(self) -> None:
         """Give the rollout engine the policy's weights."""
-        self.rollout.load_weights(full_parameters(self.actor.model))
+        with self.actor.parameters.loaded():
+            self.rollout.load_weights(full_parameters(self.actor.model))
 
     def save(self, folder: Path) -> None:
-        """Write the policy to ``folder/actor/huggingface`` and the critic to ``folder/critic/huggingface``."""
-        export_huggingface(self.actor.model, self.tokenizer, folder / "actor" / "huggingface")
-        if self.critic is not None:
-            export_huggingface(self.critic.model, self.tokenizer, folder / "critic" / "huggingface")
+        """Write the policy to ``folder/actor/huggingface`` and the critic to ``folder/critic/huggingface``.
+
+        Adapters are merged there, and by themselves in ``lora_adapter`` beside it.
+        """
+        for name, learned in (("actor", self.actor), ("critic", self.critic)):
+            if learned is None:
+                continue
+            with learned.parameters.loaded():
+                export_huggingface(learned.model, self.tokenizer, folder / name / "huggingface")
+                if has_adapters(learned.model):
+                    export_adapters(learned.model, folder / name / "lora_adapter")

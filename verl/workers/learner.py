@@ -7,16 +7,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from verl.config.common import OptimConfig
-from verl.workers.fsdp import clip_gradients, make_optimizer
+from verl.workers.offload import Offloaded
+from verl.workers.optimizer import clip_gradients, make_optimizer
 
 
 class Learner:
     """A sharded model's optimizer and learning-rate schedule."""
 
-    def __init__(self, model: nn.Module, config: OptimConfig, total_steps: int) -> None:
+    def __init__(self, model: nn.Module, config: OptimConfig, total_steps: int, offload: bool) -> None:
+        """``offload``: keep the optimizer's state in the host's memory but during its step."""
         self.model = model
         self.grad_clip = config.grad_clip
         self.optimizer, self.scheduler = make_optimizer(model, config, total_steps)
+        self.optimizer_state = Offloaded(self._state_tensors, offload)
 
     def step(self, parts: Iterable[tuple[Tensor, dict[str, Tensor]]]) -> tuple[dict[str, float], dict[str, float]]:
         """Sum the gradients of the parts over micro-batches and ranks, and step once.
@@ -28,7 +31,6 @@ class Learner:
         Returns:
             The sums added up over all ranks, and ``grad_norm`` and ``lr``; both the same on every rank.
         """
-        self.optimizer.zero_grad()
         totals: dict[str, Tensor] = {}
         for loss, sums in parts:
             # FSDP averages gradients over ranks, while the losses of the ranks add up.
@@ -36,9 +38,17 @@ class Learner:
             for name, value in sums.items():
                 totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double().cpu()
         grad_norm = clip_gradients(self.model, self.grad_clip)
-        self.optimizer.step()
+        with self.optimizer_state.loaded():
+            self.optimizer.step()
+        # Gradients would fill the device until the next step, while the rollout engine wants the room.
+        self.optimizer.zero_grad()
         learning_rate = self.scheduler.get_last_lr()[0]
         self.scheduler.step()
         summed = torch.stack(list(totals.values()))
         dist.all_reduce(summed)
         return dict(zip(totals, summed.tolist(), strict=True)), {"grad_norm": grad_norm, "lr": learning_rate}
+
+    def _state_tensors(self) -> list[Tensor]:
+        # AdamW counts its steps in tensors of one element, which it keeps on the CPU.
+        entries = (value for state in self.optimizer.state.values() for value in state.values())
+        return [value for value in entries if isinstance(value, Tensor) and value.dim() > 0]

@@ -7,11 +7,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl.config.ppo import RewardModelConfig
 from verl.protocol import TextBatch
 from verl.workers.forward import token_values
-from verl.workers.fsdp import load_sharded_value_model
+from verl.workers.fsdp import load_sharded_value_model, offloaded_parameters
 
 
 class RewardModel:
-    """A sharded sequence classification model with one output, never trained.
+    """A sharded sequence classification model with one output, never trained; used inside ``parameters.loaded()``.
 
     It is held as a value model: the score of a text is the number at the token that sequence classification reads, the
     last one that is not the checkpoint's padding token.
@@ -21,6 +21,7 @@ class RewardModel:
         self.device = mesh.device_type
         self.micro_batch_size = config.micro_batch_size_per_gpu
         self.model = load_sharded_value_model(config.model, mesh, trainable=False, new_head=False)
+        self.parameters = offloaded_parameters(self.model, config.model.fsdp.param_offload)
         self.pad_token_id = self.model.config.pad_token_id
 
     @torch.no_grad()

@@ -11,8 +11,9 @@ from verl.data.tokenizers import load_tokenizer
 from verl.protocol import ConversationBatch
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.forward import token_logprobs
-from verl.workers.fsdp import export_huggingface, load_sharded_model
+from verl.workers.fsdp import export_adapters, export_huggingface, load_sharded_model, offloaded_parameters
 from verl.workers.learner import Learner
+from verl.workers.lora import has_adapters
 
 
 class SFTWorker:
@@ -25,25 +26,33 @@ class SFTWorker:
         self.micro_batch_size = config.data.micro_batch_size_per_gpu
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self.model = load_sharded_model(config.model, mesh, trainable=True)
-        self.learner = Learner(self.model, config.optim, total_steps)
+        fsdp = config.model.fsdp
+        self.parameters = offloaded_parameters(self.model, fsdp.param_offload)
+        self.learner = Learner(self.model, config.optim, total_steps, fsdp.optimizer_offload)
 
     def train_step(self, batch: ConversationBatch, num_tokens: int) -> dict[str, float]:
         """One optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
-        sums, state = self.learner.step(self._loss(micro, num_tokens) for micro in batch.split(self.micro_batch_size))
+        with self.parameters.loaded():
+            micros = batch.split(self.micro_batch_size)
+            sums, state = self.learner.step(self._loss(micro, num_tokens) for micro in micros)
         return {f"train/{name}": value for name, value in (sums | state).items()}
 
     @torch.no_grad()
     def evaluate(self, batch: ConversationBatch) -> Tensor:
         """[B, 2] float64: each conversation's log-probability of what is to be learned, and the tokens it has."""
         rows = []
-        for micro in batch.split(self.micro_batch_size):
-            logprobs, mask = self._score(micro)
-            rows.append(torch.stack([(logprobs.double() * mask).sum(dim=1), mask.double().sum(dim=1)], dim=1).cpu())
+        with self.parameters.loaded():
+            for micro in batch.split(self.micro_batch_size):
+                logprobs, mask = self._score(micro)
+                rows.append(torch.stack([(logprobs.double() * mask).sum(dim=1), mask.double().sum(dim=1)], dim=1).cpu())
         return torch.cat(rows)
 
     def save(self, folder: Path) -> None:
-        """Write the model to ``folder/actor/huggingface``."""
-        export_huggingface(self.model, self.tokenizer, folder / "actor" / "huggingface")
+        """Write the model to ``folder/actor/huggingface``; adapters are merged there, and alone in ``lora_adapter``."""
+        with self.parameters.loaded():
+            export_huggingface(self.model, self.tokenizer, folder / "actor" / "huggingface")
+            if has_adapters(self.model):
+                export_adapters(self.model, folder / "actor" / "lora_adapter")
 
     def _loss(self, micro: ConversationBatch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
         logprobs, mask = self._score(micro)

@@ -22,6 +22,7 @@ from verl.trainer.profiling import check_profile_steps
 from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.tracking import Tracker
 from verl.workers.fsdp import check_value_architecture
+from verl.workers.model_checks import check_model
 from verl.workers.rollout import engine_environment
 
 COLUMNS = {
@@ -64,7 +65,7 @@ def run_ppo(config: PPOConfig) -> None:
             [r.messages for r in train_set.records], reward_tokenizer, f"reward_model.model.path={judge.path!r}"
         )
     _check_lengths(config)
-    _check_value_models(config, tokenizer)
+    _check_models(config, tokenizer, device_type)
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = config.trainer.num_steps(len(loader))
     check_profile_steps(config.trainer.profile_steps, steps)
@@ -114,9 +115,11 @@ def _check_lengths(config: PPOConfig) -> None:
         check_sequence_fits(name, limit, "reward_model.model.path", judge.path, judge.trust_remote_code)
 
 
-def _check_value_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ``ConfigError`` for a critic or reward model that could not be loaded, or would read foreign tokens."""
+def _check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str) -> None:
+    """Raise ``ConfigError`` for a model that could not be loaded as its options ask, or would read foreign tokens."""
     try:
+        for prefix, model in config.models.items():
+            check_model(model, prefix, device_type)
         if config.uses_reward_model:
             check_value_architecture(config.reward_model.model, "reward_model.model.path")
         if config.uses_critic:

@@ -1,10 +1,10 @@
-"""The learning-rate schedule; sharded models are met with their process groups in test_hybrid.py."""
+"""The learning-rate schedule; how models are held is met in test_sharding.py."""
 
 import pytest
 import torch
 
 from verl.config import OptimConfig
-from verl.workers.fsdp import clip_gradients, lr_multiplier, make_optimizer
+from verl.workers.optimizer import clip_gradients, lr_multiplier, make_optimizer
 
 
 def optim_config(kind: str, warmup: int = 3, floor: float = 0.1) -> OptimConfig:

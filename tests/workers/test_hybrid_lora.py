@@ -1,0 +1,80 @@
+"""The hybrid worker with adapters and everything offloaded: Ray, FSDP2 over gloo, vLLM."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.workers.groups import all_prompts, start_group
+from tests.workers.test_hybrid import policy_batch
+from tests.workers.test_value_models import value_batch
+from verl.config import PPOConfig
+from verl.config.common import LoraConfig
+from verl.data.prompts import PromptSample
+from verl.single_controller import WorkerGroup, concat
+from verl.workers.forward import token_logprobs
+
+
+@pytest.fixture(scope="module")
+def config(small_config: PPOConfig) -> PPOConfig:
+    model = replace(
+        small_config.model,
+        gradient_checkpointing=True,
+        lora=LoraConfig(rank=4, alpha=8.0, target_modules=["all-linear"]),
+        fsdp=replace(small_config.model.fsdp, fsdp_size=1, param_offload=True, optimizer_offload=True),
+    )
+    optim = replace(small_config.actor.optim, lr=3e-3, lr_warmup_steps=0)
+    return replace(
+        small_config,
+        model=model,
+        actor=replace(small_config.actor, optim=optim, use_kl_loss=True),
+        critic=replace(small_config.critic, model=model),
+        algorithm=replace(small_config.algorithm, adv_estimator="gae"),
+    )
+
+
+@pytest.fixture(scope="module")
+def workers(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
+    group = start_group(config, 2)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def prompts(config: PPOConfig, tiny_tokenizer) -> PromptSample:
+    return all_prompts(config, tiny_tokenizer)
+
+
+def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, tmp_path: Path):
+    sampling = config.rollout.train_kwargs
+    rollout = concat(workers.run_split("generate", prompts.tokens, sampling, 1))
+    mask = rollout.response_mask.bool()
+    first, _ = concat(workers.run_split("compute_logprobs", rollout))
+    assert torch.equal(concat(workers.run_split("compute_ref_logprobs", rollout)), first)
+    values = concat(workers.run_split("compute_values", rollout))
+    for _ in range(5):
+        workers.run_split("update_actor", policy_batch(rollout, first), int(mask.sum()), len(rollout))
+        workers.run_split("update_critic", value_batch(rollout, values), int(mask.sum()))
+    moved, _ = concat(workers.run_split("compute_logprobs", rollout))
+    assert (moved - first).abs()[mask].max() > 0.1
+    # The reference policy is the policy without adapters, and stays where it was.
+    assert torch.equal(concat(workers.run_split("compute_ref_logprobs", rollout)), first)
+    assert concat(workers.run_split("compute_values", rollout)).abs()[mask].max() > 0
+
+    workers.run("sync_weights")
+    fresh = concat(workers.run_split("generate", prompts.tokens, sampling, 2))
+    logprobs, _ = concat(workers.run_split("compute_logprobs", fresh))
+    assert (fresh.rollout_logprobs - logprobs).abs()[fresh.response_mask.bool()].max() < 1e-3
+
+    workers.run("save", tmp_path)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "actor" / "huggingface").eval()
+    with torch.no_grad():
+        found, _ = token_logprobs(
+            exported, fresh.input_ids, fresh.attention_mask, logprobs.shape[1], config.rollout.temperature
+        )
+    assert (found * fresh.response_mask - logprobs).abs().max() < 1e-5
+    for name in ("actor", "critic"):
+        assert (tmp_path / name / "lora_adapter" / "adapter_model.safetensors").is_file()

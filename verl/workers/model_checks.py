@@ -1,0 +1,64 @@
+"""What can be known of a model's options before workers start: from its config file, without its weights."""
+
+from importlib.util import find_spec
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from verl.config.common import ModelConfig
+from verl.workers.fsdp import decoder_layers
+from verl.workers.lora import target_names
+
+
+def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
+    """Check what a model's options ask of the machine and of its architecture.
+
+    Args:
+        config: options of a model that learns, or of a reward model.
+        prefix: where they stand in the whole config, such as ``critic.model``.
+        device_type: ``cpu`` or ``cuda``.
+
+    Raises:
+        ValueError: a package is missing, or the model has not what an option needs; the message names the option.
+    """
+    if config.attn_implementation == "flash_attention_2":
+        field = f"{prefix}.attn_implementation='flash_attention_2'"
+        _require_gpu_package(field, "flash_attn", "flash-attn", device_type, "set it to sdpa")
+        if config.param_dtype == "float32":
+            raise ValueError(f"{field}: has no float32; set {prefix}.param_dtype=bfloat16, or it to sdpa")
+    if config.use_liger:
+        _require_gpu_package(f"{prefix}.use_liger=True", "liger_kernel", "liger-kernel", device_type, "set it to false")
+        _check_liger_knows(config, prefix)
+    if config.gradient_checkpointing or config.lora.rank:
+        _check_layers(config, prefix)
+
+
+def _require_gpu_package(field: str, module: str, package: str, device_type: str, otherwise: str) -> None:
+    if device_type != "cuda":
+        raise ValueError(f"{field}: runs on GPUs alone; {otherwise}")
+    if find_spec(module) is None:
+        raise ValueError(f"{field}: {package} is not installed; `pip install {package}`, or {otherwise}")
+
+
+def _check_liger_knows(config: ModelConfig, prefix: str) -> None:
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    kind = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code).model_type
+    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise ValueError(f"{prefix}.use_liger=True: liger-kernel has no kernels for {kind}; set it to false")
+
+
+def _check_layers(config: ModelConfig, prefix: str) -> None:
+    architecture = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=config.trust_remote_code)
+    if config.gradient_checkpointing and not decoder_layers(model):
+        raise ValueError(
+            f"{prefix}.gradient_checkpointing=True: {type(model).__name__} does not name its layers "
+            "(_no_split_modules); set it to false"
+        )
+    if config.lora.rank:
+        try:
+            target_names(model, config.lora)
+        except ValueError as error:
+            raise ValueError(f"{prefix}.{error}") from error

@@ -1,0 +1,101 @@
+"""Tensors that live in the host's memory while their device needs the room for something else.
+
+They move as a whole, between phases. FSDP2's ``CPUOffloadPolicy`` would keep parameters on the host within a phase too:
+less memory, but every forward and backward pass would wait for the bus and AdamW would run on the CPU.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.distributed.tensor import DTensor
+
+
+class Offloaded:
+    """A set of tensors that is on its device only inside ``with offloaded.loaded():``, and on the host between.
+
+    What moves is the memory behind the tensors: they stay the same objects, so that whoever holds them (FSDP, an
+    optimizer, a checkpoint) needs not know. Between, the tensors are empty shells that must not be read.
+    """
+
+    def __init__(self, tensors: Callable[[], Iterable[Tensor]], enabled: bool, constant: bool = False) -> None:
+        """Send the tensors to the host.
+
+        Args:
+            tensors: what to move; asked anew each time, for an optimizer has no state before its first step.
+            enabled: if not, nothing ever moves.
+            constant: whether their values never change, so that the host's copy is made only once.
+        """
+        self._tensors = tensors
+        self._enabled = enabled
+        self._constant = constant
+        self._on_host: list[tuple[UntypedStorage, Tensor]] = []
+        self._depth = 0
+        self._unload()
+
+    @contextmanager
+    def loaded(self) -> Iterator[None]:
+        """Have the tensors on their device for the ``with`` block. Blocks can be nested."""
+        if self._depth == 0:
+            self._load()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._unload()
+
+    @torch.no_grad()
+    def _load(self) -> None:
+        for storage, host in self._on_host:
+            storage.resize_(len(host))
+            _bytes_of(storage).copy_(host, non_blocking=True)
+        if any(storage.device.type == "cuda" for storage, _ in self._on_host):
+            torch.cuda.synchronize()
+        if not self._constant:
+            self._on_host = []
+
+    @torch.no_grad()
+    def _unload(self) -> None:
+        if not self._enabled:
+            return
+        if not (self._constant and self._on_host):
+            # Views and tied weights share one storage, which moves once.
+            storages = {storage.data_ptr(): storage for storage in map(_storage, self._tensors()) if len(storage)}
+            self._on_host = [(storage, _copy_on_host(storage)) for storage in storages.values()]
+        on_gpu = any(storage.device.type == "cuda" for storage, _ in self._on_host)
+        if on_gpu:
+            # Other streams, such as FSDP's, may still read what is let go of next.
+            torch.cuda.synchronize()
+        for storage, _ in self._on_host:
+            storage.resize_(0)
+        if on_gpu:
+            torch.cuda.empty_cache()
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, without a gradient."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def is_away(tensor: Tensor) -> bool:
+    """Whether an :class:`Offloaded` keeps the tensor's values on the host just now."""
+    local = local_part(tensor)
+    return local.numel() > 0 and len(local.untyped_storage()) == 0
+
+
+def _storage(tensor: Tensor) -> UntypedStorage:
+    return local_part(tensor).untyped_storage()
+
+
+def _bytes_of(storage: UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _copy_on_host(storage: UntypedStorage) -> Tensor:
+    # Page-locked memory is what a GPU copies at full speed, and while the CPU goes on.
+    host = torch.empty(len(storage), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
+    return host.copy_(_bytes_of(storage), non_blocking=True)
