@@ -6,6 +6,8 @@ from verl.config.checks import require, require_choice, require_positive
 
 LOGGERS = ["console", "tensorboard", "wandb"]
 DEVICES = ["auto", "cpu", "cuda"]
+PACKED_ATTENTION = ["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
+"""Attention kernels that know where a row of a packed sequence ends."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class ModelConfig:
             size,
             "sequences are shared without padding; set model.use_remove_padding=true",
         )
+        if self.use_remove_padding:
+            require_choice("model.attn_implementation", self.attn_implementation, PACKED_ATTENTION)
         require(self.logits_chunk_size >= 0, "model.logits_chunk_size", self.logits_chunk_size, "must not be negative")
         require(bool(self.path), "model.path", self.path, "name a model folder or a hub id")
         require_choice("model.param_dtype", self.param_dtype, ["float32", "bfloat16"])

@@ -393,6 +393,13 @@ class PPOConfig:
         """Whether a reward model is held."""
         return self.reward_model.enable
 
+    @property
+    def models(self) -> dict[str, ModelConfig]:
+        """The models that are held, by the field that names them; the reference is the policy's."""
+        models = {"model": self.model}
+        models |= {"critic.model": self.critic.model} if self.uses_critic else {}
+        return models | ({"reward_model.model": self.reward_model.model} if self.uses_reward_model else {})
+
     def actor_updates(self, total_steps: int) -> int:
         """Optimizer steps of the policy in a run of ``total_steps``; at least 1."""
         steps = max(1, total_steps - self.trainer.critic_warmup)
@@ -416,10 +423,7 @@ class PPOConfig:
             parallel,
             "is vLLM's; set it to 1 with rollout.name=hf",
         )
-        models = {"model": self.model}
-        models |= {"critic.model": self.critic.model} if self.uses_critic else {}
-        models |= {"reward_model.model": self.reward_model.model} if self.uses_reward_model else {}
-        for prefix, model in models.items():
+        for prefix, model in self.models.items():
             sequence = model.ulysses_sequence_parallel_size
             check_divides(f"{prefix}.ulysses_sequence_parallel_size", sequence, world, workers)
             size = model.fsdp.fsdp_size

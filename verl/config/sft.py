@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 
 from verl.config.checks import require, require_choice, require_positive
-from verl.config.common import DEVICES, ModelConfig, OptimConfig, RunConfig, check_divisible, require_seed
+from verl.config.common import (
+    DEVICES,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    check_divides,
+    check_divisible,
+    require_seed,
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ class SFTConfig:
         require_seed(self.seed)
         world = "trainer.nnodes*trainer.n_gpus_per_node"
         check_divisible("data.train_batch_size", self.data.train_batch_size, world, self.trainer.world_size)
+        sequence = self.model.ulysses_sequence_parallel_size
+        check_divides("model.ulysses_sequence_parallel_size", sequence, world, self.trainer.world_size)
         early = self.trainer.stop_at_sequence_probability < 1
         require(
             not early or len(self.data.val_files) > 0,

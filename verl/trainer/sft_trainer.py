@@ -18,6 +18,7 @@ from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.steps import is_due, numbered_batches
 from verl.trainer.timing import PhaseTimer
 from verl.trainer.tracking import Tracker
+from verl.workers.forward import check_layout
 
 COLUMNS = {
     "loss": ("train/loss", ".3f"),
@@ -105,6 +106,10 @@ def run_sft(config: SFTConfig) -> None:
     """
     device_type = resolve_device(config.device)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    try:
+        check_layout(config.model, "model")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     data, trainer, world_size = config.data, config.trainer, config.trainer.world_size
     train_set = ConversationDataset(data.train_files, tokenizer, data)
     loader = conversation_loader(train_set, data.train_batch_size, tokenizer.pad_token_id, config.seed)

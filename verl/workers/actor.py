@@ -11,8 +11,9 @@ from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, r
 from verl.config.common import ModelConfig
 from verl.config.ppo import ActorConfig
 from verl.protocol import PolicyBatch, RolloutBatch
-from verl.workers.forward import token_logprobs, trim_columns
+from verl.workers.forward import LogprobForward
 from verl.workers.fsdp import load_sharded_model
+from verl.workers.layout import trim_columns
 from verl.workers.learner import Learner
 
 
@@ -26,6 +27,7 @@ class Policy:
         self, config: ModelConfig, mesh: DeviceMesh, micro_batch_size: int, temperature: float, trainable: bool
     ) -> None:
         self.model = load_sharded_model(config, mesh, trainable)
+        self.forward = LogprobForward(self.model, config)
         self.device = mesh.device_type
         self.micro_batch_size = micro_batch_size
         self.temperature = temperature
@@ -41,10 +43,10 @@ class Policy:
         columns = trim_columns(micro.input_ids, micro.attention_mask, micro.response_mask)
         input_ids, attention_mask, response_mask = (t.to(self.device) for t in columns)
         num_response = response_mask.shape[1]
-        scored = token_logprobs(self.model, input_ids, attention_mask, num_response, self.temperature)
+        scored = self.forward.logprobs(input_ids, attention_mask, response_mask, self.temperature)
         padded = torch.zeros(2, *micro.response_mask.shape)
         for target, values in zip(padded, scored, strict=True):
-            target[:, :num_response] = (values * response_mask).cpu()
+            target[:, :num_response] = values.cpu()
         return padded[0], padded[1]
 
 
@@ -63,7 +65,7 @@ class Actor(Policy):
         super().__init__(model, mesh, config.log_prob_micro_batch_size_per_gpu, temperature, trainable=True)
         self.config = config
         self.max_response_length = max_response_length
-        self.learner = Learner(self.model, config.optim, total_steps)
+        self.learner = Learner(self.model, config.optim, total_steps, model.ulysses_sequence_parallel_size)
 
     def update(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step on this rank's share of a mini-batch.
@@ -94,13 +96,8 @@ class Actor(Policy):
             t[:, :num_response].to(self.device)
             for t in (micro.old_logprobs, micro.rollout_logprobs, micro.ref_logprobs, micro.advantages)
         )
-        logprobs, entropy = token_logprobs(
-            self.model,
-            input_ids,
-            attention_mask,
-            num_response,
-            self.temperature,
-            differentiable_entropy=config.entropy_coeff > 0,
+        logprobs, entropy = self.forward.logprobs(
+            input_ids, attention_mask, mask, self.temperature, differentiable_entropy=config.entropy_coeff > 0
         )
         policy_loss = POLICY_LOSSES[config.policy_loss]
         if config.clip_ratio_c is not None:

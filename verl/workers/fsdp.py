@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from verl.config.common import ModelConfig, OptimConfig
+from verl.workers.attention import attention_name
 
 
 def load_sharded_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
@@ -102,7 +103,7 @@ def check_value_architecture(config: ModelConfig, field: str) -> None:
 def _load_options(config: ModelConfig) -> dict[str, Any]:
     return {
         "dtype": torch.float32,
-        "attn_implementation": config.attn_implementation,
+        "attn_implementation": attention_name(config),
         "trust_remote_code": config.trust_remote_code,
     }
 

@@ -19,6 +19,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.sampling import Sampler
 from verl.trainer.progress import RunDisplay, share_rows
 from verl.trainer.tracking import Tracker
+from verl.workers.forward import check_layout
 from verl.workers.fsdp import check_value_architecture
 from verl.workers.rollout import engine_environment
 
@@ -61,7 +62,7 @@ def run_ppo(config: PPOConfig) -> None:
         check_judgeable(
             [r.messages for r in train_set.records], reward_tokenizer, f"reward_model.model.path={judge.path!r}"
         )
-    _check_value_models(config, tokenizer)
+    _check_models(config, tokenizer)
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = config.trainer.num_steps(len(loader))
     if config.trainer.critic_warmup >= steps:
@@ -97,9 +98,12 @@ def run_ppo(config: PPOConfig) -> None:
     _report(display, ppo, folder)
 
 
-def _check_value_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ``ConfigError`` for a critic or reward model that could not be loaded, or would read foreign tokens."""
+def _check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ``ConfigError`` for a model that cannot be read in the layout asked for, and for a critic or reward model
+    that could not be loaded, or would read foreign tokens."""
     try:
+        for field, model in config.models.items():
+            check_layout(model, field)
         if config.uses_reward_model:
             check_value_architecture(config.reward_model.model, "reward_model.model.path")
         if config.uses_critic:
