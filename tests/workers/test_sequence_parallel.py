@@ -104,7 +104,7 @@ def test_every_model_learns_the_same_in_every_layout(name: str, configs, alone: 
     world_size, changes = LAYOUTS[name]
     sequence = changes.get("ulysses_sequence_parallel_size", 1)
     workers = run_world(world_size, every_model, *configs, changes)
-    for quantity in ("logprobs", "entropy", "values", "scores", "evaluation"):
+    for quantity in ("logprobs", "entropy", "norms", "mean states", "values", "scores", "evaluation"):
         assert alone[quantity].std() > 0.05, quantity
         for first in range(sequence):
             # All workers of a group know the results of its rows.

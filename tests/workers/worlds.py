@@ -7,8 +7,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from verl.config import PPOConfig
@@ -84,7 +86,11 @@ def every_model(place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: 
         *(torch.zeros(len(mine)) for _ in range(5)),
         batch_size=[len(mine)],
     )
+    # The fifth response has no tokens, and so no states to measure.
     results["logprobs"], results["entropy"] = (t.numpy() for t in actor.compute_logprobs(rollout))
+    *same, metrics, means = actor.compute_logprobs_and_metrics(rollout, [0, -1], norms)
+    assert all(np.array_equal(a, results[name]) for a, name in zip(same, ("logprobs", "entropy"), strict=True))
+    results["norms"], results["mean states"] = metrics["norm"].numpy(), means.numpy()
     results["actor"] = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
 
     critic = Critic(replace(config.critic, model=changed(config.critic.model)), mesh, 10)
@@ -116,6 +122,11 @@ def every_model(place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: 
     results["sft"] = gradients_of(worker.learner, lambda: worker.train_step(lesson, total))
     dist.destroy_process_group()
     return results
+
+
+def norms(responses: list[Tensor]) -> list[dict[str, Tensor]]:
+    """A stand-in for rank metrics: the norm of each layer's states [T, L, D] of a response."""
+    return [{"norm": states.norm(dim=(0, 2)), "mean_state": states.sum(dim=0)} for states in responses]
 
 
 def example() -> PolicyBatch:

@@ -3,10 +3,11 @@
 The same numbers whatever the way: padded or packed rows, the head at once or in pieces, one worker or several to a
 sequence.
 
-Legend: B rows, S columns, R response columns, T tokens as the model of this worker reads them, V vocabulary.
+Legend: B rows, S columns, R response columns, T tokens as the model of this worker reads them, V vocabulary, L layers,
+D hidden width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from verl.config.common import ModelConfig
 from verl.workers.head import Targets, score_in_chunks, score_logits
 from verl.workers.layout import Layout, PackedLayout, PaddedLayout
 from verl.workers.sequence_parallel import sequence_group
+from verl.workers.states import record_states
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers in which rows joined to one sequence can be kept apart."""
@@ -103,6 +105,25 @@ class LogprobForward(ForwardPass):
         layout = self._layout(input_ids, attention_mask)
         logprobs, entropy = self._score(layout, input_ids, wanted, temperature, differentiable_entropy)
         return logprobs, entropy if differentiable_entropy else entropy.detach()
+
+    @torch.no_grad()
+    def logprobs_and_states(
+        self, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor, temperature: float, layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """As :meth:`logprobs`, and the hidden states that the wanted tokens are drawn from.
+
+        Args:
+            layers: see :func:`verl.workers.states.record_states`.
+
+        Returns:
+            logprobs and entropy [B, R], and for each of the B rows [n, L, D] of its n wanted tokens.
+        """
+        layout = self._layout(input_ids, attention_mask)
+        with record_states(self.model, layers) as recorded:
+            logprobs, entropy = self._score(layout, input_ids, wanted, temperature, False)
+        states = layout.restore(torch.stack([layer.flatten(0, 1) for layer in recorded], dim=1))
+        before = states[:, -wanted.shape[1] - 1 : -1]
+        return logprobs, entropy, [row[mask.bool()] for row, mask in zip(before, wanted, strict=True)]
 
     def _score(
         self, layout: Layout, input_ids: Tensor, wanted: Tensor, temperature: float, differentiable_entropy: bool

@@ -1,8 +1,11 @@
 """The hybrid worker: every model of the run and the rollout engine in one process per device."""
 
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
+from tensordict import TensorDict
 from torch import Tensor
 
 from verl.config.ppo import PPOConfig, SamplingConfig
@@ -24,7 +27,8 @@ class HybridWorker:
     """
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int, capture: dict[str, Any] | None) -> None:
-        """``capture``: what the rollout engine measures of its hidden states, see :class:`VLLMRollout`."""
+        """``capture``: what is measured of hidden states, see :class:`VLLMRollout`; by the engine or, with
+        ``calculator.source=actor``, by the policy."""
         seed_everything(config.seed)
         mesh = join_world(place)
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -39,6 +43,7 @@ class HybridWorker:
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
+        self.capture = capture
         self.rollout = VLLMRollout(
             config.rollout,
             config.data,
@@ -47,7 +52,7 @@ class HybridWorker:
             place.device_type,
             config.seed,
             self.tokenizer.pad_token_id,
-            capture,
+            capture if config.calculator.source == "rollout" else None,
         )
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
@@ -57,6 +62,12 @@ class HybridWorker:
     def compute_logprobs(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [B, R] under the policy."""
         return self.actor.compute_logprobs(batch)
+
+    def compute_logprobs_and_metrics(self, batch: RolloutBatch) -> tuple[Tensor, Tensor, TensorDict, Tensor]:
+        """The same, and the rank metrics and mean states that a rollout engine would have measured."""
+        assert self.capture is not None, "nothing is measured without calculator.enable"
+        reduce = partial(resolve_name(self.capture["reducer"]), **self.capture["reducer_options"])
+        return self.actor.compute_logprobs_and_metrics(batch, self.capture["layers"], reduce)
 
     def compute_ref_logprobs(self, batch: RolloutBatch) -> Tensor:
         """Log-probabilities [B, R] under the reference policy."""
