@@ -130,12 +130,14 @@ def test_same_seed_same_metrics_and_the_export_trains_on(tiny_model, arithmetic_
 
 EXPERIMENTS = {
     # The critic of two workers, of another model than the policy, learns alone at first; every response that is cut
-    # off is left out of the losses.
+    # off is left out of the losses. Rows are packed, and the policy measures the hidden states.
     "verl_ppo": [
         "trainer.n_gpus_per_node=2",
         "trainer.critic_warmup=1",
         "trainer.remove_clip=true",
         "reward_model.enable=true",
+        "model.use_remove_padding=true",
+        "calculator.source=actor",
     ],
     "dapo": ["algorithm.filter_groups.max_num_gen_batches=2", "reward_score.overlong_buffer.len=4"],
     "released_code": ["algorithm=remax", "reward_model.enable=true", "trainer.except_save=[1]", "rollout.n=1"],

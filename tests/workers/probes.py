@@ -11,9 +11,9 @@ from torch.distributed.tensor import distribute_tensor
 
 from verl.config.ppo import ActorConfig
 from verl.protocol import PolicyBatch, PromptBatch, ValueBatch
-from verl.workers.forward import position_ids
 from verl.workers.fsdp import full_parameters
 from verl.workers.hybrid import HybridWorker
+from verl.workers.layout import position_ids
 from verl.workers.learner import Learner
 
 

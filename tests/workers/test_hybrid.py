@@ -123,6 +123,18 @@ def test_rank_metrics_are_those_of_the_states(two, prompts, small_config, tiny_m
         torch.testing.assert_close(rollout.mean_states[row], used[0].mean(dim=0), atol=1e-4, rtol=0)
 
 
+def test_the_policy_measures_what_the_engine_measures(one, two, prompts, small_config):
+    rollout = concat(two.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 3))
+    logprobs, entropy = concat(one.run_split("compute_logprobs", rollout))
+    for group in (one, two):
+        *scored, metrics, means = concat(group.run_split("compute_logprobs_and_metrics", rollout))
+        torch.testing.assert_close(scored, [logprobs, entropy], atol=1e-5, rtol=0)
+        assert set(metrics.keys()) == set(rollout.rank_metrics.keys())
+        for name in metrics.keys():
+            torch.testing.assert_close(metrics[name], rollout.rank_metrics[name], atol=1e-4, rtol=1e-4, msg=name)
+        torch.testing.assert_close(means, rollout.mean_states, atol=1e-5, rtol=0)
+
+
 def test_a_failing_worker_is_named(two):
     with pytest.raises(WorkerError, match=r"worker \d failed in no_such_method"):
         two.run("no_such_method")

@@ -47,7 +47,8 @@ def config(small_config: PPOConfig, reward_model: Path) -> PPOConfig:
     gae = replace(small_config.algorithm, adv_estimator="gae")
     # The random body is touchy: its last norm blows small changes up.
     critic = replace(small_config.critic, optim=replace(small_config.critic.optim, lr=1e-5))
-    return replace(small_config, algorithm=gae, critic=critic, reward_model=judge)
+    calculator = replace(small_config.calculator, source="actor")
+    return replace(small_config, algorithm=gae, critic=critic, reward_model=judge, calculator=calculator)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,13 @@ def test_a_new_value_head_knows_nothing_and_learns(one, two, rollout, head, conf
     # One update per call: the loss on the same targets falls.
     losses = [two.run_split("update_critic", batch, num_tokens)[0]["critic/vf_loss"] for _ in range(5)]
     assert min(losses) < 0.9 * losses[0]
+
+
+def test_an_engine_need_not_return_states(one, rollout, prompts, config):
+    assert not rollout.rank_metrics.keys() and rollout.mean_states.shape == (len(rollout), 0, 0)
+    *_, metrics, means = concat(one.run_split("compute_logprobs_and_metrics", rollout))
+    assert set(metrics.keys()) == set(config.calculator.metric_names)
+    assert metrics["Effective Rank"].shape == (len(rollout), 2) and means.shape[:2] == (len(rollout), 2)
 
 
 def test_reward_model_scores_are_those_of_sequence_classification(one, two, prompts, reward_model, tiny_tokenizer):

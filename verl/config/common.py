@@ -8,6 +8,8 @@ LOGGERS = ["console", "tensorboard", "wandb"]
 DEVICES = ["auto", "cpu", "cuda"]
 ALL_LINEAR = "all-linear"
 """What stands for every linear layer in ``lora.target_modules``."""
+PACKED_ATTENTION = ["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
+"""Attention kernels that know where a row of a packed sequence ends."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class ModelConfig:
             size,
             "sequences are shared without padding; set model.use_remove_padding=true",
         )
+        if self.use_remove_padding:
+            require_choice("model.attn_implementation", self.attn_implementation, PACKED_ATTENTION)
         require(self.logits_chunk_size >= 0, "model.logits_chunk_size", self.logits_chunk_size, "must not be negative")
         require(bool(self.path), "model.path", self.path, "name a model folder or a hub id")
         require_choice("model.param_dtype", self.param_dtype, ["float32", "bfloat16"])

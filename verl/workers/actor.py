@@ -1,8 +1,11 @@
 """The policy in training: log-probabilities and the clipped update."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+import torch.nn.functional as F
+from tensordict import TensorDict
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -11,21 +14,26 @@ from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, r
 from verl.config.common import ModelConfig
 from verl.config.ppo import ActorConfig
 from verl.protocol import PolicyBatch, RolloutBatch
-from verl.workers.forward import token_logprobs, trim_columns
+from verl.workers.forward import LogprobForward
 from verl.workers.fsdp import load_sharded_model, offloaded_parameters
+from verl.workers.layout import trim_columns
 from verl.workers.learner import Learner
+
+Reducer = Callable[[list[Tensor]], list[dict[str, Tensor]]]
+"""Hidden states [T, L, D] of responses in, named tensors of each out."""
 
 
 class Policy:
     """A sharded causal language model that scores responses, inside ``with policy.parameters.loaded():``.
 
-    Legend: B responses on this rank, R response columns.
+    Legend: B responses on this rank, R response columns, T tokens of a response, L layers, D hidden width.
     """
 
     def __init__(
         self, config: ModelConfig, mesh: DeviceMesh, micro_batch_size: int, temperature: float, trainable: bool
     ) -> None:
         self.model = load_sharded_model(config, mesh, trainable)
+        self.forward = LogprobForward(self.model, config)
         self.parameters = offloaded_parameters(self.model, config.fsdp.param_offload)
         self.device = mesh.device_type
         self.micro_batch_size = micro_batch_size
@@ -34,19 +42,49 @@ class Policy:
     @torch.no_grad()
     def compute_logprobs(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [B, R] float32 of the responses, 0 on padding, on the CPU."""
-        chunks = [self._score(micro) for micro in batch.split(self.micro_batch_size)]
-        logprobs, entropy = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        scored = []
+        for micro in batch.split(self.micro_batch_size):
+            logprobs, entropy = self.forward.logprobs(*self._columns(micro), self.temperature)
+            scored.append(_full_width(logprobs, entropy, micro))
+        logprobs, entropy = torch.cat(scored).unbind(dim=1)
         return logprobs, entropy
 
-    def _score(self, micro: RolloutBatch) -> tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def compute_logprobs_and_metrics(
+        self, batch: RolloutBatch, layers: Sequence[int], reduce: Reducer
+    ) -> tuple[Tensor, Tensor, TensorDict, Tensor]:
+        """As :meth:`compute_logprobs`, and what ``reduce`` makes of the states that the responses were sampled from.
+
+        Args:
+            layers: those to measure, see :func:`verl.workers.states.record_states`.
+            reduce: states [T, L, D] of responses in, for each of them metrics [L] and ``mean_state`` [L, D] out.
+
+        Returns:
+            logprobs and entropy [B, R], metrics [B, L] by name, mean states [B, L, D], all on the CPU.
+        """
+        scored, measured = [], []
+        for micro in batch.split(self.micro_batch_size):
+            logprobs, entropy, states = self.forward.logprobs_and_states(
+                *self._columns(micro), self.temperature, layers
+            )
+            scored.append(_full_width(logprobs, entropy, micro))
+            measured += [{name: value.cpu() for name, value in row.items()} for row in reduce(states)]
+        logprobs, entropy = torch.cat(scored).unbind(dim=1)
+        metrics = {name: torch.stack([row[name] for row in measured]) for name in measured[0]}
+        mean_states = metrics.pop("mean_state")
+        return logprobs, entropy, TensorDict(metrics, batch_size=[len(batch)]), mean_states
+
+    def _columns(self, micro: RolloutBatch | PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens and attention mask [B, S] and response mask [B, R] on the device, as few columns as rows need."""
         columns = trim_columns(micro.input_ids, micro.attention_mask, micro.response_mask)
         input_ids, attention_mask, response_mask = (t.to(self.device) for t in columns)
-        num_response = response_mask.shape[1]
-        scored = token_logprobs(self.model, input_ids, attention_mask, num_response, self.temperature)
-        padded = torch.zeros(2, *micro.response_mask.shape)
-        for target, values in zip(padded, scored, strict=True):
-            target[:, :num_response] = (values * response_mask).cpu()
-        return padded[0], padded[1]
+        return input_ids, attention_mask, response_mask
+
+
+def _full_width(logprobs: Tensor, entropy: Tensor, micro: RolloutBatch) -> Tensor:
+    """Both as [B, 2, R] on the CPU, with the columns that were cut."""
+    scored = torch.stack([logprobs, entropy], dim=1).cpu()
+    return F.pad(scored, (0, micro.response_mask.shape[1] - logprobs.shape[1]))
 
 
 class Actor(Policy):
@@ -64,7 +102,9 @@ class Actor(Policy):
         super().__init__(model, mesh, config.log_prob_micro_batch_size_per_gpu, temperature, trainable=True)
         self.config = config
         self.max_response_length = max_response_length
-        self.learner = Learner(self.model, config.optim, total_steps, model.fsdp.optimizer_offload)
+        self.learner = Learner(
+            self.model, config.optim, total_steps, model.fsdp.optimizer_offload, model.ulysses_sequence_parallel_size
+        )
 
     def update(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step on this rank's share of a mini-batch.
@@ -88,20 +128,14 @@ class Actor(Policy):
     def _loss(self, micro: PolicyBatch, size: StepSize) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's share of the mini-batch's loss, and sums over its tokens for the log."""
         config = self.config
-        columns = trim_columns(micro.input_ids, micro.attention_mask, micro.response_mask)
-        input_ids, attention_mask, mask = (t.to(self.device) for t in columns)
+        input_ids, attention_mask, mask = self._columns(micro)
         num_response = mask.shape[1]
         old, rollout, ref, advantages = (
             t[:, :num_response].to(self.device)
             for t in (micro.old_logprobs, micro.rollout_logprobs, micro.ref_logprobs, micro.advantages)
         )
-        logprobs, entropy = token_logprobs(
-            self.model,
-            input_ids,
-            attention_mask,
-            num_response,
-            self.temperature,
-            differentiable_entropy=config.entropy_coeff > 0,
+        logprobs, entropy = self.forward.logprobs(
+            input_ids, attention_mask, mask, self.temperature, differentiable_entropy=config.entropy_coeff > 0
         )
         policy_loss = POLICY_LOSSES[config.policy_loss]
         if config.clip_ratio_c is not None:

@@ -10,8 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl.algorithms.losses import token_mean, value_loss
 from verl.config.ppo import CriticConfig
 from verl.protocol import RolloutBatch, ValueBatch
-from verl.workers.forward import token_values, trim_columns
+from verl.workers.forward import ValueForward
 from verl.workers.fsdp import load_sharded_value_model, offloaded_parameters
+from verl.workers.layout import trim_columns
 from verl.workers.learner import Learner
 
 
@@ -22,8 +23,10 @@ class Critic:
         self.config = config
         self.device = mesh.device_type
         self.model = load_sharded_value_model(config.model, mesh, trainable=True, new_head=True)
-        self.parameters = offloaded_parameters(self.model, config.model.fsdp.param_offload)
-        self.learner = Learner(self.model, config.optim, total_steps, config.model.fsdp.optimizer_offload)
+        self.forward = ValueForward(self.model, config.model)
+        fsdp, sequence = config.model.fsdp, config.model.ulysses_sequence_parallel_size
+        self.parameters = offloaded_parameters(self.model, fsdp.param_offload)
+        self.learner = Learner(self.model, config.optim, total_steps, fsdp.optimizer_offload, sequence)
 
     @torch.no_grad()
     def compute_values(self, batch: RolloutBatch) -> Tensor:
@@ -67,4 +70,4 @@ class Critic:
         columns = trim_columns(micro.input_ids, micro.attention_mask, micro.response_mask)
         input_ids, attention_mask, mask = (t.to(self.device) for t in columns)
         # As with logits: what is known before token t stands at the token before it.
-        return token_values(self.model, input_ids, attention_mask)[:, -mask.shape[1] - 1 : -1], mask
+        return self.forward.values(input_ids, attention_mask)[:, -mask.shape[1] - 1 : -1], mask

@@ -24,6 +24,7 @@ from transformers import (
 from transformers.integrations.liger import apply_liger_kernel
 
 from verl.config.common import ModelConfig
+from verl.workers.attention import attention_name
 from verl.workers.lora import (
     VALUE_HEAD,
     add_adapters,
@@ -123,7 +124,7 @@ def check_value_architecture(config: ModelConfig, field: str) -> None:
 def _load_options(config: ModelConfig, device: str) -> dict[str, Any]:
     options = {
         "dtype": torch.float32,
-        "attn_implementation": config.attn_implementation,
+        "attn_implementation": attention_name(config),
         "trust_remote_code": config.trust_remote_code,
     }
     return options | ({"device_map": "meta"} if device == "meta" else {})

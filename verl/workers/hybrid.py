@@ -1,9 +1,12 @@
 """The hybrid worker: every model of the run and the rollout engine in one process per device."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
+from tensordict import TensorDict
 from torch import Tensor
 
 from verl.config.ppo import PPOConfig, SamplingConfig
@@ -27,7 +30,8 @@ class HybridWorker:
     """
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int, capture: dict[str, Any] | None) -> None:
-        """``capture``: what the rollout engine measures of its hidden states, see :class:`RolloutSetup`."""
+        """``capture``: what is measured of hidden states, see :class:`RolloutSetup`; by the engine or, with
+        ``calculator.source=actor``, by the policy."""
         seed_everything(config.seed)
         mesh = join_world(place)
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -45,11 +49,13 @@ class HybridWorker:
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
+        self.capture = capture
         ends = end_tokens(
             config.model.path, self.tokenizer, config.model.trust_remote_code, config.rollout.stop_token_ids
         )
-        setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends, capture)
-        self.rollout = make_rollout(setup, self.actor.model)
+        watched = capture if config.calculator.source == "rollout" else None
+        setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends, watched)
+        self.rollout = make_rollout(setup, self.actor)
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
         """Sample responses for these prompts: this worker's own, or those of the workers that share its engine."""
@@ -65,6 +71,13 @@ class HybridWorker:
         """Log-probabilities and entropies [B, R] under the policy."""
         with self.actor.parameters.loaded():
             return self.actor.compute_logprobs(batch)
+
+    def compute_logprobs_and_metrics(self, batch: RolloutBatch) -> tuple[Tensor, Tensor, TensorDict, Tensor]:
+        """The same, and the rank metrics and mean states that a rollout engine would have measured."""
+        assert self.capture is not None, "nothing is measured without calculator.enable"
+        reduce = partial(resolve_name(self.capture["reducer"]), **self.capture["reducer_options"])
+        with self.actor.parameters.loaded():
+            return self.actor.compute_logprobs_and_metrics(batch, self.capture["layers"], reduce)
 
     def compute_ref_logprobs(self, batch: RolloutBatch) -> Tensor:
         """Log-probabilities [B, R] under the reference policy, which with LoRA is the policy without its adapters."""

@@ -14,9 +14,16 @@ from verl.workers.optimizer import clip_gradients, make_optimizer
 class Learner:
     """A sharded model's optimizer and learning-rate schedule."""
 
-    def __init__(self, model: nn.Module, config: OptimConfig, total_steps: int, offload: bool) -> None:
-        """``offload``: keep the optimizer's state in the host's memory but during its step."""
+    def __init__(
+        self, model: nn.Module, config: OptimConfig, total_steps: int, offload: bool = False, copies: int = 1
+    ) -> None:
+        """
+        Args:
+            offload: keep the optimizer's state in the host's memory but during its step.
+            copies: workers that compute each part of the loss, as those do who share its sequences' tokens.
+        """
         self.model = model
+        self.copies = copies
         self.grad_clip = config.grad_clip
         self.optimizer, self.scheduler = make_optimizer(model, config, total_steps)
         self.optimizer_state = Offloaded(self._state_tensors, offload)
@@ -33,7 +40,8 @@ class Learner:
         """
         totals: dict[str, Tensor] = {}
         for loss, sums in parts:
-            # FSDP averages gradients over ranks, while the losses of the ranks add up.
+            # FSDP averages gradients over ranks, while the losses of the ranks add up. Where several compute one loss,
+            # each has the gradient by way of its own tokens, and these add up too.
             (loss * dist.get_world_size()).backward()
             for name, value in sums.items():
                 totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double().cpu()
@@ -46,7 +54,8 @@ class Learner:
         self.scheduler.step()
         summed = torch.stack(list(totals.values()))
         dist.all_reduce(summed)
-        return dict(zip(totals, summed.tolist(), strict=True)), {"grad_norm": grad_norm, "lr": learning_rate}
+        sums = dict(zip(totals, (summed / self.copies).tolist(), strict=True))
+        return sums, {"grad_norm": grad_norm, "lr": learning_rate}
 
     def _state_tensors(self) -> list[Tensor]:
         # AdamW counts its steps in tensors of one element, which it keeps on the CPU.

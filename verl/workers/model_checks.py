@@ -6,6 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from verl.config.common import ModelConfig
+from verl.workers.forward import check_layout
 from verl.workers.fsdp import decoder_layers
 from verl.workers.lora import target_names
 
@@ -29,6 +30,7 @@ def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
     if config.use_liger:
         _require_gpu_package(f"{prefix}.use_liger=True", "liger_kernel", "liger-kernel", device_type, "set it to false")
         _check_liger_knows(config, prefix)
+    check_layout(config, prefix)
     if config.gradient_checkpointing or config.lora.rank:
         _check_layers(config, prefix)
 

@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from verl.config.ppo import RewardModelConfig
 from verl.protocol import TextBatch
-from verl.workers.forward import token_values
+from verl.workers.forward import ValueForward
 from verl.workers.fsdp import load_sharded_value_model, offloaded_parameters
 
 
@@ -21,6 +21,7 @@ class RewardModel:
         self.device = mesh.device_type
         self.micro_batch_size = config.micro_batch_size_per_gpu
         self.model = load_sharded_value_model(config.model, mesh, trainable=False, new_head=False)
+        self.forward = ValueForward(self.model, config.model)
         self.parameters = offloaded_parameters(self.model, config.model.fsdp.param_offload)
         self.pad_token_id = self.model.config.pad_token_id
 
@@ -32,7 +33,7 @@ class RewardModel:
     def _score(self, micro: TextBatch) -> Tensor:
         longest = int(micro.attention_mask.sum(dim=1).max())
         input_ids, attention_mask = (t[:, :longest].to(self.device) for t in (micro.input_ids, micro.attention_mask))
-        values = token_values(self.model, input_ids, attention_mask).cpu()
+        values = self.forward.values(input_ids, attention_mask).cpu()
         return values.gather(1, scored_positions(input_ids, attention_mask, self.pad_token_id).cpu()).squeeze(1)
 
 

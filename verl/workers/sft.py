@@ -10,7 +10,7 @@ from verl.config.sft import SFTConfig
 from verl.data.tokenizers import load_tokenizer
 from verl.protocol import ConversationBatch
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
-from verl.workers.forward import token_logprobs
+from verl.workers.forward import LogprobForward
 from verl.workers.fsdp import export_adapters, export_huggingface, load_sharded_model, offloaded_parameters
 from verl.workers.learner import Learner
 from verl.workers.lora import has_adapters
@@ -26,9 +26,10 @@ class SFTWorker:
         self.micro_batch_size = config.data.micro_batch_size_per_gpu
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self.model = load_sharded_model(config.model, mesh, trainable=True)
-        fsdp = config.model.fsdp
+        self.forward = LogprobForward(self.model, config.model)
+        fsdp, sequence = config.model.fsdp, config.model.ulysses_sequence_parallel_size
         self.parameters = offloaded_parameters(self.model, fsdp.param_offload)
-        self.learner = Learner(self.model, config.optim, total_steps, fsdp.optimizer_offload)
+        self.learner = Learner(self.model, config.optim, total_steps, fsdp.optimizer_offload, sequence)
 
     def train_step(self, batch: ConversationBatch, num_tokens: int) -> dict[str, float]:
         """One optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
@@ -60,9 +61,10 @@ class SFTWorker:
         return loss, {"loss": loss}
 
     def _score(self, micro: ConversationBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [B, S-1] of all tokens but the first, and the mask [B, S-1] of those to learn."""
+        """Log-probabilities [B, S-1] of the tokens to learn, 0 elsewhere, and their mask [B, S-1]; not of the first."""
         longest = int(micro.attention_mask.sum(dim=1).max())
         input_ids = micro.input_ids[:, :longest].to(self.device)
         attention_mask = micro.attention_mask[:, :longest].to(self.device)
-        logprobs, _ = token_logprobs(self.model, input_ids, attention_mask, longest - 1, temperature=1.0)
-        return logprobs, micro.loss_mask[:, 1:longest].to(self.device)
+        mask = micro.loss_mask[:, 1:longest].to(self.device)
+        logprobs, _ = self.forward.logprobs(input_ids, attention_mask, mask, temperature=1.0)
+        return logprobs, mask

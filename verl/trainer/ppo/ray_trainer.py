@@ -147,7 +147,7 @@ class RayPPOTrainer:
         batch = rollout.exclude("rank_metrics", "mean_states")
         work = Work.of(rollout.attention_mask.sum(dim=1))
         with self.timer.phase("logprobs"):
-            logprobs, entropy = concat(self.workers.run_split("compute_logprobs", batch))
+            logprobs, entropy = self._logprobs(rollout)
         self.timer.count("logprobs", work)
         mask = rollout.response_mask
         self.metrics |= logprob_agreement(rollout.rollout_logprobs, logprobs, mask)
@@ -162,6 +162,22 @@ class RayPPOTrainer:
                 values = concat(self.workers.run_split("compute_values", batch))
             self.timer.count("values", work)
         return Forwards(logprobs, ref_logprobs, values)
+
+    def _logprobs(self, rollout: RolloutBatch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [B, R] under the policy; with ``calculator.source=actor`` the rank metrics
+        and mean states of ``rollout`` come from the same forward pass."""
+        batch = rollout.exclude("rank_metrics", "mean_states")
+        if not self._policy_measures:
+            logprobs, entropy = concat(self.workers.run_split("compute_logprobs", batch))
+            return logprobs, entropy
+        logprobs, entropy, rollout.rank_metrics, rollout.mean_states = concat(
+            self.workers.run_split("compute_logprobs_and_metrics", batch)
+        )
+        return logprobs, entropy
+
+    @property
+    def _policy_measures(self) -> bool:
+        return self.config.calculator.enable and self.config.calculator.source == "actor"
 
     def _collect_scores(self, sampled: Sampled) -> Tensor:
         """Wait for the verifiers; their scores [B]."""
@@ -333,18 +349,24 @@ class RayPPOTrainer:
     def _validate(self) -> None:
         if not self.val_batches:
             return
-        sampling = self.config.rollout.val_kwargs
         auxiliary = self._auxiliary_rewards if self.config.reward_manager.add_reward else None
         with self.timer.phase("validate"):
             metrics = validate(
                 self.val_batches,
-                lambda prompts: self.sampler.generate(prompts, sampling, VALIDATION_STEP),
+                self._generate_for_validation,
                 lambda prompts, rollout: score_tensors(self.sampler.judge(prompts, rollout)),
                 lambda rollout: self._dataset_scalars(rollout, self.config.calculator.global_diff_stride_val),
                 auxiliary,
             )
         self.metrics |= metrics
         self.validations[self.step] = metrics
+
+    def _generate_for_validation(self, prompts: PromptSample) -> RolloutBatch:
+        """Responses with their rank metrics."""
+        rollout = self.sampler.generate(prompts, self.config.rollout.val_kwargs, VALIDATION_STEP)
+        if self._policy_measures:
+            self._logprobs(rollout)
+        return rollout
 
     def _auxiliary_rewards(self, rollout: RolloutBatch) -> Tensor:
         """Phi [B], measured against training's baselines."""

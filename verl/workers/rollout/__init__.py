@@ -3,8 +3,7 @@
 import os
 import pkgutil
 
-from torch import nn
-
+from verl.workers.actor import Policy
 from verl.workers.rollout.base import Rollout, RolloutSetup
 
 ROLLOUTS = {
@@ -14,8 +13,8 @@ ROLLOUTS = {
 """``rollout.name`` -> the engine's class, by name: an engine loads its libraries where it is used alone."""
 
 
-def make_rollout(setup: RolloutSetup, policy: nn.Module) -> Rollout:
-    """The engine that ``rollout.name`` asks for; ``policy`` is the worker's own sharded model."""
+def make_rollout(setup: RolloutSetup, policy: Policy) -> Rollout:
+    """The engine that ``rollout.name`` asks for; ``policy`` is the one that learns in this worker."""
     rollout: Rollout = pkgutil.resolve_name(ROLLOUTS[setup.config.rollout.name])(setup, policy)
     return rollout
 

@@ -3,6 +3,8 @@
 Legend: B responses of a batch, P prompt length, R longest response, V vocabulary, L layers, D hidden width.
 """
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +18,8 @@ from transformers import (
 )
 
 from verl.config.ppo import SamplingConfig
-from verl.workers.forward import position_ids
-from verl.workers.rollout.states import LastStates
+from verl.workers.layout import position_ids
+from verl.workers.states import record_states
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def decode(
     draws: Tensor,
     sampling: SamplingConfig,
     end_tokens: list[int],
-    tap: LastStates | None,
+    layers: Sequence[int],
 ) -> Decoded:
     """One response to each prompt.
 
@@ -52,7 +54,7 @@ def decode(
         input_ids, attention_mask: [B, P], padded on the left, on the model's device.
         draws: [B, R] float64, uniform in [0, 1): what decides each token's draw. R is the longest response.
         end_tokens: tokens that end a response.
-        tap: what reads the states, entered by the caller; None: no states.
+        layers: whose states to keep, see :func:`verl.workers.states.record_states`; none: no states.
     """
     batch_size, num_steps = draws.shape
     device = input_ids.device
@@ -65,19 +67,20 @@ def decode(
     states: Tensor | None = None
     inputs, mask, positions, cache = input_ids, attention_mask, position_ids(attention_mask), None
     for step in range(num_steps):
-        output = model(
-            input_ids=inputs,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with record_states(model, layers) if layers else nullcontext([]) as seen:
+            output = model(
+                input_ids=inputs,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         cache = output.past_key_values
-        if tap is not None:
-            seen = tap.read()
-            states = seen.new_zeros(batch_size, num_steps, *seen.shape[1:]) if states is None else states
-            states[:, step] = seen
+        if seen:
+            last = torch.stack([layer[:, -1] for layer in seen], dim=1)
+            states = last.new_zeros(batch_size, num_steps, *last.shape[1:]) if states is None else states
+            states[:, step] = last
         distribution = processors(inputs, output.logits[:, -1].float()).log_softmax(dim=-1)
         tokens = distribution.argmax(dim=-1) if sampling.temperature == 0 else draw(distribution, draws[:, step])
         token_ids[:, step] = tokens

@@ -5,18 +5,16 @@ Legend: B responses, R longest response.
 
 import pkgutil
 from collections.abc import Iterable
-from contextlib import ExitStack
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from verl.config.ppo import SamplingConfig
 from verl.protocol import PromptBatch, RolloutBatch
+from verl.workers.actor import Policy
 from verl.workers.fsdp import kept_whole
 from verl.workers.rollout.base import RolloutSetup, SampledResponse, collect, mix_seed
 from verl.workers.rollout.decoding import Decoded, decode
-from verl.workers.rollout.states import LastStates
 
 
 class HFRollout:
@@ -28,19 +26,15 @@ class HFRollout:
 
     needs_weights = False
 
-    def __init__(self, setup: RolloutSetup, policy: PreTrainedModel) -> None:
-        """``policy``: the worker's sharded model.
-
-        Raises:
-            ValueError: the policy has not the layers whose states are asked for.
-        """
+    def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
+        """``policy``: the one that learns in this worker."""
         self.setup = setup
         self.policy = policy
         self.batch_size = setup.config.rollout.max_num_seqs
         self.max_response_length = setup.config.data.max_response_length
-        self.tap: LastStates | None = None
+        self.layers: list[int] = []
         if setup.capture is not None:
-            self.tap = LastStates(policy, setup.capture["layers"])
+            self.layers = setup.capture["layers"]
             self.reducer = pkgutil.resolve_name(setup.capture["reducer"])
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
@@ -48,10 +42,7 @@ class HFRollout:
         rows = prompts.repeat_interleave(sampling.n)
         draws = self._draws(rows, sampling, seed)
         responses: list[SampledResponse] = []
-        with ExitStack() as stack:
-            stack.enter_context(kept_whole(self.policy))
-            if self.tap is not None:
-                stack.enter_context(self.tap)
+        with self.policy.parameters.loaded(), kept_whole(self.policy.model):
             for start in range(0, len(rows), self.batch_size):
                 part = slice(start, start + self.batch_size)
                 responses += self._decode(rows[part], draws[part], sampling)
@@ -75,7 +66,9 @@ class HFRollout:
         first = int(rows.attention_mask.any(dim=0).nonzero()[0])
         device = self.setup.place.device_type
         input_ids, attention_mask = (t[:, first:].to(device) for t in (rows.input_ids, rows.attention_mask))
-        decoded = decode(self.policy, input_ids, attention_mask, draws, sampling, self.setup.end_tokens, self.tap)
+        decoded = decode(
+            self.policy.model, input_ids, attention_mask, draws, sampling, self.setup.end_tokens, self.layers
+        )
         lengths = decoded.lengths.tolist()
         measured = self._measure(decoded, lengths)
         fields = (decoded.token_ids.tolist(), decoded.logprobs.tolist(), decoded.ended.tolist(), lengths, measured)

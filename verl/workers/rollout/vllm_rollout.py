@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 
-from torch import Tensor, nn
+from torch import Tensor
 from vllm import LLM, CompletionOutput, SamplingParams
 
 from verl.config.ppo import SamplingConfig
 from verl.protocol import PromptBatch, RolloutBatch
+from verl.workers.actor import Policy
 from verl.workers.rollout.base import RolloutSetup, SampledResponse, collect, mix_seed
 from verl.workers.rollout.engine import engine_options, measured
 from verl.workers.rollout.shared_memory import own_shared_memory
@@ -21,7 +22,7 @@ class VLLMRollout:
     its own; given the same prompts they decide alike, and sample the same responses.
     """
 
-    def __init__(self, setup: RolloutSetup, policy: nn.Module) -> None:
+    def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
         """``policy``: not used; the engine loads the model's folder and is given weights later."""
         config, model, place = setup.config.rollout, setup.config.model, setup.place
         self.setup = setup

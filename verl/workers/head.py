@@ -1,0 +1,98 @@
+"""The output head in pieces: log-probabilities without the logits of all tokens.
+
+The head's weights are gathered, and their gradients reduced, by FSDP's hooks on the model's ``forward``: it must run
+within. So a model gets a ``forward`` that scores tokens when asked to, and is the old one otherwise.
+
+Legend: T tokens as the model reads them (rows flattened), N of them to score, V vocabulary.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+
+class Targets(NamedTuple):
+    """What to score."""
+
+    positions: Tensor
+    """[N] int64, the tokens of the T after which a target stands."""
+    tokens: Tensor
+    """[N] int64, the targets."""
+    temperature: float
+    """Softmax temperature."""
+    differentiable_entropy: bool
+    """Whether the entropy carries a gradient."""
+
+
+def score_logits(
+    logits: Tensor, tokens: Tensor, temperature: float, differentiable_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of ``tokens [...]`` and entropies in nats [...], float32, from logits [..., V]."""
+    distribution = (logits.float() / temperature).log_softmax(dim=-1)
+    logprobs = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    with torch.set_grad_enabled(differentiable_entropy and torch.is_grad_enabled()):
+        entropy = -(distribution.exp() * distribution).sum(dim=-1)
+    return logprobs, entropy
+
+
+def causal_model(model: nn.Module) -> nn.Module:
+    """The language model itself where adapters are wrapped around it (``peft``)."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[no-any-return]
+
+
+def decoder_name(model: nn.Module) -> str:
+    """The attribute of a causal language model that holds all of it but the head."""
+    return str(model.base_model_prefix)
+
+
+def score_in_chunks(model: nn.Module, chunk_size: int) -> None:
+    """Give a causal language model a ``forward`` that, called with ``targets``, returns their :func:`score_logits`.
+
+    Logits of at most ``chunk_size`` tokens exist at a time, in the backward pass too, which computes them anew. They
+    are the model's own, with all that its ``forward`` does to them (scales, soft caps).
+    """
+    causal = causal_model(model)
+    whole = causal.forward
+
+    # The signature stays that of the model's class, which generation reads.
+    @functools.wraps(whole)
+    def forward(*args: Any, targets: Targets | None = None, **kwargs: Any) -> Any:
+        if targets is None:
+            return whole(*args, **kwargs)
+        decoder = getattr(causal, decoder_name(causal))
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        states = decoder(*args, **given).last_hidden_state.flatten(0, 1)[targets.positions]
+
+        def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            with _decoder_done(causal):
+                logits = whole(inputs_embeds=states[None], use_cache=False).logits[0]
+            return score_logits(logits, tokens, targets.temperature, targets.differentiable_entropy)
+
+        chunks = zip(states.split(chunk_size), targets.tokens.split(chunk_size), strict=True)
+        scored = [checkpoint(score, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
+        logprobs, entropy = (torch.cat(parts) for parts in zip(*scored, strict=True))
+        return logprobs, entropy
+
+    causal.forward = forward
+
+
+@contextmanager
+def _decoder_done(causal: nn.Module) -> Iterator[None]:
+    """Within, the model's ``forward`` takes its input embeddings for the states that its decoder returns."""
+
+    def decoded(*_: Any, inputs_embeds: Tensor, **__: Any) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+    # In the instance's own dictionary, which comes before submodules: these stay as they are.
+    name = decoder_name(causal)
+    causal.__dict__[name] = decoded
+    try:
+        yield
+    finally:
+        del causal.__dict__[name]
