@@ -45,11 +45,16 @@ def run_world(world_size: int, function: Callable[..., Results], *arguments: Any
 
 def gradients_of(learner: Learner, update: Callable[[], Results]) -> tuple[Results, Results]:
     """The metrics of one update, and its full gradients by name as arrays; the weights stay as they are."""
-    apply, learner.optimizer.step = learner.optimizer.step, lambda: None  # type: ignore[method-assign]
+    gradients: Results = {}
+
+    def keep() -> None:
+        for name, parameter in learner.model.named_parameters():
+            gradients[name] = parameter.grad.full_tensor().numpy()
+
+    apply, learner.optimizer.step = learner.optimizer.step, keep  # type: ignore[method-assign]
     metrics = update()
     learner.optimizer.step = apply  # type: ignore[method-assign]
-    named = learner.model.named_parameters()
-    return metrics, {name: parameter.grad.full_tensor().numpy() for name, parameter in named}
+    return metrics, gradients
 
 
 def share(batch: Any, place: WorkerPlace, sequence: int) -> Any:

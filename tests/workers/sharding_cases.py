@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from verl.config.common import ModelConfig, OptimConfig
-from verl.workers.forward import token_logprobs, token_values
 from verl.workers.fsdp import (
     export_adapters,
     export_huggingface,
@@ -53,7 +52,14 @@ def batch() -> Tensor:
 
 
 def logprobs(model: nn.Module, ids: Tensor) -> Tensor:
-    return token_logprobs(model, ids, torch.ones_like(ids), ids.shape[1] - 1, 1.0)[0]
+    """Of all tokens but the first, [B, S-1]."""
+    distribution = model(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(dim=-1)
+    return distribution.gather(-1, ids[:, 1:, None]).squeeze(-1)
+
+
+def token_values(model: nn.Module, ids: Tensor) -> Tensor:
+    """Of all tokens, [B, S]."""
+    return model(input_ids=ids, use_cache=False).logits.squeeze(-1).float()
 
 
 @dataclass
@@ -110,7 +116,7 @@ class Trainee:
             self.saved_bytes = 0
             with torch.autograd.graph.saved_tensors_hooks(self._count, lambda saved: saved):
                 if self.values:
-                    found = token_values(self.model, micro, torch.ones_like(micro))
+                    found = token_values(self.model, micro)
                     loss = ((found - 1.0) ** 2).sum() / batch().numel()
                 else:
                     loss = -logprobs(self.model, micro).sum() / batch().numel()
@@ -189,28 +195,27 @@ def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
     trainee = Trainee(config, values)
     model, ids = trainee.model, batch()
     score = token_values if values else logprobs
-    arguments = (ids, torch.ones_like(ids)) if values else (ids,)
     named = dict(model.named_parameters())
     trained = sorted(name for name, p in named.items() if p.requires_grad)
     before = {name: whole(p).clone() for name, p in named.items()}
     with torch.no_grad():
-        found: dict[str, Any] = {"trained": trained, "first": score(model, *arguments)}
+        found: dict[str, Any] = {"trained": trained, "first": score(model, ids)}
     found["drawn"] = {name: value for name, value in before.items() if is_adapter(name)}
     for _ in range(3):
         trainee.step()
     found["moved"] = sorted(name for name, p in named.items() if not torch.equal(whole(p), before[name]))
     with torch.no_grad():
-        found["learned"] = score(model, *arguments)
+        found["learned"] = score(model, ids)
         with adapters_disabled(model):
-            found["disabled"] = score(model, *arguments)
-        found["enabled again"] = score(model, *arguments)
+            found["disabled"] = score(model, ids)
+        found["enabled again"] = score(model, ids)
     found["trained after"] = sorted(name for name, p in named.items() if p.requires_grad)
     export_huggingface(model, AutoTokenizer.from_pretrained(config.path), folder / "huggingface")
     export_adapters(model, folder / "lora_adapter")
     auto, options = (AutoModelForTokenClassification, {"num_labels": 1}) if values else (AutoModelForCausalLM, {})
     with torch.no_grad():
         merged = auto.from_pretrained(folder / "huggingface", **options).eval()
-        found["merged"] = score(merged, *arguments)
+        found["merged"] = score(merged, ids)
         adapted = PeftModel.from_pretrained(auto.from_pretrained(config.path, **options), folder / "lora_adapter")
-        found["peft"] = score(adapted.eval(), *arguments)
+        found["peft"] = score(adapted.eval(), ids)
     return found

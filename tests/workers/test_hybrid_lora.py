@@ -15,7 +15,7 @@ from verl.config import PPOConfig
 from verl.config.common import LoraConfig
 from verl.data.prompts import PromptSample
 from verl.single_controller import WorkerGroup, concat
-from verl.workers.forward import token_logprobs
+from verl.workers.forward import LogprobForward
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,11 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, t
 
     workers.run("save", tmp_path)
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "actor" / "huggingface").eval()
+    scorer = LogprobForward(exported, config.model)
     with torch.no_grad():
-        found, _ = token_logprobs(
-            exported, fresh.input_ids, fresh.attention_mask, logprobs.shape[1], config.rollout.temperature
+        found, _ = scorer.logprobs(
+            fresh.input_ids, fresh.attention_mask, fresh.response_mask, config.rollout.temperature
         )
-    assert (found * fresh.response_mask - logprobs).abs().max() < 1e-5
+    assert (found - logprobs).abs().max() < 1e-5
     for name in ("actor", "critic"):
         assert (tmp_path / name / "lora_adapter" / "adapter_model.safetensors").is_file()
