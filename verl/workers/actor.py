@@ -18,6 +18,7 @@ from verl.workers.forward import LogprobForward
 from verl.workers.fsdp import load_sharded_model, offloaded_parameters
 from verl.workers.layout import trim_columns
 from verl.workers.learner import Learner
+from verl.workers.micro_batches import MicroBatching, in_order
 
 Reducer = Callable[[list[Tensor]], list[dict[str, Tensor]]]
 """Hidden states [T, L, D] of responses in, named tensors of each out."""
@@ -30,23 +31,25 @@ class Policy:
     """
 
     def __init__(
-        self, config: ModelConfig, mesh: DeviceMesh, micro_batch_size: int, temperature: float, trainable: bool
+        self, config: ModelConfig, mesh: DeviceMesh, scoring: MicroBatching, temperature: float, trainable: bool
     ) -> None:
+        """``scoring``: how large micro-batches are without a backward pass."""
         self.model = load_sharded_model(config, mesh, trainable)
         self.forward = LogprobForward(self.model, config)
         self.parameters = offloaded_parameters(self.model, config.fsdp.param_offload)
         self.device = mesh.device_type
-        self.micro_batch_size = micro_batch_size
+        self.scoring = scoring
         self.temperature = temperature
 
     @torch.no_grad()
     def compute_logprobs(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [B, R] float32 of the responses, 0 on padding, on the CPU."""
-        scored = []
-        for micro in batch.split(self.micro_batch_size):
+        scored, cuts = [], self.scoring.cut(batch)
+        for rows in cuts:
+            micro = batch[rows]
             logprobs, entropy = self.forward.logprobs(*self._columns(micro), self.temperature)
             scored.append(_full_width(logprobs, entropy, micro))
-        logprobs, entropy = torch.cat(scored).unbind(dim=1)
+        logprobs, entropy = in_order(scored, cuts).unbind(dim=1)
         return logprobs, entropy
 
     @torch.no_grad()
@@ -62,15 +65,17 @@ class Policy:
         Returns:
             logprobs and entropy [B, R], metrics [B, L] by name, mean states [B, L, D], all on the CPU.
         """
-        scored, measured = [], []
-        for micro in batch.split(self.micro_batch_size):
+        scored, measured, cuts = [], [], self.scoring.cut(batch)
+        for rows in cuts:
+            micro = batch[rows]
             logprobs, entropy, states = self.forward.logprobs_and_states(
                 *self._columns(micro), self.temperature, layers
             )
             scored.append(_full_width(logprobs, entropy, micro))
             measured += [{name: value.cpu() for name, value in row.items()} for row in reduce(states)]
-        logprobs, entropy = torch.cat(scored).unbind(dim=1)
-        metrics = {name: torch.stack([row[name] for row in measured]) for name in measured[0]}
+        logprobs, entropy = in_order(scored, cuts).unbind(dim=1)
+        stacked = {name: torch.stack([row[name] for row in measured]) for name in measured[0]}
+        metrics = {name: in_order([values], [torch.cat(cuts)]) for name, values in stacked.items()}
         mean_states = metrics.pop("mean_state")
         return logprobs, entropy, TensorDict(metrics, batch_size=[len(batch)]), mean_states
 
@@ -87,6 +92,12 @@ def _full_width(logprobs: Tensor, entropy: Tensor, micro: RolloutBatch) -> Tenso
     return F.pad(scored, (0, micro.response_mask.shape[1] - logprobs.shape[1]))
 
 
+def scoring_batches(config: ActorConfig, model: ModelConfig) -> MicroBatching:
+    """Micro-batches of policy and reference where only log-probabilities are needed."""
+    max_tokens = config.log_prob_max_token_len_per_gpu if config.use_dynamic_bsz else None
+    return MicroBatching.of(model, config.log_prob_micro_batch_size_per_gpu, max_tokens)
+
+
 class Actor(Policy):
     """The policy with its optimizer."""
 
@@ -99,8 +110,9 @@ class Actor(Policy):
         total_steps: int,
         max_response_length: int,
     ) -> None:
-        super().__init__(model, mesh, config.log_prob_micro_batch_size_per_gpu, temperature, trainable=True)
+        super().__init__(model, mesh, scoring_batches(config, model), temperature, trainable=True)
         self.config = config
+        self.model_config = model
         self.max_response_length = max_response_length
         self.learner = Learner(
             self.model, config.optim, total_steps, model.fsdp.optimizer_offload, model.ulysses_sequence_parallel_size
@@ -120,8 +132,10 @@ class Actor(Policy):
             Metrics of the whole mini-batch, the same on every rank.
         """
         size = StepSize(num_tokens, num_sequences, self.max_response_length)
-        micros = batch.split(self.config.micro_batch_size_per_gpu)
-        sums, state = self.learner.step(self._loss(micro, size) for micro in micros)
+        config = self.config
+        max_tokens = config.ppo_max_token_len_per_gpu if config.use_dynamic_bsz else None
+        cuts = MicroBatching.of(self.model_config, config.micro_batch_size_per_gpu, max_tokens).cut(batch)
+        sums, state = self.learner.step(self._loss(batch[rows], size) for rows in cuts)
         means = {name: total / num_tokens for name, total in sums.items()}
         return {f"actor/{name}": value for name, value in (means | state).items()}
 

@@ -14,6 +14,7 @@ from verl.workers.forward import ValueForward
 from verl.workers.fsdp import load_sharded_value_model, offloaded_parameters
 from verl.workers.layout import trim_columns
 from verl.workers.learner import Learner
+from verl.workers.micro_batches import MicroBatching
 
 
 class Critic:
@@ -32,11 +33,9 @@ class Critic:
     def compute_values(self, batch: RolloutBatch) -> Tensor:
         """Values [B, R] float32 on the CPU, 0 on padding: column t before response token t is read."""
         values = torch.zeros(batch.response_mask.shape)
-        done = 0
-        for micro in batch.split(self.config.micro_batch_size_per_gpu):
-            found, mask = self._values(micro)
-            values[done : done + len(micro), : found.shape[1]] = (found * mask).cpu()
-            done += len(micro)
+        for rows in self._cut(batch):
+            found, mask = self._values(batch[rows])
+            values[rows, : found.shape[1]] = (found * mask).cpu()
         return values
 
     def update(self, batch: ValueBatch, num_tokens: int) -> dict[str, float]:
@@ -49,14 +48,19 @@ class Critic:
         Returns:
             Metrics of the whole mini-batch, the same on every rank.
         """
-        micros = batch.split(self.config.micro_batch_size_per_gpu)
-        sums, state = self.learner.step(self._loss(micro, num_tokens) for micro in micros)
+        sums, state = self.learner.step(self._loss(batch[rows], num_tokens) for rows in self._cut(batch))
         metrics = {
             "vf_loss": sums["loss"],
             "vf_clipfrac": sums["value_clip_fraction"] / num_tokens,
             "vpred_mean": sums["values"] / num_tokens,
         }
         return {f"critic/{name}": value for name, value in (metrics | state).items()}
+
+    def _cut(self, batch: RolloutBatch | ValueBatch) -> list[Tensor]:
+        """Rows of each micro-batch."""
+        config = self.config
+        max_tokens = config.ppo_max_token_len_per_gpu if config.use_dynamic_bsz else None
+        return MicroBatching.of(config.model, config.micro_batch_size_per_gpu, max_tokens).cut(batch)
 
     def _loss(self, micro: ValueBatch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
         values, mask = self._values(micro)

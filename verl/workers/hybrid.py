@@ -13,7 +13,7 @@ from verl.config.ppo import PPOConfig, SamplingConfig
 from verl.data.model_files import end_tokens
 from verl.data.tokenizers import load_tokenizer
 from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch, TextBatch, ValueBatch
-from verl.workers.actor import Actor, Policy
+from verl.workers.actor import Actor, Policy, scoring_batches
 from verl.workers.critic import Critic
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.fsdp import export_adapters, export_huggingface, full_parameters
@@ -42,10 +42,9 @@ class HybridWorker:
         self.reference: Policy | None = None
         self.lora = config.model.lora.rank > 0
         if config.uses_reference and not self.lora:
-            micro_batch_size = config.actor.log_prob_micro_batch_size_per_gpu
             fsdp = replace(config.model.fsdp, param_offload=config.ref.param_offload)
             model = replace(config.model, fsdp=fsdp)
-            self.reference = Policy(model, mesh, micro_batch_size, temperature, trainable=False)
+            self.reference = Policy(model, mesh, scoring_batches(config.actor, model), temperature, trainable=False)
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None

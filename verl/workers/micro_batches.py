@@ -4,11 +4,13 @@ Legend: B rows on this rank, S columns, of which the last R hold responses.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from verl.config.common import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,12 @@ class MicroBatching:
     """Most tokens of a micro-batch, padding included unless ``packed``; a row that has more is alone."""
     packed: bool
     """Rows are joined without padding."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, rows: int, max_tokens: int | None) -> Self:
+        """For a model whose sequences ``ulysses_sequence_parallel_size`` workers share, with so many tokens on each."""
+        budget = None if max_tokens is None else max_tokens * model.ulysses_sequence_parallel_size
+        return cls(rows, budget, model.use_remove_padding)
 
     def cut(self, batch: Any) -> list[Tensor]:
         """Row numbers [b] of each micro-batch; together they are every row of ``batch`` once.

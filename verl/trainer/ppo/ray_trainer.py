@@ -14,7 +14,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.config.ppo import PPOConfig
 from verl.data.prompts import PromptSample
 from verl.protocol import PolicyBatch, RolloutBatch, ValueBatch, layer_metrics
-from verl.single_controller import WorkerGroup, concat
+from verl.single_controller import WorkerGroup
+from verl.single_controller.dispatch import run_rows, run_update
 from verl.trainer.checkpoints import remove_checkpoints, save_checkpoint
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 from verl.trainer.performance import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
@@ -155,11 +156,13 @@ class RayPPOTrainer:
         ref_logprobs, values = logprobs, None
         if self.config.uses_reference:
             with self.timer.phase("reference"):
-                ref_logprobs = concat(self.workers.run_split("compute_ref_logprobs", batch))
+                ref_logprobs = self._policy_rows("compute_ref_logprobs", batch)
             self.timer.count("reference", work)
         if self.config.uses_critic:
             with self.timer.phase("values"):
-                values = concat(self.workers.run_split("compute_values", batch))
+                copies = self.config.critic.model.ulysses_sequence_parallel_size
+                balance = self.config.critic.use_dynamic_bsz
+                values = run_rows(self.workers, "compute_values", batch, copies=copies, balance=balance)
             self.timer.count("values", work)
         return Forwards(logprobs, ref_logprobs, values)
 
@@ -168,12 +171,17 @@ class RayPPOTrainer:
         and mean states of ``rollout`` come from the same forward pass."""
         batch = rollout.exclude("rank_metrics", "mean_states")
         if not self._policy_measures:
-            logprobs, entropy = concat(self.workers.run_split("compute_logprobs", batch))
+            logprobs, entropy = self._policy_rows("compute_logprobs", batch)
             return logprobs, entropy
-        logprobs, entropy, rollout.rank_metrics, rollout.mean_states = concat(
-            self.workers.run_split("compute_logprobs_and_metrics", batch)
+        logprobs, entropy, rollout.rank_metrics, rollout.mean_states = self._policy_rows(
+            "compute_logprobs_and_metrics", batch
         )
         return logprobs, entropy
+
+    def _policy_rows(self, method: str, batch: RolloutBatch) -> Any:
+        """What policy or reference say of each response."""
+        copies = self.config.model.ulysses_sequence_parallel_size
+        return run_rows(self.workers, method, batch, copies=copies, balance=self.config.actor.use_dynamic_bsz)
 
     @property
     def _policy_measures(self) -> bool:
@@ -284,7 +292,14 @@ class RayPPOTrainer:
                 batch,
                 config.ppo_mini_batch_size,
                 config.ppo_epochs,
-                lambda mini, num_tokens, _: self.workers.run_split("update_critic", mini, num_tokens),
+                lambda mini, num_tokens, _: run_update(
+                    self.workers,
+                    "update_critic",
+                    mini,
+                    num_tokens,
+                    copies=config.model.ulysses_sequence_parallel_size,
+                    balance=config.use_dynamic_bsz,
+                ),
             )
 
     def _update_actor(self, rollout: RolloutBatch, forwards: Forwards, signal: Signal) -> None:
@@ -309,8 +324,14 @@ class RayPPOTrainer:
                 batch,
                 config.ppo_mini_batch_size,
                 config.ppo_epochs,
-                lambda mini, num_tokens, num_sequences: self.workers.run_split(
-                    "update_actor", mini, num_tokens, num_sequences
+                lambda mini, num_tokens, num_sequences: run_update(
+                    self.workers,
+                    "update_actor",
+                    mini,
+                    num_tokens,
+                    num_sequences,
+                    copies=self.config.model.ulysses_sequence_parallel_size,
+                    balance=config.use_dynamic_bsz,
                 ),
             )
 
@@ -320,7 +341,7 @@ class RayPPOTrainer:
         batch: Any,
         mini_batch_size: int,
         epochs: int,
-        update: Callable[[Any, int, int], list[dict[str, float]]],
+        update: Callable[[Any, int, int], dict[str, float]],
     ) -> None:
         """Go through ``batch`` in mini-batches of so many prompts; logs the mean of the metrics of their updates.
 
@@ -331,8 +352,7 @@ class RayPPOTrainer:
             for mini in batch.split(mini_batch_size * self.config.rollout.n):
                 num_tokens, num_sequences = int(mini.response_mask.sum()), int(mini.response_mask.any(dim=1).sum())
                 if num_tokens:
-                    # All ranks report the same totals of the mini-batch.
-                    updates.append(update(mini, num_tokens, num_sequences)[0])
+                    updates.append(update(mini, num_tokens, num_sequences))
                     self.timer.count(phase, Work.of(mini.attention_mask.sum(dim=1)))
         if updates:
             self.metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}

@@ -21,6 +21,7 @@ from verl.protocol import RolloutBatch
 from verl.rewards import Score
 from verl.rewards.pool import PendingScores, VerifierPool
 from verl.single_controller import WorkerGroup, concat
+from verl.single_controller.dispatch import run_rows
 from verl.trainer.rollout_metrics import group_metrics
 from verl.trainer.timing import PhaseTimer, Work
 
@@ -174,7 +175,8 @@ class Sampler:
         n = len(texts) // len(records)
         chats = [record.messages for record in records for _ in range(n)]
         batch, too_long = judged_texts(chats, texts, self.reward_tokenizer, self.config.reward_model.max_length)
-        scores = concat(self.workers.run_split("compute_rm_scores", batch)).double()
+        copies = self.config.reward_model.model.ulysses_sequence_parallel_size
+        scores = run_rows(self.workers, "compute_rm_scores", batch, copies=copies, balance=False).double()
         return scores, {
             "reward_model/score/mean": scores.mean().item(),
             "reward_model/score/std": scores.std(correction=0).item(),
