@@ -128,6 +128,25 @@ def test_same_seed_same_metrics_and_the_export_trains_on(tiny_model, arithmetic_
     assert not [name for name in trained if " diff" in name and "/cumulative/" not in name]
 
 
+# One engine over both workers; and the policy itself.
+ENGINES = {"vllm": "rollout.tensor_parallel_size=2", "hf": "rollout.max_num_seqs=5"}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_engines_of_two_workers(name, tiny_model, arithmetic_prompts, tmp_path):
+    folder = tmp_path / "run"
+    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), "trainer.n_gpus_per_node=2"]
+    run = Run([*overrides, f"rollout.name={name}", ENGINES[name], "actor.optim.lr=1e-3"], tmp_path / "log")
+    assert run.finish() == 0, run.log.read_text()
+    run.assert_nothing_left(folder)
+    assert not list(Path("/dev/shm").glob("verl-*"))
+    before, *steps = records(folder)
+    assert len(steps) == 2 and "val/pass@1" in before
+    for record in steps:
+        assert record["rollout/logprob_abs_diff_max"] < 1e-3
+        assert record["cal/overall/layer_2/Effective Rank diff/mean"] != 0
+
+
 EXPERIMENTS = {
     # The critic of two workers, of another model than the policy, learns alone at first; every response that is cut
     # off is left out of the losses. Rows are packed, and the policy measures the hidden states.

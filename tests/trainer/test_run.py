@@ -47,3 +47,12 @@ def test_a_reward_model_without_a_tokenizer(small_config, tiny_model, tmp_path):
     (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
     judge = replace(small_config.reward_model, enable=True, model=replace(small_config.model, path=str(tmp_path)))
     refused(replace(small_config, reward_model=judge), "^reward_model.model.path=.*: no tokenizer there")
+
+
+def test_sequences_that_a_model_was_not_made_for(small_config):
+    long = replace(small_config, data=replace(small_config.data, max_response_length=500))
+    refused(long, r"^data.max_prompt_length\+data.max_response_length=\d+: model.path=.* takes sequences of 512 tokens")
+    judge = replace(small_config.reward_model, enable=True, model=small_config.model, max_length=513)
+    refused(
+        replace(small_config, reward_model=judge), r"^reward_model.max_length=513: reward_model.model.path=.* takes"
+    )

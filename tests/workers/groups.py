@@ -13,11 +13,11 @@ from verl.trainer.metrics_calculator import capture_options
 from verl.workers.rollout import engine_environment
 
 
-def start_group(config: PPOConfig, world_size: int) -> WorkerGroup:
-    """Probe workers on the CPU, for runs of ten steps."""
-    environment = engine_environment("cpu", config.rollout.name) | {"PYTHONPATH": str(Path(__file__).parent)}
+def start_group(config: PPOConfig, world_size: int, device_type: str = "cpu") -> WorkerGroup:
+    """Probe workers, for runs of ten steps."""
+    environment = engine_environment(device_type, config.rollout.name) | {"PYTHONPATH": str(Path(__file__).parent)}
     return WorkerGroup(
-        "probes:ProbeWorker", config, (10, capture_options(config.calculator)), 1, world_size, "cpu", environment
+        "probes:ProbeWorker", config, (10, capture_options(config.calculator)), 1, world_size, device_type, environment
     )
 
 

@@ -76,6 +76,11 @@ class ProbeWorker(HybridWorker):
         """Responses that the rollout engine ``hf`` decodes at once."""
         self.rollout.batch_size = batch_size
 
+    def free_gpu_memory(self) -> int:
+        """Bytes that no process has taken, once torch keeps nothing for later."""
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
     def sync_all_but(self, left_out: str) -> None:
         """Give the rollout engine the policy's weights except for one."""
         self.rollout.load_weights(

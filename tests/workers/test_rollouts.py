@@ -9,12 +9,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tests.trainer.evaluation.fakes import evaluation_config
 from tests.workers.groups import all_prompts, policy_batch, start_group
 from verl.config import PPOConfig
 from verl.config.ppo import SamplingConfig
 from verl.data.prompts import PromptSample
 from verl.protocol import RolloutBatch
 from verl.single_controller import WorkerError, WorkerGroup, concat
+from verl.workers.generation import EngineModel, SampleRequest
+from verl.workers.rollout import engine_environment
 
 GREEDY = SamplingConfig(n=1, temperature=0.0, top_p=1.0, top_k=-1)
 
@@ -132,6 +135,23 @@ def test_a_response_ends_at_every_token_that_the_model_names(engine, prompts, co
         assert cut == (token not in ends) and (not cut or length == config.data.max_response_length)
     # Temperature, top-k and penalties of the model's file would show here.
     agree(group, rollout, 1e-4)
+
+
+def test_an_evaluation_ends_there_too(config, prompts, ray_session):
+    engine = replace(evaluation_config().rollout, kv_cache_memory_mb=32, max_num_seqs=16, max_num_batched_tokens=64)
+    path = config.model.path
+    model = EngineModel(path, max_model_len=60, max_response_length=12, stop=[], top_p=1.0, top_k=-1, seed=0)
+    worker = "verl.workers.evaluation:EvaluationWorker"
+    group = WorkerGroup(worker, engine, (model, None), 1, 1, "cpu", engine_environment("cpu"))
+    prompt = prompts.records[0].input_ids
+    (samples,) = group.run("advance", [[SampleRequest(key, prompt, key, 1.0) for key in range(60)]], 1000)
+    group.close()
+    ended = [sample for sample in samples if not sample.truncated]
+    assert len(samples) == 60 and 0 < len(ended) < 60
+    # An untrained model: nothing else ends so many, and the maker's top-k would leave two to begin with.
+    assert any(sample.num_tokens < 12 for sample in ended)
+    assert not any(STOP in sample.response for sample in samples)
+    assert len({sample.response[:1] for sample in samples}) > 5
 
 
 def test_transformers_samples_as_vllm(alone, through_transformers, prompts):

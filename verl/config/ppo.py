@@ -183,10 +183,12 @@ class RolloutConfig(EngineConfig):
     """The engine that samples responses inside each worker."""
 
     name: str
-    """``vllm``; or ``hf``: the policy itself through ``transformers``, slower, for models that vLLM does not know."""
+    """``vllm``; or ``hf``: the policy itself through ``transformers``, slower, for models that vLLM does not know. It
+    computes in ``model.param_dtype``, with the whole policy on every worker while it generates, and decodes
+    ``max_num_seqs`` responses at a time, each batch until its last response has ended."""
     free_cache_engine: bool
-    """Let go of the engine's weights and KV cache while the models learn (vLLM's sleep mode). GPU only; nothing changes
-    on a CPU."""
+    """Let go of the engine's weights and KV cache while the models learn (vLLM's sleep mode, level 2); they come back
+    with the next weights. GPU only; nothing changes on a CPU."""
     stop_token_ids: list[int]
     """Tokens that end a response besides those of the tokenizer and of the model's ``generation_config.json``."""
     n: int
