@@ -353,7 +353,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, help="default: 2 on a CPU, 1 on a GPU")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=8, help="responses to each prompt")
-    parser.add_argument("--tokens", type=int, help="of a response; default: 160 on a CPU, 1024 on a GPU")
+    parser.add_argument("--tokens", type=int, help="of a response; default: 128 on a CPU, 1024 on a GPU")
     parser.add_argument("--micro-batch", type=int, help="responses; default: 32 on a CPU, 4 on a GPU")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.4)
     parser.add_argument("--pairs", type=int, help="default: 40 on a CPU, 12 on a GPU")
@@ -362,7 +362,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.device = resolve_device(options.device)
     on_cpu = options.device == "cpu"
-    defaults = {"shape": ("embedded", "1.5b"), "workers": (2, 1), "tokens": (160, 1024), "micro_batch": (32, 4)}
+    defaults = {"shape": ("embedded", "1.5b"), "workers": (2, 1), "tokens": (128, 1024), "micro_batch": (32, 4)}
     for name, (cpu, gpu) in (defaults | {"pairs": (40, 12)}).items():
         if getattr(options, name) is None:
             setattr(options, name, cpu if on_cpu else gpu)
