@@ -14,7 +14,6 @@ Writes OUT.json (every measurement and how it was made) and OUT.md.
 """
 
 import argparse
-import functools
 import json
 import math
 import os
@@ -48,7 +47,6 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.sampling import Sampler
 from verl.trainer.progress import RunDisplay
 from verl.trainer.tracking import Tracker, versions
-from verl.workers.hybrid import HybridWorker
 from verl.workers.rollout import engine_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,38 +62,11 @@ SHAPES = {
 }
 """Qwen2 models with random weights, for speed does not depend on them; besides these ``embedded``, the trained one."""
 
-CAPTURE, REDUCE = "capture", "reduce"
+WORKER = "timed_worker:TimedWorker"
+"""Lies beside this file."""
 
-
-class TimedWorker(HybridWorker):
-    """The worker of training, with a clock on the hidden-state plugin."""
-
-    def __init__(self, *arguments: Any) -> None:
-        from vllm_patches import capture, frontend, worker
-
-        self.spent = {CAPTURE: 0.0, REDUCE: 0.0}
-        self._time(worker, "read_step", CAPTURE)
-        self._time(capture.HiddenStateCapture, "record", CAPTURE)
-        self._time(frontend.Redeemer, "_redeem", REDUCE)
-        super().__init__(*arguments)
-
-    def take_spent(self) -> dict[str, float]:
-        """Seconds of the plugin's own code on the host since the last call."""
-        spent, self.spent = self.spent, dict.fromkeys(self.spent, 0.0)
-        return spent
-
-    def _time(self, owner: Any, name: str, key: str) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def measure(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.spent[key] += time.perf_counter() - start
-
-        setattr(owner, name, measure)
+CAPTURE, REDUCE, CPU = "capture", "reduce", "cpu"
+"""What a worker says of its time: the plugin's parts of it, and all that its process computed."""
 
 
 class Finished(Exception):
@@ -148,7 +119,7 @@ class Contestant:
         capture = capture_options(config.calculator) if config.calculator.enable else None
         self.folder = Path(trainer.default_local_dir)
         self.workers = WorkerGroup(
-            f"{Path(__file__).stem}:{TimedWorker.__name__}",
+            WORKER,
             *(config, (trainer.total_training_steps, capture), 1, trainer.n_gpus_per_node, device_type, environment),
         )
         stack.callback(self.workers.close)
@@ -170,17 +141,19 @@ class Contestant:
 
     def step(self) -> dict[str, Any]:
         """One step: seconds and the plugin's part of them, phases, lengths."""
-        start = time.perf_counter()
+        self.workers.run("take_spent")
+        start, computed = time.perf_counter(), time.process_time()
         self.sampler.give_turn()
         self._wait()
-        seconds = time.perf_counter() - start
+        seconds, computed = time.perf_counter() - start, time.process_time() - computed
         record = json.loads((self.folder / "metrics.jsonl").read_text().splitlines()[-1])
         spent = self.workers.run("take_spent")
         return {
             "seconds": seconds,
+            "cpu_seconds": computed + sum(worker[CPU] for worker in spent),
             "tokens": record["perf/generated_tokens"],
             "shortest": record["response_length/min"],
-            "plugin": {key: max(worker[key] for worker in spent) for key in spent[0]},
+            "plugin": {key: max(worker[key] for worker in spent) for key in (CAPTURE, REDUCE)},
             "phases": {n.removeprefix("timing_s/"): s for n, s in record.items() if n.startswith("timing_s/")},
         }
 
@@ -292,6 +265,7 @@ def median_interval(values: Sequence[float], outside: float = 0.05) -> tuple[flo
 def summarise(pairs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     """The figures of all pairs."""
     ratios = [pair[SHAPED]["seconds"] / pair[BASELINE]["seconds"] for pair in pairs]
+    cpu_ratios = [pair[SHAPED]["cpu_seconds"] / pair[BASELINE]["cpu_seconds"] for pair in pairs]
     shaped_seconds = [pair[SHAPED]["seconds"] for pair in pairs]
     phases = sorted({phase for pair in pairs for step in pair.values() for phase in step["phases"]} - {"step"})
 
@@ -303,6 +277,8 @@ def summarise(pairs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
         "seconds": {name: statistics.median(pair[name]["seconds"] for pair in pairs) for name in VARIANTS},
         "ratio": statistics.median(ratios),
         "interval": median_interval(ratios),
+        "cpu_ratio": statistics.median(cpu_ratios),
+        "cpu_interval": median_interval(cpu_ratios),
         "middle_half": statistics.quantiles(ratios, n=4)[::2],
         "ratio_of_sums": sum(shaped_seconds) / sum(pair[BASELINE]["seconds"] for pair in pairs),
         "plugin_share": {
@@ -320,6 +296,8 @@ def page(facts: dict[str, Any], figures: dict[str, Any]) -> str:
     """The results as Markdown."""
     low, high = figures["interval"]
     first, third = figures["middle_half"]
+    cpu_low, cpu_high = figures["cpu_interval"]
+    share = figures["plugin_share"]
     lines = [
         "# What rank shaping costs",
         "",
@@ -330,12 +308,15 @@ def page(facts: dict[str, Any], figures: dict[str, Any]) -> str:
         f"    {facts['command']}",
         "",
         f"A step of VERL-GRPO takes **{figures['ratio']:.3f}** times as long as one of GRPO on the same prompts and",
-        f"responses: median of {figures['pairs']} pairs, 95% interval {low:.3f} to {high:.3f}, middle half {first:.3f} to",
-        f"{third:.3f}; all steps together {figures['ratio_of_sums']:.3f}. Responses have at least "
-        f"{figures['shortest']:.0f} tokens.",
+        f"responses: median of {figures['pairs']} pairs of steps, 95% interval {low:.3f} to {high:.3f}, middle half "
+        f"{first:.3f} to {third:.3f};",
+        f"all steps together {figures['ratio_of_sums']:.3f}. In CPU time of workers and driver, which other processes",
+        f"disturb less: {figures['cpu_ratio']:.3f}, 95% interval {cpu_low:.3f} to {cpu_high:.3f}. Responses have at "
+        f"least {figures['shortest']:.0f} tokens.",
         "",
-        f"Within a VERL-GRPO step the plugin's own code takes {figures['plugin_share'][CAPTURE]:.1%} of the time to keep",
-        f"hidden states and {figures['plugin_share'][REDUCE]:.1%} to turn them into metrics.",
+        f"The plugin's own code takes {share[CAPTURE]:.1%} of a VERL-GRPO step to keep hidden states, and",
+        f"{share[REDUCE]:.1%} to turn them into metrics; the driver's part of it are the phases `rank_metrics` and",
+        "`advantages`.",
         "",
         "| seconds, median | GRPO | VERL-GRPO |",
         "|---|---:|---:|",
@@ -372,7 +353,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, help="default: 2 on a CPU, 1 on a GPU")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=8, help="responses to each prompt")
-    parser.add_argument("--tokens", type=int, help="of a response; default: 160 on a CPU, 1024 on a GPU")
+    parser.add_argument("--tokens", type=int, help="of a response; default: 128 on a CPU, 1024 on a GPU")
     parser.add_argument("--micro-batch", type=int, help="responses; default: 32 on a CPU, 4 on a GPU")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.4)
     parser.add_argument("--pairs", type=int, help="default: 40 on a CPU, 12 on a GPU")
@@ -381,7 +362,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.device = resolve_device(options.device)
     on_cpu = options.device == "cpu"
-    defaults = {"shape": ("embedded", "1.5b"), "workers": (2, 1), "tokens": (160, 1024), "micro_batch": (32, 4)}
+    defaults = {"shape": ("embedded", "1.5b"), "workers": (2, 1), "tokens": (128, 1024), "micro_batch": (32, 4)}
     for name, (cpu, gpu) in (defaults | {"pairs": (40, 12)}).items():
         if getattr(options, name) is None:
             setattr(options, name, cpu if on_cpu else gpu)

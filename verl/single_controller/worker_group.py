@@ -119,11 +119,12 @@ class WorkerGroup:
 
     def start_profile(self) -> None:
         """Record with torch's profiler what the workers do from now on."""
-        ray.get([worker.start_profile.remote() for worker in self._workers])
+        self._wait([worker.start_profile.remote() for worker in self._workers], "start_profile")
 
     def stop_profile(self, paths: list[Path]) -> None:
         """Write what was recorded to one file per worker, each on the worker's own machine."""
-        ray.get([worker.stop_profile.remote(path) for worker, path in zip(self._workers, paths, strict=True)])
+        calls = [worker.stop_profile.remote(path) for worker, path in zip(self._workers, paths, strict=True)]
+        self._wait(calls, "stop_profile")
 
     def close(self) -> None:
         """Stop the workers."""
@@ -132,6 +133,14 @@ class WorkerGroup:
         remove_placement_group(self._placement)
 
     def _gather(self, calls: list[Any], method: str) -> list[Any]:
+        """The results of calls that reply with what they took, too; that is kept for ``take_peak_memory``."""
+        replies: list[_Reply] = self._wait(calls, method)
+        for reply in replies:
+            self._peak = reply.peak.joined(self._peak)
+        return [reply.result for reply in replies]
+
+    @staticmethod
+    def _wait(calls: list[Any], method: str) -> list[Any]:
         """Wait for all calls, failing at the first that fails: the others may wait for it in a collective for ever."""
         ranks = {call: rank for rank, call in enumerate(calls)}
         pending = list(calls)
@@ -143,10 +152,7 @@ class WorkerGroup:
                 raise WorkerError(f"worker {ranks[done[0]]} failed in {method}:\n{error}") from error
             except RayActorError as error:
                 raise WorkerError(f"worker {ranks[done[0]]} died in {method}: {error}") from error
-        replies: list[_Reply] = ray.get(calls)
-        for reply in replies:
-            self._peak = reply.peak.joined(self._peak)
-        return [reply.result for reply in replies]
+        return ray.get(calls)
 
 
 def concat(batches: list[Any]) -> Any:

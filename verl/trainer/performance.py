@@ -54,6 +54,9 @@ UPDATE = 3
 UPDATE_LORA = 2
 """Without the gradients of frozen weights; those of the adapters are left out."""
 
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""How ``transformers`` configs call the number of a mixture's experts."""
+
 
 def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
     """A device's peak speed, 10^12 operations a second.
@@ -81,7 +84,7 @@ class ModelCost:
     """N: weights of matrix products. The output head counts once, tied or not; an embedding that is only looked up does
     not; of a mixture's experts those that a token passes."""
     attention_width: int
-    """L H Q."""
+    """L H Q; 0 for a model without attention."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> "ModelCost":
@@ -90,8 +93,8 @@ class ModelCost:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(shape, trust_remote_code=config.trust_remote_code)
         shape = shape.get_text_config()
-        heads = shape.num_attention_heads
-        width = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+        heads = getattr(shape, "num_attention_heads", 0)
+        width = getattr(shape, "head_dim", None) or shape.hidden_size // max(1, heads)
         return cls(_num_multiplied(model, shape), shape.num_hidden_layers * heads * width)
 
     def without_head(self, config: ModelConfig) -> "ModelCost":
@@ -110,13 +113,9 @@ def _num_multiplied(model: nn.Module, shape: PretrainedConfig) -> float:
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     looked_up = 0 if embedding is head else embedding.numel()
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    idle = experts * (1 - shape.num_experts_per_tok / _num_experts(shape)) if experts else 0
+    number = next((n for key in NUM_EXPERTS if (n := getattr(shape, key, None))), None)
+    idle = experts * (1 - shape.num_experts_per_tok / number) if number and experts else 0
     return sum(p.numel() for p in model.parameters()) - looked_up - idle
-
-
-def _num_experts(shape: PretrainedConfig) -> int:
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return next(getattr(shape, name) for name in names if hasattr(shape, name))
 
 
 class StepMetrics:
