@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,11 @@ class Outcome:
     """Activations kept for the backward pass of one micro-batch."""
 
 
-def train(config: ModelConfig, values: bool = False, steps: int = 2) -> Outcome | None:
-    """Optimizer steps on one batch, split over the ranks and two micro-batches each."""
-    trainee = Trainee(config, values)
+def train(
+    config: ModelConfig, values: bool = False, steps: int = 2, num_micro: int = 2, clip: float = OPTIM.grad_clip
+) -> Outcome | None:
+    """Optimizer steps on one batch, split over the ranks and ``num_micro`` micro-batches each."""
+    trainee = Trainee(config, values, num_micro, clip)
     outcome = Outcome([], [], [], {}, 0)
     for _ in range(steps):
         gradients, metrics = trainee.step()
@@ -92,15 +94,18 @@ def train(config: ModelConfig, values: bool = False, steps: int = 2) -> Outcome 
 class Trainee:
     """A sharded model with its optimizer."""
 
-    def __init__(self, config: ModelConfig, values: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, values: bool = False, num_micro: int = 2, clip: float = OPTIM.grad_clip
+    ) -> None:
         torch.manual_seed(0)
         self.values = values
+        self.num_micro = num_micro
         if values:
             self.model = load_sharded_value_model(config, mesh(), trainable=True, new_head=True)
         else:
             self.model = load_sharded_model(config, mesh(), trainable=True)
         self.parameters = offloaded_parameters(self.model, config.fsdp.param_offload)
-        self.learner = Learner(self.model, OPTIM, 10, config.fsdp.optimizer_offload)
+        self.learner = Learner(self.model, replace(OPTIM, grad_clip=clip), 10, config.fsdp.optimizer_offload)
         self.learner.optimizer.register_step_pre_hook(self._keep_gradients)
         self.gradients: dict[str, Tensor] = {}
         self.saved_bytes = 0
@@ -112,7 +117,7 @@ class Trainee:
 
     def _parts(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         share = batch().chunk(dist.get_world_size())[dist.get_rank()]
-        for micro in share.split((len(share) + 1) // 2):
+        for micro in share.chunk(self.num_micro):
             self.saved_bytes = 0
             with torch.autograd.graph.saved_tensors_hooks(self._count, lambda saved: saved):
                 if self.values:
@@ -160,7 +165,7 @@ def offloaded(config: ModelConfig) -> dict[str, Any]:
         found["parameters back, moments not"] = not any(map(is_away, parameters)) and all(map(is_away, moments))
         logprobs(trainee.model, batch())
     # The forward pass left embedding and head whole on every rank.
-    found["all away after a forward pass"] = all(map(is_away, trainee.model.parameters()))
+    found["all away after a forward pass"] = all(map(is_away, parameters))
     with state.loaded():
         found["moments back"] = not any(map(is_away, moments))
     found["gradients"] = sum(p.grad is not None for p in trainee.model.parameters())
