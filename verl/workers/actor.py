@@ -33,7 +33,7 @@ class Policy:
         self, config: ModelConfig, mesh: DeviceMesh, micro_batch_size: int, temperature: float, trainable: bool
     ) -> None:
         self.model = load_sharded_model(config, mesh, trainable)
-        self.forward = LogprobForward(self.model, config)
+        self.forward = LogprobForward(self.model, config, mesh.device_type)
         self.device = mesh.device_type
         self.micro_batch_size = micro_batch_size
         self.temperature = temperature
@@ -44,8 +44,8 @@ class Policy:
         scored = []
         for micro in batch.split(self.micro_batch_size):
             logprobs, entropy = self.forward.logprobs(*self._columns(micro), self.temperature)
-            scored.append(_full_width(logprobs, entropy, micro))
-        logprobs, entropy = torch.cat(scored).unbind(dim=1)
+            scored.append([_full_width(values, micro) for values in (logprobs, entropy)])
+        logprobs, entropy = (torch.cat(parts) for parts in zip(*scored, strict=True))
         return logprobs, entropy
 
     @torch.no_grad()
@@ -66,9 +66,9 @@ class Policy:
             logprobs, entropy, states = self.forward.logprobs_and_states(
                 *self._columns(micro), self.temperature, layers
             )
-            scored.append(_full_width(logprobs, entropy, micro))
+            scored.append([_full_width(values, micro) for values in (logprobs, entropy)])
             measured += [{name: value.cpu() for name, value in row.items()} for row in reduce(states)]
-        logprobs, entropy = torch.cat(scored).unbind(dim=1)
+        logprobs, entropy = (torch.cat(parts) for parts in zip(*scored, strict=True))
         metrics = {name: torch.stack([row[name] for row in measured]) for name in measured[0]}
         mean_states = metrics.pop("mean_state")
         return logprobs, entropy, TensorDict(metrics, batch_size=[len(batch)]), mean_states
@@ -80,10 +80,9 @@ class Policy:
         return input_ids, attention_mask, response_mask
 
 
-def _full_width(logprobs: Tensor, entropy: Tensor, micro: RolloutBatch) -> Tensor:
-    """Both as [B, 2, R] on the CPU, with the columns that were cut."""
-    scored = torch.stack([logprobs, entropy], dim=1).cpu()
-    return F.pad(scored, (0, micro.response_mask.shape[1] - logprobs.shape[1]))
+def _full_width(values: Tensor, micro: RolloutBatch) -> Tensor:
+    """[B, R] on the CPU, 0 in the columns that were cut."""
+    return F.pad(values.cpu(), (0, micro.response_mask.shape[1] - values.shape[1]))
 
 
 class Actor(Policy):
