@@ -131,7 +131,7 @@ def every_model(place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: 
 
 def norms(responses: list[Tensor]) -> list[dict[str, Tensor]]:
     """A stand-in for rank metrics: the norm of each layer's states [T, L, D] of a response."""
-    return [{"norm": states.norm(dim=(0, 2)), "mean_state": states.sum(dim=0)} for states in responses]
+    return [{"norm": s.float().norm(dim=(0, 2)), "mean_state": s.float().sum(dim=0)} for s in responses]
 
 
 def example() -> PolicyBatch:

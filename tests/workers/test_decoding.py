@@ -5,11 +5,11 @@ from collections import Counter
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from verl.workers.rollout.states import LastStates
 
 from verl.config.ppo import SamplingConfig
 from verl.workers.forward import position_ids
 from verl.workers.rollout.decoding import decode, draw
-from verl.workers.rollout.states import LastStates
 
 STEPS = 7
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -97,7 +98,7 @@ def scores_and_gradient(
     architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor]:
     model = build(AutoModelForCausalLM, architecture, way, dtype)
-    forward = LogprobForward(model, way)
+    forward = LogprobForward(model, way, "cpu")
     logprobs, entropy = forward.logprobs(tokens(), MASK, WANTED, 0.7, differentiable_entropy=True)
     weights = torch.randn(2, *WANTED.shape, generator=torch.Generator().manual_seed(1))
     loss = (logprobs * weights[0]).sum() + (entropy * weights[1]).sum()
@@ -142,7 +143,7 @@ def test_values_and_gradients_do_not_depend_on_padding():
         way = config(use_remove_padding=packed)
         architecture = Qwen2Config(**TINY, num_labels=1)
         model = build(AutoModelForTokenClassification, architecture, way)
-        values = ValueForward(model, way).values(tokens(), MASK)
+        values = ValueForward(model, way, "cpu").values(tokens(), MASK)
         weights = torch.randn(MASK.shape, generator=torch.Generator().manual_seed(1)) * MASK
         results.append(((values * MASK).detach(), gradient(model, (values * weights).sum())))
     assert results[0][0].std() > 0.1
@@ -154,7 +155,7 @@ def test_values_and_gradients_do_not_depend_on_padding():
 def test_a_micro_batch_without_tokens_to_score_still_reaches_every_weight(changes: dict[str, object]):
     way = config(**changes)
     model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
-    logprobs, _ = LogprobForward(model, way).logprobs(tokens(), MASK, 0 * WANTED, 1.0)
+    logprobs, _ = LogprobForward(model, way, "cpu").logprobs(tokens(), MASK, 0 * WANTED, 1.0)
     assert not logprobs.any()
     assert not gradient(model, logprobs.sum()).any()
 
@@ -168,7 +169,7 @@ def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, t
         for model in models:
             # Logits of a fresh model are so small that every distribution is nearly uniform; larger ones test more.
             model.model.norm.weight.mul_(4.0)
-        forward = LogprobForward(models[0], config(logits_chunk_size=3))
+        forward = LogprobForward(models[0], config(logits_chunk_size=3), "cpu")
         logprobs, entropy = forward.logprobs(ids, torch.ones_like(ids), wanted, temperature)
         # Logits at column s are of the token at s + 1: the last four tokens are 6..9.
         expected = (models[1](ids).logits[:, 5:9] / temperature).log_softmax(-1)
@@ -184,7 +185,7 @@ def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, t
 def test_entropy_carries_a_gradient_on_request_alone(chunk: int):
     way = config(logits_chunk_size=chunk)
     model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
-    forward = LogprobForward(model, way)
+    forward = LogprobForward(model, way, "cpu")
     head = model.get_output_embeddings().weight
 
     def entropy(differentiable: bool) -> Tensor:
@@ -207,8 +208,26 @@ def test_a_model_scored_in_chunks_still_generates():
     for changes in WAYS.values():
         way = config(**changes)
         other = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
-        LogprobForward(other, way)
+        LogprobForward(other, way, "cpu")
         assert torch.equal(other.generate(prompt, **options), expected)
+
+
+def test_adapters_are_part_of_every_way():
+    scored = []
+    for changes in WAYS.values():
+        way = config(**changes)
+        model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+        adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+        forward = LogprobForward(adapted, way, "cpu")
+        logprobs, _ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
+        logprobs.sum().backward()
+        with adapted.disable_adapter():
+            plain, _ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
+        gradients = [p.grad.norm() for p in adapted.parameters() if p.requires_grad]
+        scored.append([logprobs.detach(), plain.detach(), torch.stack(gradients)])
+    assert (scored[0][0] - scored[0][1]).abs().max() > 0.01
+    for other in scored[1:]:
+        torch.testing.assert_close(other, scored[0], atol=1e-4, rtol=1e-4)
 
 
 def altered(change: Callable[[Tensor], Tensor]) -> type[nn.Module]:
@@ -231,7 +250,7 @@ def test_a_head_that_cannot_be_taken_in_pieces_is_refused():
     with pytest.raises(
         ValueError, match=r"^model.path='tiny': qwen2 gives other results.*set model.logits_chunk_size=0"
     ):
-        LogprobForward(model, config(logits_chunk_size=4))
+        LogprobForward(model, config(logits_chunk_size=4), "cpu")
 
 
 def test_a_model_that_mixes_joined_rows_is_refused():
@@ -239,14 +258,14 @@ def test_a_model_that_mixes_joined_rows_is_refused():
     mamba = MambaConfig(vocab_size=101, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.2)
     model = AutoModelForCausalLM.from_config(mamba).eval()
     with pytest.raises(ValueError, match=r"mamba gives other results.*set model.use_remove_padding=false"):
-        LogprobForward(model, config(logits_chunk_size=0, use_remove_padding=True))
+        LogprobForward(model, config(logits_chunk_size=0, use_remove_padding=True), "cpu")
 
 
 def test_soft_caps_are_refused_where_the_kernel_has_none():
     way = config(logits_chunk_size=0, use_remove_padding=True, attn_implementation="sdpa")
     model = build(AutoModelForCausalLM, ARCHITECTURES["gemma2"], way)
     with pytest.raises(ValueError, match=r"^model.attn_implementation='sdpa': packed rows cannot have softcap"):
-        LogprobForward(model, way)
+        LogprobForward(model, way, "cpu")
 
 
 def test_layouts_that_a_model_cannot_have_are_found_in_its_config(tmp_path: Path):

@@ -131,7 +131,7 @@ def test_the_policy_measures_what_the_engine_measures(one, two, prompts, small_c
         torch.testing.assert_close(scored, [logprobs, entropy], atol=1e-5, rtol=0)
         assert set(metrics.keys()) == set(rollout.rank_metrics.keys())
         for name in metrics.keys():
-            torch.testing.assert_close(metrics[name], rollout.rank_metrics[name], atol=1e-4, rtol=1e-4, msg=name)
+            torch.testing.assert_close(metrics[name], rollout.rank_metrics[name], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(means, rollout.mean_states, atol=1e-5, rtol=0)
 
 

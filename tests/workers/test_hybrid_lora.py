@@ -71,7 +71,7 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, t
 
     workers.run("save", tmp_path)
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "actor" / "huggingface").eval()
-    scorer = LogprobForward(exported, config.model)
+    scorer = LogprobForward(exported, config.model, "cpu")
     with torch.no_grad():
         found, _ = scorer.logprobs(
             fresh.input_ids, fresh.attention_mask, fresh.response_mask, config.rollout.temperature

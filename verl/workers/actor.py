@@ -35,7 +35,7 @@ class Policy:
     ) -> None:
         """``scoring``: how large micro-batches are without a backward pass."""
         self.model = load_sharded_model(config, mesh, trainable)
-        self.forward = LogprobForward(self.model, config)
+        self.forward = LogprobForward(self.model, config, mesh.device_type)
         self.parameters = offloaded_parameters(self.model, config.fsdp.param_offload)
         self.device = mesh.device_type
         self.scoring = scoring
@@ -48,8 +48,8 @@ class Policy:
         for rows in cuts:
             micro = batch[rows]
             logprobs, entropy = self.forward.logprobs(*self._columns(micro), self.temperature)
-            scored.append(_full_width(logprobs, entropy, micro))
-        logprobs, entropy = in_order(scored, cuts).unbind(dim=1)
+            scored.append([_full_width(values, micro) for values in (logprobs, entropy)])
+        logprobs, entropy = (in_order(parts, cuts) for parts in zip(*scored, strict=True))
         return logprobs, entropy
 
     @torch.no_grad()
@@ -71,9 +71,9 @@ class Policy:
             logprobs, entropy, states = self.forward.logprobs_and_states(
                 *self._columns(micro), self.temperature, layers
             )
-            scored.append(_full_width(logprobs, entropy, micro))
+            scored.append([_full_width(values, micro) for values in (logprobs, entropy)])
             measured += [{name: value.cpu() for name, value in row.items()} for row in reduce(states)]
-        logprobs, entropy = in_order(scored, cuts).unbind(dim=1)
+        logprobs, entropy = (in_order(parts, cuts) for parts in zip(*scored, strict=True))
         stacked = {name: torch.stack([row[name] for row in measured]) for name in measured[0]}
         metrics = {name: in_order([values], [torch.cat(cuts)]) for name, values in stacked.items()}
         mean_states = metrics.pop("mean_state")
@@ -86,10 +86,9 @@ class Policy:
         return input_ids, attention_mask, response_mask
 
 
-def _full_width(logprobs: Tensor, entropy: Tensor, micro: RolloutBatch) -> Tensor:
-    """Both as [B, 2, R] on the CPU, with the columns that were cut."""
-    scored = torch.stack([logprobs, entropy], dim=1).cpu()
-    return F.pad(scored, (0, micro.response_mask.shape[1] - logprobs.shape[1]))
+def _full_width(values: Tensor, micro: RolloutBatch) -> Tensor:
+    """[B, R] on the CPU, 0 in the columns that were cut."""
+    return F.pad(values.cpu(), (0, micro.response_mask.shape[1] - values.shape[1]))
 
 
 def scoring_batches(config: ActorConfig, model: ModelConfig) -> MicroBatching:

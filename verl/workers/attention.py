@@ -69,6 +69,7 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
     sequence_group: ProcessGroup | None = None,
+    is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """An attention function of ``transformers``, causal.
@@ -84,6 +85,7 @@ def packed_attention(
         cu_seq_lens_q: [rows + 1] int32, where rows start and end; None: the rows are padded.
         max_length_q: longest row.
         sequence_group: workers that share the tokens; None: this one has all.
+        is_causal: whether tokens see those before them alone; None: as the module has it.
 
     Returns:
         [B, T, H, D], and None in place of attention weights.
@@ -95,6 +97,8 @@ def packed_attention(
     wrong = [name for name in UNSUPPORTED if others.get(name) is not None]
     if softcap is not None and implementation == "sdpa":
         wrong.append("softcap")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        wrong.append("is_causal=False")
     if wrong:
         raise ValueError(
             f"model.attn_implementation={implementation!r}: packed rows cannot have {', '.join(wrong)}, which the "

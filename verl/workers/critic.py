@@ -24,7 +24,7 @@ class Critic:
         self.config = config
         self.device = mesh.device_type
         self.model = load_sharded_value_model(config.model, mesh, trainable=True, new_head=True)
-        self.forward = ValueForward(self.model, config.model)
+        self.forward = ValueForward(self.model, config.model, mesh.device_type)
         fsdp, sequence = config.model.fsdp, config.model.ulysses_sequence_parallel_size
         self.parameters = offloaded_parameters(self.model, fsdp.param_offload)
         self.learner = Learner(self.model, config.optim, total_steps, fsdp.optimizer_offload, sequence)

@@ -30,10 +30,11 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 class ForwardPass:
     """A model and the way that micro-batches go through it. All workers must call it together."""
 
-    def __init__(self, model: PreTrainedModel, config: ModelConfig) -> None:
-        """``model``: sharded, loaded with ``config``."""
+    def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
+        """``model``: loaded with ``config`` and sharded; it computes on ``device``, ``cpu`` or ``cuda``."""
         self.model = model
         self.config = config
+        self.device = device
         self.group = sequence_group(config.ulysses_sequence_parallel_size)
 
     def _layout(self, input_ids: Tensor, attention_mask: Tensor) -> Layout:
@@ -43,15 +44,18 @@ class ForwardPass:
 
     @torch.no_grad()
     def _check(self, read: Callable[[Tensor, Tensor], list[Tensor]], mends: list[str]) -> None:
-        """Compare ways of reading a few tokens, the first with each other; ``mends`` name what the others need not use.
+        """Try ways of reading a few tokens.
+
+        Args:
+            read: gives the results of all ways from tokens and attention mask; the first is the model's own.
+            mends: for each other way the option that avoids it.
 
         Raises:
             ValueError: a way gives other numbers than the first.
         """
-        device = next(self.model.parameters()).device
-        mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1]], device=device)
+        mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1]], device=self.device)
         vocabulary = self.model.config.get_text_config().vocab_size
-        tokens = (7919 * torch.arange(1, 17, device=device)).remainder(vocabulary).view(2, 8)
+        tokens = (7919 * torch.arange(1, 17, device=self.device)).remainder(vocabulary).view(2, 8)
         first, *others = read(tokens, mask)
         if isinstance(self.model, FSDPModule):
             self.model.reshard()
@@ -67,13 +71,13 @@ class ForwardPass:
 class LogprobForward(ForwardPass):
     """Of a causal language model: log-probabilities of tokens and entropies."""
 
-    def __init__(self, model: PreTrainedModel, config: ModelConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
         """As :class:`ForwardPass`.
 
         Raises:
             ValueError: on a few tokens the configured way gives other numbers than the model's own forward pass.
         """
-        super().__init__(model, config)
+        super().__init__(model, config, device)
         mends = []
         if config.logits_chunk_size:
             score_in_chunks(model, config.logits_chunk_size)
@@ -175,9 +179,9 @@ class LogprobForward(ForwardPass):
 class ValueForward(ForwardPass):
     """Of a token classification model with one label: a number per token."""
 
-    def __init__(self, model: PreTrainedModel, config: ModelConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
         """As :class:`LogprobForward`."""
-        super().__init__(model, config)
+        super().__init__(model, config, device)
         if config.use_remove_padding:
             self._check(self._states_both_ways, ["use_remove_padding=false for it"])
 

@@ -3,6 +3,7 @@
 Legend: B rows on this rank, S columns, of which the last R hold responses.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -82,10 +83,10 @@ def split_further(parts: list[list[int]], count: int) -> list[list[int]]:
     return parts
 
 
-def in_order(parts: list[Tensor], cuts: list[Tensor]) -> Tensor:
+def in_order(parts: Sequence[Tensor], cuts: Sequence[Tensor]) -> Tensor:
     """Results of micro-batches, ``parts`` [b, ...] each, in the order of the rows they were cut from, [B, ...]."""
-    order = torch.cat(cuts)
-    joined = torch.cat(parts)
+    order = torch.cat(list(cuts))
+    joined = torch.cat(list(parts))
     ordered = torch.empty_like(joined)
     ordered[order] = joined
     return ordered

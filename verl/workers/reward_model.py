@@ -21,7 +21,7 @@ class RewardModel:
         self.device = mesh.device_type
         self.micro_batch_size = config.micro_batch_size_per_gpu
         self.model = load_sharded_value_model(config.model, mesh, trainable=False, new_head=False)
-        self.forward = ValueForward(self.model, config.model)
+        self.forward = ValueForward(self.model, config.model, mesh.device_type)
         self.parameters = offloaded_parameters(self.model, config.model.fsdp.param_offload)
         self.pad_token_id = self.model.config.pad_token_id
 

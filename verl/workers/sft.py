@@ -26,7 +26,7 @@ class SFTWorker:
         self.micro_batch_size = config.data.micro_batch_size_per_gpu
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self.model = load_sharded_model(config.model, mesh, trainable=True)
-        self.forward = LogprobForward(self.model, config.model)
+        self.forward = LogprobForward(self.model, config.model, mesh.device_type)
         fsdp, sequence = config.model.fsdp, config.model.ulysses_sequence_parallel_size
         self.parameters = offloaded_parameters(self.model, fsdp.param_offload)
         self.learner = Learner(self.model, config.optim, total_steps, fsdp.optimizer_offload, sequence)
