@@ -1,16 +1,13 @@
-"""Models sharded by FSDP2, their optimizer and their export."""
+"""Models sharded by FSDP2 and their optimizer."""
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -21,7 +18,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from verl.config.common import ModelConfig, OptimConfig
@@ -174,13 +170,3 @@ def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         value = parameter.detach()
         yield name, value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def export_huggingface(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a folder that ``transformers`` and vLLM load as it is; all ranks must call it, rank 0 writes."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(model, options=options)
-    if dist.get_rank() == 0:
-        model.save_pretrained(folder, state_dict=state, safe_serialization=True)
-        tokenizer.save_pretrained(folder)
-    dist.barrier()

@@ -1,6 +1,5 @@
 """The hybrid worker: every model of the run and the rollout engine in one process per device."""
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -9,14 +8,15 @@ from verl.config.ppo import PPOConfig, SamplingConfig
 from verl.data.tokenizers import load_tokenizer
 from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch, TextBatch, ValueBatch
 from verl.workers.actor import Actor, Policy
+from verl.workers.checkpoint import Checkpointed, CheckpointWorker, TrainedPart
 from verl.workers.critic import Critic
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
-from verl.workers.fsdp import export_huggingface, full_parameters
+from verl.workers.fsdp import full_parameters
 from verl.workers.reward_model import RewardModel
 from verl.workers.rollout.vllm_rollout import VLLMRollout
 
 
-class HybridWorker:
+class HybridWorker(Checkpointed):
     """One of the processes that together hold actor, reference, critic, reward model and the rollout engines.
 
     Every method is called on all workers at once: FSDP gathers parameters collectively. What the configuration does
@@ -49,6 +49,10 @@ class HybridWorker:
             self.tokenizer.pad_token_id,
             capture,
         )
+        parts = [TrainedPart("actor", self.actor.learner, config.model, self.tokenizer)]
+        if self.critic is not None:
+            parts.append(TrainedPart("critic", self.critic.learner, config.critic.model, self.tokenizer))
+        self.checkpoints = CheckpointWorker(parts, config.seed)
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
         """Sample responses for this worker's prompts."""
@@ -85,9 +89,3 @@ class HybridWorker:
     def sync_weights(self) -> None:
         """Give the rollout engine the policy's weights."""
         self.rollout.load_weights(full_parameters(self.actor.model))
-
-    def save(self, folder: Path) -> None:
-        """Write the policy to ``folder/actor/huggingface`` and the critic to ``folder/critic/huggingface``."""
-        export_huggingface(self.actor.model, self.tokenizer, folder / "actor" / "huggingface")
-        if self.critic is not None:
-            export_huggingface(self.critic.model, self.tokenizer, folder / "critic" / "huggingface")

@@ -1,7 +1,5 @@
 """The worker of supervised fine-tuning: one sharded model, its optimizer, and held-out probabilities."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -9,13 +7,14 @@ from verl.algorithms.losses import token_mean
 from verl.config.sft import SFTConfig
 from verl.data.tokenizers import load_tokenizer
 from verl.protocol import ConversationBatch
+from verl.workers.checkpoint import Checkpointed, CheckpointWorker, TrainedPart
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.forward import token_logprobs
-from verl.workers.fsdp import export_huggingface, load_sharded_model
+from verl.workers.fsdp import load_sharded_model
 from verl.workers.learner import Learner
 
 
-class SFTWorker:
+class SFTWorker(Checkpointed):
     """One of the processes that hold the model. Every method is called on all workers at once."""
 
     def __init__(self, config: SFTConfig, place: WorkerPlace, total_steps: int) -> None:
@@ -26,6 +25,9 @@ class SFTWorker:
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self.model = load_sharded_model(config.model, mesh, trainable=True)
         self.learner = Learner(self.model, config.optim, total_steps)
+        self.checkpoints = CheckpointWorker(
+            [TrainedPart("actor", self.learner, config.model, self.tokenizer)], config.seed
+        )
 
     def train_step(self, batch: ConversationBatch, num_tokens: int) -> dict[str, float]:
         """One optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
@@ -40,10 +42,6 @@ class SFTWorker:
             logprobs, mask = self._score(micro)
             rows.append(torch.stack([(logprobs.double() * mask).sum(dim=1), mask.double().sum(dim=1)], dim=1).cpu())
         return torch.cat(rows)
-
-    def save(self, folder: Path) -> None:
-        """Write the model to ``folder/actor/huggingface``."""
-        export_huggingface(self.model, self.tokenizer, folder / "actor" / "huggingface")
 
     def _loss(self, micro: ConversationBatch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
         logprobs, mask = self._score(micro)
