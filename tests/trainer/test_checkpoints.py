@@ -13,6 +13,7 @@ from verl.trainer.checkpoints import (
     begin_checkpoint,
     checkpoints,
     complete_checkpoint,
+    latest_checkpoint,
     read_state,
     remove_checkpoints,
     remove_unfinished,
@@ -40,12 +41,13 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_checkpoint_is_complete_and_the_pointer_follows(tmp_path: Path):
-    assert checkpoints(tmp_path) == {}
+    assert checkpoints(tmp_path) == {} and latest_checkpoint(tmp_path) is None
     first = save(tmp_path, 5)
     assert first == tmp_path / "global_step_5"
     assert read_state(first) == {"step": 5}
     save(tmp_path, 10)
     assert list(checkpoints(tmp_path)) == [5, 10]
+    assert latest_checkpoint(tmp_path) == tmp_path / "global_step_10"
     assert names(tmp_path) == ["global_step_10", "global_step_5", "latest_checkpointed_iteration.txt"]
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10\n"
 

@@ -111,6 +111,12 @@ def checkpoints(root: Path) -> dict[int, Path]:
     return {step: folder for step, folder in sorted((s, f) for s, f in found.items() if s is not None)}
 
 
+def latest_checkpoint(root: Path) -> Path | None:
+    """The newest checkpoint's folder, or ``None``."""
+    found = checkpoints(root)
+    return found[max(found)] if found else None
+
+
 def remove_unfinished(root: Path) -> None:
     """Remove what ended before it was complete."""
     for folder in root.glob(".global_step_*.unfinished"):

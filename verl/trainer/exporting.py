@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from verl.config.load import ConfigError
 from verl.data.tokenizers import load_tokenizer
-from verl.trainer.checkpoints import DamagedCheckpoint, checkpoints, step_of, verify_checkpoint
+from verl.trainer.checkpoints import DamagedCheckpoint, latest_checkpoint, step_of, verify_checkpoint
 from verl.workers.checkpoint import MODEL, check_same_architecture, saved_shapes
 from verl.workers.export import empty_model, parameter_shapes, write_huggingface
 
@@ -29,10 +29,10 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
     """
     folder = source.resolve()
     if step_of(folder) is None:
-        found = checkpoints(folder)
-        if not found:
+        newest = latest_checkpoint(folder)
+        if newest is None:
             raise ConfigError(f"{source}: neither a checkpoint, .../global_step_N, nor a folder that holds one")
-        folder = found[max(found)]
+        folder = newest
     try:
         verify_checkpoint(folder)
     except DamagedCheckpoint as error:
