@@ -39,6 +39,7 @@ setup(
         "console_scripts": [
             "verl-train = verl.trainer.main_ppo:main",
             "verl-sft = verl.trainer.main_sft:main",
+            "verl-export = verl.trainer.main_export:main",
         ],
         "vllm.general_plugins": ["verl_hidden_states = vllm_patches:register"],
     },

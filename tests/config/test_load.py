@@ -255,11 +255,35 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
         parse_run_config(SFTConfig, run_tree)
 
 
-def test_a_run_does_not_overwrite_another(run_tree, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("mode", "source", "files", "message"),
+    [
+        ("disable", None, ["config.yaml"], "already holds a run; name another folder or remove it"),
+        (
+            "auto",
+            None,
+            ["metrics.jsonl"],
+            "already holds something that is no run, without a config.yaml; name another",
+        ),
+        ("path", "elsewhere/global_step_4", ["config.yaml"], "already holds another run than trainer.resume_from_path"),
+        ("auto", None, [".lock"], None),
+        ("auto", None, ["config.yaml", "metrics.jsonl", "global_step_4"], None),
+        ("path", "run/global_step_4", ["config.yaml", "global_step_4"], None),
+        ("path", "elsewhere/global_step_4", [], None),
+        ("disable", None, [".lock"], None),
+    ],
+)
+def test_a_run_does_not_overwrite_another(run_tree, tmp_path: Path, mode, source, files, message):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").touch()
-    with pytest.raises(ConfigError, match=r"^trainer\.default_local_dir='.*/run': already holds a run; name another"):
-        parse_run_config(SFTConfig, run_tree)
+    for name in files:
+        (tmp_path / "run" / name).touch()
+    run_tree.trainer.resume_mode = mode
+    run_tree.trainer.resume_from_path = None if source is None else str(tmp_path / source)
+    if message is None:
+        assert parse_run_config(SFTConfig, run_tree).trainer.resume_mode == mode
+    else:
+        with pytest.raises(ConfigError, match=rf"^trainer\.default_local_dir='.*/run': {message}"):
+            parse_run_config(SFTConfig, run_tree)
 
 
 def dataclasses_of(path: Path) -> list[ast.ClassDef]:

@@ -8,8 +8,9 @@ def test_passes_follow_each_other():
 
 
 def test_batches_are_numbered_across_epochs():
-    assert list(numbered_batches("abc", 5)) == [(1, "a"), (2, "b"), (3, "c"), (4, "a"), (5, "b")]
-    assert list(numbered_batches("abc", 3)) == [(1, "a"), (2, "b"), (3, "c")]
+    assert list(numbered_batches("abc", 0, 5)) == [(1, "a"), (2, "b"), (3, "c"), (4, "a"), (5, "b")]
+    assert list(numbered_batches("abc", 0, 3)) == [(1, "a"), (2, "b"), (3, "c")]
+    assert list(numbered_batches("abc", 2, 4)) == [(3, "a"), (4, "b")]
 
 
 def test_due_at_multiples_and_at_the_end():

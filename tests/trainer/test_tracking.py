@@ -49,6 +49,34 @@ def test_every_step_is_one_complete_line_in_sorted_order(tmp_path: Path):
     ]
 
 
+def test_a_resumed_run_drops_what_it_will_record_again(tmp_path: Path):
+    tracker = Tracker(tmp_path, ["tensorboard"], "project", "experiment", CONFIG)
+    for step in range(4):
+        tracker.log(step, {"a": float(step)})
+    tracker.summarize({})
+    tracker.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "a"')  # killed while writing
+    resumed = Tracker(tmp_path, ["tensorboard"], "project", "experiment", CONFIG, last_step=2)
+    assert not (tmp_path / "summary.json").exists()
+    resumed.log(3, {"a": 30.0})
+    resumed.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"step": i, "a": a} for i, a in enumerate([0.0, 1.0, 2.0, 30.0])]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("a")] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_a_run_that_starts_anew_drops_everything(tmp_path: Path):
+    tracker = make_tracker(tmp_path, ["tensorboard"])
+    tracker.log(1, {"a": 1.0})
+    tracker.close()
+    make_tracker(tmp_path, []).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert not (tmp_path / "tensorboard").exists()
+
+
 def test_what_is_not_finite_is_null(tmp_path: Path):
     tracker = make_tracker(tmp_path, [])
     tracker.log(1, {"a": float("nan"), "b": float("inf"), "c": 1.0})
@@ -120,6 +148,11 @@ def test_wandb_writes_its_run_into_the_runs_folder(tmp_path: Path, monkeypatch: 
     tracker = make_tracker(tmp_path, ["wandb"])
     tracker.log(1, {"score/mean": 0.25})
     tracker.close()
+    identity = (tmp_path / "wandb_id.txt").read_text()
     (record,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     content = record.read_bytes()
     assert all(text in content for text in (b"score/mean", b"project", b"experiment", b"betas"))
+    # The same run there when this one is resumed.
+    assert identity.strip().encode() in content
+    Tracker(tmp_path, ["wandb"], "project", "experiment", CONFIG, last_step=1).close()
+    assert (tmp_path / "wandb_id.txt").read_text() == identity

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from verl.config.common import ModelConfig, OptimConfig
+from verl.workers.export import empty_model, write_huggingface
 from verl.workers.fsdp import (
     export_adapters,
-    export_huggingface,
     full_parameters,
     load_sharded_model,
     load_sharded_value_model,
@@ -215,7 +215,11 @@ def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
             found["disabled"] = score(model, ids)
         found["enabled again"] = score(model, ids)
     found["trained after"] = sorted(name for name, p in named.items() if p.requires_grad)
-    export_huggingface(model, AutoTokenizer.from_pretrained(config.path), folder / "huggingface")
+    weights = {name: value.cpu() for name, value in full_parameters(model)}
+    if dist.get_rank() == 0:
+        shell = empty_model("critic" if values else "actor", config.path, False)
+        write_huggingface(shell, weights, AutoTokenizer.from_pretrained(config.path), folder / "huggingface")
+    dist.barrier()
     export_adapters(model, folder / "lora_adapter")
     auto, options = (AutoModelForTokenClassification, {"num_labels": 1}) if values else (AutoModelForCausalLM, {})
     with torch.no_grad():

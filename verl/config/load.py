@@ -14,9 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from verl.config.cli import explain
+from verl.config.common import RunConfig
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 """The folder of the shipped YAML files."""
+
+LOCK = ".lock"
+"""File by which a process holds a run's folder; empty, and no sign of a run."""
 
 ConfigT = TypeVar("ConfigT")
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
@@ -61,16 +65,17 @@ def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ())
 
 
 def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
-    """As ``parse_config``, and checks that the model and the data are there and the run's folder is free.
+    """As ``parse_config``, and checks that the model and the data are there and the run's folder may be used.
 
     Raises:
-        ConfigError: as ``parse_config``; a file or model that is missing; a folder that already holds a run.
+        ConfigError: as ``parse_config``; a file or model that is missing; a folder that holds what this run does not go
+            on with.
     """
     config: Any = parse_config(schema, tree)
     require_model("model.path", config.model.path)
     _require_files("data.train_files", config.data.train_files)
     _require_files("data.val_files", config.data.val_files)
-    _require_new_folder("trainer.default_local_dir", config.trainer.default_local_dir)
+    _require_run_folder("trainer.default_local_dir", config.trainer)
     # Workers on a cluster have working directories of their own.
     folder = str(Path(config.trainer.default_local_dir).resolve())
     config = replace(config, model=_absolute(config.model), trainer=replace(config.trainer, default_local_dir=folder))
@@ -94,11 +99,23 @@ def _require_files(field: str, paths: Sequence[str]) -> None:
             raise ConfigError(f"{field}={path!r}: no such file; `bash train.sh` makes the embedded data, or set it")
 
 
-def _require_new_folder(field: str, path: str) -> None:
-    """No run may overwrite another."""
-    folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{field}={path!r}: already holds a run; name another folder or remove it")
+def _require_run_folder(field: str, trainer: RunConfig) -> None:
+    """No run may overwrite another: the folder is new, or of the run that ``trainer.resume_mode`` goes on with."""
+    folder = Path(trainer.default_local_dir)
+    if folder.is_dir() and all(path.name == LOCK for path in folder.iterdir()) or not folder.exists():
+        return
+    start = f"{field}={trainer.default_local_dir!r}"
+    other = "name another folder or remove it"
+    source = Path(trainer.resume_from_path).resolve().parent if trainer.resume_from_path else None
+    if trainer.resume_mode == "disable":
+        raise ConfigError(f"{start}: already holds a run; {other}")
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"{start}: already holds something that is no run, without a config.yaml; {other}")
+    if trainer.resume_mode == "path" and source != folder.resolve():
+        raise ConfigError(
+            f"{start}: already holds another run than trainer.resume_from_path={trainer.resume_from_path!r}; name "
+            "another folder, or go on with that run by trainer.resume_mode=auto trainer.resume_from_path=null"
+        )
 
 
 def require_model(field: str, path: str) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, RandomSampler
+from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.load import ConfigError
 from verl.config.sft import SFTDataConfig
 from verl.data.records import read_parquet
+from verl.data.shuffling import ResumableRandomSampler
 from verl.protocol import ConversationBatch
 
 Conversation = tuple[list[int], list[int]]
@@ -105,7 +106,7 @@ def conversation_loader(
     return StatefulDataLoader(
         dataset,
         batch_size=batch_size,
-        sampler=RandomSampler(dataset, generator=torch.Generator().manual_seed(seed)),
+        sampler=ResumableRandomSampler(dataset, generator=torch.Generator().manual_seed(seed)),
         collate_fn=lambda rows: collate_conversations(rows, pad_token_id),
         drop_last=True,
     )

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import Dataset, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.load import ConfigError
 from verl.config.ppo import DataConfig
 from verl.data.records import read_parquet
+from verl.data.shuffling import ResumableRandomSampler
 from verl.protocol import PromptBatch
 from verl.rewards.registry import find_scorer
 
@@ -112,7 +113,7 @@ def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, 
             f"data.train_batch_size={config.train_batch_size}: there are only {len(dataset)} training prompts; lower it"
         )
     generator = torch.Generator().manual_seed(seed)
-    sampler = RandomSampler(dataset, generator=generator) if config.shuffle else SequentialSampler(dataset)
+    sampler = ResumableRandomSampler(dataset, generator=generator) if config.shuffle else SequentialSampler(dataset)
     return StatefulDataLoader(
         dataset,
         batch_size=config.train_batch_size,

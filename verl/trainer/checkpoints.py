@@ -1,72 +1,155 @@
-"""Checkpoints that are either complete under their final name or not there at all."""
+"""Checkpoints on disk: either complete under their final name or not there at all, and told from damaged ones.
+
+``<run>/global_step_<N>/`` is written under a temporary name and gets its final one when ``manifest.json``, which holds
+the size and the checksum of every file, is on the disk too. ``latest_checkpointed_iteration.txt`` names the newest one.
+"""
 
 import json
-import os
+import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from verl.utils.files import FileRecord, file_record, flush, replace_text
+
 POINTER = "latest_checkpointed_iteration.txt"
+MANIFEST = "manifest.json"
+STATE = "trainer_state.json"
+_NAME = re.compile(r"global_step_(\d+)")
 
 
-def save_checkpoint(root: Path, step: int, write: Callable[[Path], object], state: Mapping[str, Any]) -> Path:
-    """Write ``root/global_step_<step>``.
+class DamagedCheckpoint(Exception):
+    """A file of a checkpoint is missing or not what was written; the message names it."""
+
+
+def begin_checkpoint(root: Path, step: int) -> Path:
+    """A new folder to write the checkpoint of ``step`` into.
+
+    No two attempts share a name: a worker that outlives its run for a moment writes into no other run's folder.
+    """
+    folder = root / f".global_step_{step}.{uuid.uuid4().hex[:8]}.unfinished"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def complete_checkpoint(
+    folder: Path, root: Path, step: int, state: str, records: Mapping[str, FileRecord] | None = None
+) -> Path:
+    """Turn a folder of :func:`begin_checkpoint` into ``root/global_step_<step>``.
 
     Args:
-        root: the run's folder.
-        write: writes the models below the folder it is given, the policy's in ``actor/``.
-        state: the trainer's own state, stored as JSON in ``trainer_state.json``.
+        state: the trainer's own state, the content of ``trainer_state.json``.
+        records: what is known of the files by who wrote them; the others are read.
 
-    Everything is written under a temporary name, flushed to disk, and renamed when complete; the pointer file changes
-    last. Whatever fails, the temporary folder is removed and the error goes on: earlier checkpoints stay as they were.
+    A checkpoint that has the name already is replaced.
     """
-    final, temporary = root / f"global_step_{step}", root / f".global_step_{step}.unfinished"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        write(temporary)
-        if not any(temporary.rglob("actor/*")):
-            raise RuntimeError(f"{temporary}: no worker wrote the model there; all machines must share {root}")
-        (temporary / "trainer_state.json").write_text(json.dumps(state, indent=2) + "\n")
-        _flush(temporary)
-        temporary.rename(final)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    _replace_text(root / POINTER, f"{step}\n")
+    if not any(folder.glob("actor/*")):
+        raise RuntimeError(f"{folder}: no worker wrote the model there; all machines must share {root}")
+    (folder / STATE).write_text(state)
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    known = {name: record for name, record in (records or {}).items() if name in files}
+    entries = {name: asdict(known.get(name) or file_record(path)) for name, path in files.items()}
+    (folder / MANIFEST).write_text(json.dumps({"files": entries}, indent=2) + "\n")
+    for path in [*folder.rglob("*"), folder]:
+        flush(path)
+    final = root / f"global_step_{step}"
+    if final.exists():
+        _discard(final)
+    folder.rename(final)
+    flush(root)
+    replace_text(root / POINTER, f"{step}\n")
     return final
+
+
+def verify_checkpoint(folder: Path) -> None:
+    """Compare every file with the manifest.
+
+    Raises:
+        DamagedCheckpoint: one is missing, shorter or longer, or altered; or there is no manifest that can be read.
+    """
+    manifest = folder / MANIFEST
+    try:
+        entries = json.loads(manifest.read_text())["files"]
+        expected = {name: FileRecord(**entry) for name, entry in entries.items()}
+    except OSError as error:
+        raise DamagedCheckpoint(f"{manifest} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedCheckpoint(f"{manifest} is damaged") from error
+    if STATE not in expected:
+        raise DamagedCheckpoint(f"{manifest} is damaged: it does not list {STATE}")
+    for name, record in expected.items():
+        path = folder / name
+        if not path.is_file():
+            raise DamagedCheckpoint(f"{path} is missing")
+        size = path.stat().st_size
+        if size != record.size:
+            raise DamagedCheckpoint(f"{path} has {size} bytes and not the {record.size} that were written")
+    # Sizes first: they cost nothing, while the checksums read everything.
+    for name, record in expected.items():
+        if file_record(folder / name) != record:
+            raise DamagedCheckpoint(f"{folder / name} was altered: its checksum is not that of the manifest")
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The trainer's own state."""
+    state: dict[str, Any] = json.loads((folder / STATE).read_text())
+    return state
+
+
+def step_of(folder: Path) -> int | None:
+    """The step in the name of a checkpoint's folder; None for another name."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def checkpoints(root: Path) -> dict[int, Path]:
+    """Step -> folder of the run's checkpoints, oldest first, verified or not."""
+    found = {step_of(folder): folder for folder in root.glob("global_step_*") if folder.is_dir()}
+    return {step: folder for step, folder in sorted((s, f) for s, f in found.items() if s is not None)}
+
+
+def latest_checkpoint(root: Path) -> Path | None:
+    """The newest checkpoint's folder, or ``None``."""
+    found = checkpoints(root)
+    return found[max(found)] if found else None
+
+
+def remove_unfinished(root: Path) -> None:
+    """Remove what ended before it was complete."""
+    for folder in root.glob(".global_step_*.unfinished"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_checkpoints(root: Path, keep: Collection[int]) -> None:
     """Remove the run's checkpoints but those of the steps in ``keep``."""
-    kept = {f"global_step_{step}" for step in keep}
-    for folder in root.glob("global_step_*"):
-        if folder.name not in kept:
-            shutil.rmtree(folder)
+    for step, folder in checkpoints(root).items():
+        if step not in keep:
+            _discard(folder)
 
 
-def latest_checkpoint(root: Path) -> Path | None:
-    """The newest complete checkpoint's folder, or ``None``."""
-    pointer = root / POINTER
-    return root / f"global_step_{int(pointer.read_text())}" if pointer.exists() else None
+def _discard(folder: Path) -> None:
+    # Not under its name any more when its first file goes: a run that ends here leaves no damaged checkpoint.
+    doomed = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
 
 
-def _flush(folder: Path) -> None:
-    """Ask the disk for every file now: a full disk must show before the rename, not after."""
-    for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def steps_to_keep(
+    steps: Collection[int], newest: int, always: Collection[int], scores: Mapping[int, float]
+) -> set[int]:
+    """Which of the checkpoints of ``steps`` stay.
 
-
-def _replace_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.unfinished")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    Args:
+        newest: that many of the newest; 0: all.
+        always: steps whose checkpoints stay in any case.
+        scores: what validation after a step gave; the best that is among ``steps`` stays, of equals the first.
+    """
+    ordered = sorted(steps)
+    if not newest:
+        return set(ordered)
+    kept = {*ordered[-newest:], *(step for step in ordered if step in always)}
+    scored = [step for step in ordered if step in scores]
+    return kept | ({max(scored, key=lambda step: scores[step])} if scored else set())

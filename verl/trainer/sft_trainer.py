@@ -1,7 +1,9 @@
 """Supervised fine-tuning on conversations: the loop, from a checked config to ``summary.json``."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -12,14 +14,25 @@ from verl.data.conversations import ConversationDataset, collate_conversations, 
 from verl.data.tokenizers import load_tokenizer
 from verl.protocol import ConversationBatch
 from verl.single_controller import WorkerGroup, concat
-from verl.trainer.checkpoints import save_checkpoint
+from verl.trainer.checkpoints import remove_unfinished
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.performance import UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.profiling import StepProfiler, check_profile_steps
 from verl.trainer.progress import RunDisplay, share_rows
+from verl.trainer.resume import (
+    Resumption,
+    best_validation,
+    check_resumable,
+    find_resumption,
+    run_folder,
+    saved_validations,
+    telling_how_to_go_on,
+)
+from verl.trainer.saver import CheckpointSaver
 from verl.trainer.steps import is_due, numbered_batches
 from verl.trainer.timing import PhaseTimer, Work
-from verl.trainer.tracking import Tracker
+from verl.trainer.tracking import Tracker, write_summary
+from verl.utils.json_state import from_json, to_json
 from verl.workers.model_checks import check_model
 
 COLUMNS = {
@@ -29,6 +42,10 @@ COLUMNS = {
     "tok/s": ("perf/throughput", ".0f"),
 }
 """What the progress bar shows: header -> (metric, format)."""
+
+
+BEST_BY = "val/sequence_probability"
+"""The validation metric of which the highest value makes a checkpoint the best."""
 
 
 class SFTTrainer:
@@ -58,10 +75,28 @@ class SFTTrainer:
         self.total_steps = config.trainer.num_steps(len(loader))
         self.step = 0
         self.metrics: dict[str, float] = {}
+        self.validations: dict[int, dict[str, float]] = {}
+        trainer = config.trainer
+        self.saver = CheckpointSaver(
+            Path(trainer.default_local_dir),
+            workers,
+            trainer.async_save,
+            trainer.save_hf_model,
+            newest=trainer.max_ckpt_to_keep,
+        )
+
+    def restore(self, resumption: Resumption) -> None:
+        """Go to where a checkpoint was written."""
+        state = resumption.state
+        self.workers.run("load", resumption.folder, resumption.step)
+        self.step = resumption.step
+        self.loader.load_state_dict(from_json(state["loader"]))
+        self.validations = saved_validations(state)
+        self.timer.totals.update(state["seconds_by_phase"])
 
     def fit(self) -> None:
-        """Train to the end."""
-        for step, batch in numbered_batches(self.loader, self.total_steps):
+        """Train from the step after the one reached, 0 at first, to the end."""
+        for step, batch in numbered_batches(self.loader, self.step, self.total_steps):
             self.step = step
             num_tokens = int(batch.loss_mask[:, 1:].sum())
             self.profiler.begin(step)
@@ -71,16 +106,15 @@ class SFTTrainer:
             self.profiler.end(step)
             if self._due(self.config.trainer.test_freq) and self.held_out is not None:
                 self._validate(self.held_out)
-            reached = self.metrics.get("val/sequence_probability", 0.0) >= self._target
+            # Before the checkpoint: a run that goes on from it has the record of its step.
+            self._log()
+            reached = has_reached(self.config, self.validations)
             if reached or self._due(self.config.trainer.save_freq):
                 self._save()
-            self._log()
+            self.saver.poll()
             if reached:
-                return
-
-    @property
-    def _target(self) -> float:
-        return self.config.trainer.stop_at_sequence_probability
+                break
+        self.saver.finish()
 
     def _due(self, frequency: int) -> bool:
         return is_due(self.step, self.total_steps, frequency)
@@ -91,13 +125,26 @@ class SFTTrainer:
             filling = held_out[: -len(held_out) % self.workers.world_size]
             results = concat(self.workers.run_split("evaluate", torch.cat([held_out, filling])))
             logprobs, tokens = results[: len(held_out)].unbind(dim=1)
-        self.metrics["val/loss"] = (-logprobs.sum() / tokens.sum()).item()
-        self.metrics["val/sequence_probability"] = logprobs.exp().mean().item()
+        self.validations[self.step] = {
+            "val/loss": (-logprobs.sum() / tokens.sum()).item(),
+            BEST_BY: logprobs.exp().mean().item(),
+        }
+        self.metrics |= self.validations[self.step]
 
     def _save(self) -> None:
-        root = Path(self.config.trainer.default_local_dir)
+        state = {
+            "job": "sft",
+            "step": self.step,
+            "num_examples": len(self.loader.dataset),
+            "loader": to_json(self.loader.state_dict()),
+            "best": best_validation(self.validations, BEST_BY),
+            "validations": self.validations,
+            "metrics": self.metrics,
+            "seconds_by_phase": self.timer.totals,
+        }
+        scores = {step: metrics[BEST_BY] for step, metrics in self.validations.items()}
         with self.timer.phase("save"):
-            save_checkpoint(root, self.step, lambda folder: self.workers.run("save", folder), {"step": self.step})
+            self.saver.save(self.step, state, scores)
 
     def _log(self) -> None:
         timing = self.step_metrics(self.timer.take_step())
@@ -131,14 +178,30 @@ def run_sft(config: SFTConfig) -> None:
     steps = config.trainer.num_steps(len(loader))
     check_profile_steps(config.trainer.profile_steps, steps)
 
+    folder = Path(trainer.default_local_dir)
     with ExitStack() as stack:
-        folder = Path(config.trainer.default_local_dir)
-        tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config)
-        stack.callback(tracker.close)
+        stack.enter_context(run_folder(folder))
+        stack.enter_context(telling_how_to_go_on(trainer))
         display = RunDisplay(trainer.experiment_name, steps, COLUMNS)
+        resumption = find_resumption(config, trainer, display.say)
+        if resumption is not None:
+            check_resumable(resumption, "sft", len(train_set), {"actor": config.model})
+            if resumption.step >= steps or has_reached(config, saved_validations(resumption.state)):
+                if not (folder / "summary.json").exists():
+                    state = resumption.state
+                    write_summary(
+                        folder, _summary(config, resumption.step, state["metrics"], state["seconds_by_phase"])
+                    )
+                display.say(f"the run is complete: step {resumption.step} was its last")
+                return
+        last_step = None if resumption is None else resumption.step
+        tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config, last_step)
+        stack.callback(tracker.close)
         display.say(
             f"{trainer.experiment_name}: at most {steps} steps on {world_size} {device_type} workers, into {folder}"
         )
+        # Once Ray has ended, with the workers that may still have been writing.
+        stack.callback(remove_unfinished, folder)
         stack.enter_context(ray_cluster(world_size, device_type))
         workers = WorkerGroup(
             "verl.workers.sft:SFTWorker",
@@ -152,9 +215,22 @@ def run_sft(config: SFTConfig) -> None:
         stack.callback(workers.close)
         stack.enter_context(display)
         sft = SFTTrainer(config, loader, held_out, workers, tracker, display)
+        if resumption is not None:
+            sft.restore(resumption)
         sft.fit()
-        tracker.summarize(
-            {"steps": sft.step, "seed": config.seed, "after": sft.metrics, "seconds_by_phase": sft.timer.totals}
-        )
+        tracker.summarize(_summary(config, sft.step, sft.metrics, sft.timer.totals))
     display.table("Time by phase", ["phase", "seconds", "share"], share_rows(sft.timer.totals))
-    display.say(f"model: {folder}/global_step_{sft.step}/actor/huggingface")
+    model = "/actor/huggingface" if trainer.save_hf_model else ""
+    display.say(f"model: {folder}/global_step_{sft.step}{model}")
+
+
+def has_reached(config: SFTConfig, validations: Mapping[int, Mapping[str, float]]) -> bool:
+    """Whether a validation so far lets the run end early."""
+    target = config.trainer.stop_at_sequence_probability
+    return target < 1 and any(metrics[BEST_BY] >= target for metrics in validations.values())
+
+
+def _summary(
+    config: SFTConfig, step: int, metrics: Mapping[str, float], seconds_by_phase: Mapping[str, float]
+) -> dict[str, Any]:
+    return {"steps": step, "seed": config.seed, "after": dict(metrics), "seconds_by_phase": dict(seconds_by_phase)}

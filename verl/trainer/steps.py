@@ -12,9 +12,9 @@ def endless(loader: Iterable[BatchT]) -> Iterator[BatchT]:
         yield from loader
 
 
-def numbered_batches(loader: Iterable[BatchT], total_steps: int) -> Iterator[tuple[int, BatchT]]:
-    """``(1, batch), (2, batch), ...`` up to ``total_steps``, going through ``loader`` as often as that takes."""
-    return zip(range(1, total_steps + 1), endless(loader), strict=False)
+def numbered_batches(loader: Iterable[BatchT], done: int, total_steps: int) -> Iterator[tuple[int, BatchT]]:
+    """``(done + 1, batch), ...`` up to ``total_steps``, going through ``loader`` as often as that takes."""
+    return zip(range(done + 1, total_steps + 1), endless(loader), strict=False)
 
 
 def is_due(step: int, total_steps: int, frequency: int) -> bool:

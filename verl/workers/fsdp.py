@@ -1,4 +1,4 @@
-"""Models sharded by FSDP2, and their export."""
+"""Models sharded by FSDP2."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -19,7 +18,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.integrations.liger import apply_liger_kernel
 
@@ -225,18 +223,6 @@ def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         if not is_adapter(name):
             yield name_without_adapters(name), merged(model, name, whole(parameter), whole)
-
-
-def export_huggingface(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a folder that ``transformers`` and vLLM load as it is; all ranks must call it, rank 0 writes."""
-    writes = dist.get_rank() == 0
-    state = {name: value.cpu() for name, value in full_parameters(model) if writes}
-    if writes:
-        persistent = model.state_dict().keys()
-        state |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
-        model.save_pretrained(folder, state_dict=state, safe_serialization=True)
-        tokenizer.save_pretrained(folder)
-    dist.barrier()
 
 
 @contextmanager

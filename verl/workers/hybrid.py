@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -14,15 +13,16 @@ from verl.data.model_files import end_tokens
 from verl.data.tokenizers import load_tokenizer
 from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch, TextBatch, ValueBatch
 from verl.workers.actor import Actor, Policy, scoring_batches
+from verl.workers.checkpoint import Checkpointed, CheckpointWorker, TrainedPart
 from verl.workers.critic import Critic
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
-from verl.workers.fsdp import export_adapters, export_huggingface, full_parameters
-from verl.workers.lora import adapters_disabled, has_adapters
+from verl.workers.fsdp import full_parameters
+from verl.workers.lora import adapters_disabled
 from verl.workers.reward_model import RewardModel
 from verl.workers.rollout import RolloutSetup, make_rollout
 
 
-class HybridWorker:
+class HybridWorker(Checkpointed):
     """One of the processes that together hold actor, reference, critic, reward model and the rollout engines.
 
     Every method is called on all workers at once: FSDP gathers parameters collectively. What the configuration does
@@ -55,6 +55,11 @@ class HybridWorker:
         watched = capture if config.calculator.source == "rollout" else None
         setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends, watched)
         self.rollout = make_rollout(setup, self.actor)
+        parts = [TrainedPart("actor", self.actor.learner, self.actor.parameters, config.model, self.tokenizer)]
+        if self.critic is not None:
+            learner, model = self.critic.learner, config.critic.model
+            parts.append(TrainedPart("critic", learner, self.critic.parameters, model, self.tokenizer))
+        self.checkpoints = CheckpointWorker(parts, config.seed)
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
         """Sample responses for these prompts: this worker's own, or those of the workers that share its engine."""
@@ -114,16 +119,3 @@ class HybridWorker:
         """Give the rollout engine the policy's weights."""
         with self.actor.parameters.loaded():
             self.rollout.load_weights(full_parameters(self.actor.model))
-
-    def save(self, folder: Path) -> None:
-        """Write the policy to ``folder/actor/huggingface`` and the critic to ``folder/critic/huggingface``.
-
-        Adapters are merged there, and by themselves in ``lora_adapter`` beside it.
-        """
-        for name, learned in (("actor", self.actor), ("critic", self.critic)):
-            if learned is None:
-                continue
-            with learned.parameters.loaded():
-                export_huggingface(learned.model, self.tokenizer, folder / name / "huggingface")
-                if has_adapters(learned.model):
-                    export_adapters(learned.model, folder / name / "lora_adapter")

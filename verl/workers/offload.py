@@ -27,8 +27,8 @@ class Offloaded:
             enabled: if not, nothing ever moves.
             constant: whether their values never change, so that the host's copy is made only once.
         """
+        self.enabled = enabled
         self._tensors = tensors
-        self._enabled = enabled
         self._constant = constant
         self._on_host: list[tuple[UntypedStorage, Tensor]] = []
         self._depth = 0
@@ -59,7 +59,7 @@ class Offloaded:
 
     @torch.no_grad()
     def _unload(self) -> None:
-        if not self._enabled:
+        if not self.enabled:
             return
         if not (self._constant and self._on_host):
             # Views and tied weights share one storage, which moves once.

@@ -1,7 +1,5 @@
 """The worker of supervised fine-tuning: one sharded model, its optimizer, and held-out probabilities."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -9,14 +7,14 @@ from verl.algorithms.losses import token_mean
 from verl.config.sft import SFTConfig
 from verl.data.tokenizers import load_tokenizer
 from verl.protocol import ConversationBatch
+from verl.workers.checkpoint import Checkpointed, CheckpointWorker, TrainedPart
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.forward import LogprobForward
-from verl.workers.fsdp import export_adapters, export_huggingface, load_sharded_model, offloaded_parameters
+from verl.workers.fsdp import load_sharded_model, offloaded_parameters
 from verl.workers.learner import Learner
-from verl.workers.lora import has_adapters
 
 
-class SFTWorker:
+class SFTWorker(Checkpointed):
     """One of the processes that hold the model. Every method is called on all workers at once."""
 
     def __init__(self, config: SFTConfig, place: WorkerPlace, total_steps: int) -> None:
@@ -30,6 +28,8 @@ class SFTWorker:
         fsdp, sequence = config.model.fsdp, config.model.ulysses_sequence_parallel_size
         self.parameters = offloaded_parameters(self.model, fsdp.param_offload)
         self.learner = Learner(self.model, config.optim, total_steps, fsdp.optimizer_offload, sequence)
+        part = TrainedPart("actor", self.learner, self.parameters, config.model, self.tokenizer)
+        self.checkpoints = CheckpointWorker([part], config.seed)
 
     def train_step(self, batch: ConversationBatch, num_tokens: int) -> dict[str, float]:
         """One optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
@@ -47,13 +47,6 @@ class SFTWorker:
                 logprobs, mask = self._score(micro)
                 rows.append(torch.stack([(logprobs.double() * mask).sum(dim=1), mask.double().sum(dim=1)], dim=1).cpu())
         return torch.cat(rows)
-
-    def save(self, folder: Path) -> None:
-        """Write the model to ``folder/actor/huggingface``; adapters are merged there, and alone in ``lora_adapter``."""
-        with self.parameters.loaded():
-            export_huggingface(self.model, self.tokenizer, folder / "actor" / "huggingface")
-            if has_adapters(self.model):
-                export_adapters(self.model, folder / "actor" / "lora_adapter")
 
     def _loss(self, micro: ConversationBatch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
         logprobs, mask = self._score(micro)

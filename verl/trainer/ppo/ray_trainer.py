@@ -16,7 +16,6 @@ from verl.data.prompts import PromptSample
 from verl.protocol import PolicyBatch, RolloutBatch, ValueBatch, layer_metrics
 from verl.single_controller import WorkerGroup
 from verl.single_controller.dispatch import run_rows, run_update
-from verl.trainer.checkpoints import remove_checkpoints, save_checkpoint
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 from verl.trainer.performance import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.ppo.core_algos import (
@@ -29,6 +28,7 @@ from verl.trainer.ppo.core_algos import (
 from verl.trainer.ppo.sampling import GREEDY, VALIDATION_STEP, Sampled, Sampler, generated, score_tensors
 from verl.trainer.profiling import StepProfiler
 from verl.trainer.progress import RunDisplay
+from verl.trainer.resume import Resumption, best_validation, saved_validations
 from verl.trainer.reward_manager_versions import RewardManager
 from verl.trainer.rollout_metrics import (
     dataset_scalars,
@@ -40,10 +40,15 @@ from verl.trainer.rollout_metrics import (
     rank_scalars,
     response_metrics,
 )
+from verl.trainer.saver import CheckpointSaver
 from verl.trainer.steps import endless, is_due
 from verl.trainer.timing import PhaseTimer, Work
 from verl.trainer.tracking import Tracker
 from verl.trainer.validation import validate
+from verl.utils.json_state import from_json, to_json
+
+BEST_BY = "val/pass@1"
+"""The validation metric of which the highest value makes a checkpoint the best."""
 
 
 class Forwards(NamedTuple):
@@ -83,6 +88,7 @@ class RayPPOTrainer:
         display: RunDisplay,
     ) -> None:
         self.config = config
+        self.loader = train_loader
         self.prompts = endless(train_loader)
         self.val_batches = val_batches
         self.workers = workers
@@ -101,15 +107,25 @@ class RayPPOTrainer:
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.validations: dict[int, dict[str, float]] = {}
+        trainer = config.trainer
+        self.saver = CheckpointSaver(
+            Path(trainer.default_local_dir),
+            workers,
+            trainer.async_save,
+            trainer.save_hf_model,
+            newest=1 if trainer.remove_previous_ckpt else trainer.max_ckpt_to_keep,
+            always=trainer.except_save,
+        )
 
     def fit(self) -> None:
-        """Train from the first step to the last."""
-        if self.val_batches and (self.config.trainer.val_before_train or self.config.trainer.val_only):
+        """Train from the step after the one reached, 0 at first, to the last."""
+        trainer = self.config.trainer
+        if self.val_batches and (trainer.val_only or (trainer.val_before_train and self.step == 0)):
             self._validate()
             self._log()
-        if self.config.trainer.val_only:
+        if trainer.val_only:
             return
-        for step in range(1, self.total_steps + 1):
+        for step in range(self.step + 1, self.total_steps + 1):
             self.step = step
             self.profiler.begin(step)
             sampled, left_out_scores, greedy = self._sample()
@@ -121,11 +137,26 @@ class RayPPOTrainer:
             self._update_baselines(sampled.rollout, torch.cat([scores, left_out_scores]))
             self._sync_weights()
             self.profiler.end(step)
-            if self._due(self.config.trainer.test_freq):
+            if self._due(trainer.test_freq):
                 self._validate()
-            if self._due(self.config.trainer.save_freq) or self.step in self.config.trainer.except_save:
-                self._save()
+            # Before the checkpoint: a run that goes on from it has the record of its step.
             self._log()
+            if self._due(trainer.save_freq) or self.step in trainer.except_save:
+                self._save()
+            self.saver.poll()
+        self.saver.finish()
+
+    def restore(self, resumption: Resumption) -> None:
+        """Go to where a checkpoint was written; the rollout engines get the policy's weights."""
+        state = resumption.state
+        self.workers.run("load", resumption.folder, resumption.step)
+        self._sync_weights()
+        self.step = resumption.step
+        self.loader.load_state_dict(from_json(state["loader"]))
+        self.reward_manager.load_state_dict(state["reward_manager"])
+        self.kl_control.load_state_dict(state["kl_control"])
+        self.validations = saved_validations(state)
+        self.timer.totals.update(state["seconds_by_phase"])
 
     def _due(self, frequency: int) -> bool:
         return is_due(self.step, self.total_steps, frequency)
@@ -394,18 +425,23 @@ class RayPPOTrainer:
         return self.reward_manager.shape(torch.zeros(mask.shape), mask, layer_metrics(rollout.rank_metrics)).phi
 
     def _save(self) -> None:
-        trainer = self.config.trainer
-        root = Path(trainer.default_local_dir)
+        scores = {step: metrics[BEST_BY] for step, metrics in self.validations.items()}
         with self.timer.phase("save"):
-            save_checkpoint(root, self.step, lambda folder: self.workers.run("save", folder), self._state())
-            if trainer.remove_previous_ckpt:
-                remove_checkpoints(root, keep={self.step, *trainer.except_save})
+            self.saver.save(self.step, self._state(), scores)
 
     def _state(self) -> dict[str, Any]:
+        """What the trainer itself knows, as JSON holds it; see :meth:`restore`."""
         return {
+            "job": "ppo",
             "step": self.step,
+            "num_examples": len(self.loader.dataset),
+            # Not to be derived from the step: dynamic sampling draws as many batches as it needs.
+            "loader": to_json(self.loader.state_dict()),
             "reward_manager": self.reward_manager.state_dict(),
             "kl_control": self.kl_control.state_dict(),
+            "best": best_validation(self.validations, BEST_BY),
+            "validations": self.validations,
+            "seconds_by_phase": self.timer.totals,
         }
 
     def _log(self) -> None:

@@ -1,5 +1,6 @@
 """One run of the main job, from a checked config to ``summary.json``."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,13 +15,24 @@ from verl.data.tokenizers import load_tokenizer
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.single_controller import WorkerGroup
+from verl.trainer.checkpoints import remove_unfinished
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator, capture_options
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
 from verl.trainer.ppo.sampling import Sampler
 from verl.trainer.profiling import check_profile_steps
 from verl.trainer.progress import RunDisplay, share_rows
-from verl.trainer.tracking import Tracker
+from verl.trainer.resume import (
+    Resumption,
+    best_validation,
+    check_resumable,
+    find_resumption,
+    run_folder,
+    saved_validations,
+    telling_how_to_go_on,
+)
+from verl.trainer.reward_manager_versions import RewardManager
+from verl.trainer.tracking import Tracker, write_summary
 from verl.workers.fsdp import check_value_architecture
 from verl.workers.model_checks import check_model
 from verl.workers.rollout import engine_environment
@@ -75,13 +87,23 @@ def run_ppo(config: PPOConfig) -> None:
             "to train the policy; lower it"
         )
 
+    folder, trainer = Path(config.trainer.default_local_dir), config.trainer
     with ExitStack() as stack:
-        folder = Path(config.trainer.default_local_dir)
-        trainer = config.trainer
-        tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config)
-        stack.callback(tracker.close)
+        stack.enter_context(run_folder(folder))
+        stack.enter_context(telling_how_to_go_on(trainer))
         display = RunDisplay(trainer.experiment_name, steps, COLUMNS)
+        resumption = find_resumption(config, trainer, display.say)
+        if resumption is not None:
+            _check_resumption(config, resumption, len(train_set))
+            if resumption.step >= steps and not trainer.val_only:
+                _say_complete(config, resumption, display)
+                return
+        last_step = None if resumption is None else resumption.step
+        tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config, last_step)
+        stack.callback(tracker.close)
         display.say(f"{trainer.experiment_name}: {steps} steps on {world_size} {device_type} workers, into {folder}")
+        # Once Ray has ended, with the workers that may still have been writing.
+        stack.callback(remove_unfinished, folder)
         stack.enter_context(ray_cluster(world_size, device_type))
         verifiers = stack.enter_context(VerifierPool(config.reward_score))
         workers = WorkerGroup(
@@ -97,8 +119,10 @@ def run_ppo(config: PPOConfig) -> None:
         stack.enter_context(display)
         sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers)
         ppo = RayPPOTrainer(config, loader, held_out, workers, sampler, calculator, tracker, display)
+        if resumption is not None:
+            ppo.restore(resumption)
         ppo.fit()
-        tracker.summarize(_summary(config, ppo))
+        tracker.summarize(_summary(config, ppo.step, ppo.validations, ppo.timer.totals))
     _report(display, ppo, folder)
 
 
@@ -113,6 +137,34 @@ def _check_lengths(config: PPOConfig) -> None:
         judge, limit = config.reward_model.model, config.reward_model.max_length
         name = "reward_model.max_length"
         check_sequence_fits(name, limit, "reward_model.model.path", judge.path, judge.trust_remote_code)
+
+
+def _check_resumption(config: PPOConfig, resumption: Resumption, num_prompts: int) -> None:
+    """Raise ``ConfigError`` for a checkpoint that does not fit the run."""
+    parts = {"actor": config.model} | ({"critic": config.critic.model} if config.uses_critic else {})
+    check_resumable(resumption, "ppo", num_prompts, parts)
+    trainer = config.trainer
+    if trainer.val_only and resumption.folder.parent == Path(trainer.default_local_dir):
+        raise ConfigError(
+            f"trainer.val_only=True: {trainer.default_local_dir} holds a training run; name another folder and the "
+            "checkpoint, by trainer.resume_mode=path"
+        )
+    try:
+        RewardManager(config.reward_manager).load_state_dict(resumption.state["reward_manager"])
+    except ValueError as error:
+        raise ConfigError(f"{resumption.folder}: {error}") from error
+
+
+def _say_complete(config: PPOConfig, resumption: Resumption, display: RunDisplay) -> None:
+    """The run was at its end already; it may have been stopped before its summary was written."""
+    folder = Path(config.trainer.default_local_dir)
+    if not (folder / "summary.json").exists():
+        validations = saved_validations(resumption.state)
+        summary = _summary(config, resumption.step, validations, resumption.state["seconds_by_phase"])
+        write_summary(folder, summary)
+    display.say(
+        f"the run is complete: step {resumption.step} was its last; raise trainer.total_training_steps to go on"
+    )
 
 
 def _check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str) -> None:
@@ -136,14 +188,16 @@ def _check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_
             )
 
 
-def _summary(config: PPOConfig, ppo: RayPPOTrainer) -> dict[str, object]:
-    validations = list(ppo.validations.items())
+def _summary(
+    config: PPOConfig, step: int, validations: Mapping[int, dict[str, float]], seconds_by_phase: Mapping[str, float]
+) -> dict[str, object]:
     return {
-        "steps": ppo.step,
+        "steps": step,
         "seed": config.seed,
-        "before": ppo.validations.get(0, {}),
-        "after": dict(validations[-1][1]) if validations else {},
-        "seconds_by_phase": ppo.timer.totals,
+        "before": validations.get(0, {}),
+        "after": dict(validations[max(validations)]) if validations else {},
+        "best": best_validation(validations, BEST_BY),
+        "seconds_by_phase": seconds_by_phase,
     }
 
 
@@ -165,5 +219,6 @@ def _report(display: RunDisplay, ppo: RayPPOTrainer, folder: Path) -> None:
         display.table("Validation", ["", f"step {first}", f"step {last}"], rows)
     display.table("Time by phase", ["phase", "seconds", "share"], share_rows(ppo.timer.totals))
     if ppo.step:
-        display.say(f"model: {folder}/global_step_{ppo.step}/actor/huggingface")
+        model = "/actor/huggingface" if ppo.config.trainer.save_hf_model else ""
+        display.say(f"model: {folder}/global_step_{ppo.step}{model}")
     display.say(f"metrics: {folder}/metrics.jsonl")

@@ -1,0 +1,39 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from verl.utils.json_state import from_json, to_json
+
+VALUES = {
+    "bytes": torch.tensor([0, 255, 7], dtype=torch.uint8),
+    "doubles": torch.tensor([[0.1, -0.0], [math.inf, 1e-308]], dtype=torch.float64),
+    "scalar": torch.tensor(5, dtype=torch.int64),
+    "none": torch.zeros(0, 3),
+    "transposed": torch.arange(6).view(2, 3).T,
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_tensor_comes_back_to_the_bit(name: str):
+    value = VALUES[name]
+    back = from_json(json.loads(json.dumps(to_json({"a": [value, None]}))))["a"][0]
+    assert back.dtype == value.dtype and back.shape == value.shape
+    assert back.numpy().tobytes() == value.contiguous().numpy().tobytes()
+
+
+def test_the_rest_stays_as_it_is():
+    state = {"a": (1, 2.5, True, None, "text"), "b": {"c": []}}
+    assert from_json(json.loads(json.dumps(to_json(state)))) == {"a": [1, 2.5, True, None, "text"], "b": {"c": []}}
+
+
+def test_arrays_become_tensors():
+    array = np.array([1, 2**32 - 1], dtype=np.uint32)
+    assert (from_json(to_json(array)).numpy() == array).all()
+
+
+def test_anything_else_is_refused():
+    with pytest.raises(TypeError, match="object cannot be kept as JSON"):
+        to_json({"a": object()})

@@ -1,0 +1,34 @@
+"""Entry point: the Hugging Face folder of a checkpoint, ``python -m verl.trainer.main_export <checkpoint or run>``."""
+
+import argparse
+from pathlib import Path
+
+
+def parse_arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(
+        prog="verl-export", description="Write the model of a checkpoint as transformers and vLLM load it."
+    )
+    parser.add_argument("source", type=Path, help="a checkpoint, .../global_step_N, or a run's folder: its newest one")
+    parser.add_argument("--out", type=Path, help="new folder to write; <checkpoint>/<part>/huggingface if not given")
+    parser.add_argument("--part", choices=["actor", "critic"], default="actor", help="which model (default: actor)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that the model's folder holds")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """The command line."""
+    arguments = parse_arguments()
+    # Late, so that --help answers at once.
+    from verl.config.load import ConfigError
+    from verl.trainer.exporting import export_checkpoint
+
+    try:
+        out = export_checkpoint(arguments.source, arguments.out, arguments.part, arguments.trust_remote_code)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+    print(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""State as JSON: what a checkpoint says besides its tensors can be read by people and is never unpickled."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_TENSOR = "__tensor__"
+
+
+def to_json(value: Any) -> Any:
+    """``value`` with its tensors and arrays as mappings of dtype, shape and base64 bytes, its tuples as lists.
+
+    Raises:
+        TypeError: for anything but tensors, arrays, mappings, lists, tuples, text, numbers and None.
+    """
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if isinstance(value, Tensor):
+        array = value.detach().cpu().contiguous().numpy()
+        data = base64.b64encode(array.tobytes()).decode()
+        return {_TENSOR: {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}}
+    if isinstance(value, dict):
+        return {str(key): to_json(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(entry) for entry in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise TypeError(f"{value!r}: {type(value).__name__} cannot be kept as JSON")
+
+
+def from_json(value: Any) -> Any:
+    """What :func:`to_json` was given, arrays as tensors and tuples as lists."""
+    if isinstance(value, dict):
+        if set(value) == {_TENSOR}:
+            stored = value[_TENSOR]
+            array = np.frombuffer(base64.b64decode(stored["data"]), dtype=np.dtype(stored["dtype"]))
+            return torch.from_numpy(array.reshape(stored["shape"]).copy())
+        return {key: from_json(entry) for key, entry in value.items()}
+    return [from_json(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,67 @@
+"""Models as ``transformers`` and vLLM load them: folders in Hugging Face's layout, and models without weights."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+CLASSES = {"actor": AutoModelForCausalLM, "critic": AutoModelForTokenClassification}
+"""Part of a checkpoint -> the class that its model is loaded with."""
+
+
+def empty_model(part: str, path: str | Path, trust_remote_code: bool) -> PreTrainedModel:
+    """The architecture of the model at ``path`` on the meta device, with its configuration for generation.
+
+    Args:
+        part: a key of ``CLASSES``; a critic has one output.
+    """
+    options = {"num_labels": 1} if part == "critic" else {}
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
+    with torch.device("meta"):
+        model: PreTrainedModel = CLASSES[part].from_config(
+            config, dtype=torch.float32, trust_remote_code=trust_remote_code
+        )
+    if model.can_generate():
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(path)
+        except OSError:  # without the file the architecture's own defaults hold, as when the model was loaded
+            pass
+    return model
+
+
+def parameter_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
+    """Name -> shape of every parameter; of tied ones the first name."""
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def write_architecture(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write what ``folder`` needs besides weights: the configurations and the tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = model.config
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def write_huggingface(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Write a folder that ``transformers`` and vLLM load as it is.
+
+    Args:
+        model: the architecture, such as from :func:`empty_model`; its own weights are not looked at.
+        weights: every parameter by name, of tied ones the first; on the CPU.
+    """
+    model.save_pretrained(folder, state_dict=dict(weights), safe_serialization=True)
+    tokenizer.save_pretrained(folder)
