@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.workers.groups import all_prompts, start_group
@@ -15,6 +16,8 @@ from verl.config import PPOConfig
 from verl.config.common import LoraConfig
 from verl.data.prompts import PromptSample
 from verl.single_controller import WorkerGroup, concat
+from verl.trainer.exporting import export_checkpoint
+from verl.trainer.saver import CheckpointSaver
 from verl.workers.forward import LogprobForward
 
 
@@ -69,8 +72,9 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, t
     logprobs, _ = concat(workers.run_split("compute_logprobs", fresh))
     assert (fresh.rollout_logprobs - logprobs).abs()[fresh.response_mask.bool()].max() < 1e-3
 
-    workers.run("save", tmp_path)
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "actor" / "huggingface").eval()
+    CheckpointSaver(tmp_path, workers, background=False, huggingface=True, newest=0).save(1, {"step": 1}, {})
+    folder = tmp_path / "global_step_1"
+    exported = AutoModelForCausalLM.from_pretrained(folder / "actor" / "huggingface").eval()
     scorer = LogprobForward(exported, config.model, "cpu")
     with torch.no_grad():
         found, _ = scorer.logprobs(
@@ -78,4 +82,14 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, t
         )
     assert (found - logprobs).abs().max() < 1e-5
     for name in ("actor", "critic"):
-        assert (tmp_path / name / "lora_adapter" / "adapter_model.safetensors").is_file()
+        assert (folder / name / "lora_adapter" / "adapter_model.safetensors").is_file()
+        merged = load_file(export_checkpoint(folder, tmp_path / name, name, False) / "model.safetensors")
+        written = load_file(folder / name / "huggingface" / "model.safetensors")
+        assert merged.keys() == written.keys()
+        assert max((merged[key] - written[key]).abs().max() for key in merged) < 1e-6
+
+    # Adapters and optimizer go back to where they were, whatever is offloaded.
+    workers.run_split("update_actor", policy_batch(rollout, first), int(mask.sum()), len(rollout))
+    assert not torch.equal(concat(workers.run_split("compute_logprobs", fresh))[0], logprobs)
+    workers.run("load", folder, 1)
+    assert torch.equal(concat(workers.run_split("compute_logprobs", fresh))[0], logprobs)
