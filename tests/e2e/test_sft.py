@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +14,8 @@ from transformers import AutoModelForCausalLM
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.conversations import tokenize_conversation
 from verl.data.records import SFT_SCHEMA, sft_record, write_parquet
+from verl.trainer.checkpoints import verify_checkpoint
+from verl.trainer.tracking import TIMING_PREFIXES
 
 pytestmark = pytest.mark.e2e
 
@@ -30,7 +33,8 @@ def test_held_out_figures_are_those_of_the_exported_model(tiny_model, tiny_token
         f"data.train_files={files['train'][0]}",
         f"data.val_files={files['val'][0]}",
         *("data.train_batch_size=8", "data.micro_batch_size_per_gpu=2", "trainer.total_training_steps=3"),
-        *(f"trainer.default_local_dir={run}", "trainer.profile_steps=[2]", "device=cpu"),
+        *("trainer.save_freq=1", "trainer.profile_steps=[2]"),
+        *(f"trainer.default_local_dir={run}", "device=cpu"),
     ]
     command = [sys.executable, "-m", "verl.trainer.main_sft", *overrides]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
@@ -57,3 +61,20 @@ def test_held_out_figures_are_those_of_the_exported_model(tiny_model, tiny_token
         logprob += distribution[torch.arange(len(ids) - 1), ids[1:]][learned].sum().item()
         num_tokens += int(learned.sum())
     assert records[2]["val/loss"] == pytest.approx(-logprob / num_tokens, abs=1e-4)
+
+    # One step back, and forward again.
+    shutil.rmtree(run / "global_step_3")
+    (run / "summary.json").unlink()
+    result = subprocess.run(
+        [*command, "trainer.async_save=true"], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"resuming from {run}/global_step_2\n  trainer.async_save: was False, is True\n" in result.stdout
+    again = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for record in (*records, *again):
+        for name in [name for name in record if name.startswith(TIMING_PREFIXES)]:
+            del record[name]
+    assert again == records
+    verify_checkpoint(run / "global_step_3")
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0 and "the run is complete: step 3 was its last" in result.stdout

@@ -5,15 +5,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
-import uuid
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, small_overrides
-from safetensors.torch import load_file
+from conftest import small_overrides
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -21,72 +17,12 @@ from transformers import (
     AutoTokenizer,
 )
 
-from verl.trainer.tracking import TIMING_PREFIXES
+from tests.e2e.runs import Run, records
 
 pytestmark = pytest.mark.e2e
 
-MARKER = "VERL_TEST_RUN"
-"""Environment variable that every process of a run inherits, by which survivors are found."""
-
 NAMESPACE = ["unshare", "--mount", "--map-root-user"]
 """Prefix of a command that may mount a file system of its own."""
-
-
-class Run:
-    """A training process in a process group of its own, as a terminal would start it."""
-
-    def __init__(self, overrides: list[str], log: Path, prefix: tuple[str, ...] = ()) -> None:
-        self.identity = uuid.uuid4().hex
-        self.log = log
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
-            cwd=ROOT,
-            env=os.environ | {MARKER: self.identity},
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def wait_for_line(self, text: str, timeout_s: float = 240) -> None:
-        """Until the output holds ``text``."""
-        deadline = time.monotonic() + timeout_s
-        while text not in self.log.read_text():
-            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.log.read_text()}"
-            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.log.read_text()}"
-            time.sleep(0.1)
-
-    def finish(self, timeout_s: float = 240) -> int:
-        return self.process.wait(timeout_s)
-
-    def processes(self) -> dict[int, str]:
-        """Living processes of this run: id -> command line."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if f"{MARKER}={self.identity}".encode() in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue
-        return found
-
-    def assert_nothing_left(self, folder: Path) -> None:
-        """No process lives on, and no checkpoint is there that is not complete."""
-        deadline = time.monotonic() + 20
-        while (survivors := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert not survivors
-        assert not list(folder.glob(".*unfinished"))
-        for checkpoint in folder.glob("global_step_*"):
-            load_file(checkpoint / "actor" / "huggingface" / "model.safetensors")
-            assert json.loads((checkpoint / "trainer_state.json").read_text())["step"] > 0
-
-
-def records(folder: Path) -> list[dict[str, float]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [
-        {name: value for name, value in json.loads(line).items() if not name.startswith(TIMING_PREFIXES)}
-        for line in lines
-    ]
 
 
 def test_same_seed_same_metrics_and_the_export_trains_on(tiny_model, arithmetic_prompts, tmp_path):
@@ -233,7 +169,7 @@ def test_a_killed_worker_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):
     long_run = ["trainer.total_training_steps=1000", "trainer.total_epochs=1000"]
     run = Run([*overrides, *long_run], tmp_path / "log")
     run.wait_for_line("step 1/")
-    workers = [process for process, command in run.processes().items() if command.startswith("ray::_Host")]
+    workers = run.workers()
     assert len(workers) == 2, run.processes()
     os.kill(workers[0], signal.SIGKILL)
     assert run.finish() == 1

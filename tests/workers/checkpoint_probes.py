@@ -12,8 +12,8 @@ from verl.config import PPOConfig
 from verl.data.tokenizers import load_tokenizer
 from verl.workers.checkpoint import Checkpointed, CheckpointWorker, TrainedPart, training_state
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
-from verl.workers.forward import token_logprobs, token_values
-from verl.workers.fsdp import load_sharded_model, load_sharded_value_model
+from verl.workers.forward import LogprobForward, ValueForward
+from verl.workers.fsdp import load_sharded_model, load_sharded_value_model, offloaded_parameters
 from verl.workers.learner import Learner
 
 TOTAL_STEPS = 10
@@ -31,8 +31,13 @@ class LearningWorker(Checkpointed):
         actor = load_sharded_model(config.model, mesh, trainable=True)
         critic = load_sharded_value_model(config.model, mesh, trainable=True, new_head=True)
         self.learners = {"actor": Learner(actor, optim, TOTAL_STEPS), "critic": Learner(critic, optim, TOTAL_STEPS)}
+        self.logprobs = LogprobForward(actor, config.model, "cpu").logprobs
+        self.values = ValueForward(critic, config.model, "cpu").values
         tokenizer = load_tokenizer(config.model.path, False)
-        parts = [TrainedPart(name, learner, config.model, tokenizer) for name, learner in self.learners.items()]
+        parts = [
+            TrainedPart(name, learner, offloaded_parameters(learner.model, False), config.model, tokenizer)
+            for name, learner in self.learners.items()
+        ]
         self.checkpoints = CheckpointWorker(parts, config.seed)
 
     def learn(self, batch: Tensor, steps: int, names: list[str]) -> list[dict[str, float]]:
@@ -45,10 +50,10 @@ class LearningWorker(Checkpointed):
             for name in names:
                 learner = self.learners[name]
                 if name == "actor":
-                    logprobs, _ = token_logprobs(learner.model, share, mask, share.shape[1] - 1, 1.0)
+                    logprobs, _ = self.logprobs(share, mask, mask[:, 1:], 1.0)
                     loss = -logprobs.sum() / batch.numel()
                 else:
-                    loss = (token_values(learner.model, share, mask) - 1).square().sum() / batch.numel()
+                    loss = (self.values(share, mask) - 1).square().sum() / batch.numel()
                 sums, state = learner.step([(loss, {"loss": loss})])
                 record |= {f"{name}/{key}": value for key, value in (sums | state).items()}
             curve.append(record)

@@ -1,0 +1,78 @@
+"""Training processes of the tests, and what they leave behind."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from conftest import ROOT
+from safetensors.torch import load_file
+
+from verl.trainer.tracking import TIMING_PREFIXES
+
+MARKER = "VERL_TEST_RUN"
+"""Environment variable that every process of a run inherits, by which survivors are found."""
+
+
+class Run:
+    """A training process in a process group of its own, as a terminal would start it."""
+
+    def __init__(self, overrides: list[str], log: Path, prefix: tuple[str, ...] = ()) -> None:
+        self.identity = uuid.uuid4().hex
+        self.log = log
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
+            cwd=ROOT,
+            env=os.environ | {MARKER: self.identity},
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def wait_for_line(self, text: str, timeout_s: float = 240) -> None:
+        """Until the output holds ``text``."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.log.read_text():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.log.read_text()}"
+            time.sleep(0.1)
+
+    def finish(self, timeout_s: float = 240) -> int:
+        return self.process.wait(timeout_s)
+
+    def processes(self) -> dict[int, str]:
+        """Living processes of this run: id -> command line."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARKER}={self.identity}".encode() in (folder / "environ").read_bytes():
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+        return found
+
+    def workers(self) -> list[int]:
+        """The ids of the processes that hold the models."""
+        return sorted(pid for pid, command in self.processes().items() if command.startswith("ray::_Host"))
+
+    def assert_nothing_left(self, folder: Path) -> None:
+        """No process lives on, and no checkpoint is there that is not complete."""
+        deadline = time.monotonic() + 20
+        while (survivors := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not survivors
+        assert not list(folder.glob(".*unfinished"))
+        for checkpoint in folder.glob("global_step_*"):
+            load_file(checkpoint / "actor" / "huggingface" / "model.safetensors")
+            assert json.loads((checkpoint / "trainer_state.json").read_text())["step"] > 0
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if not name.startswith(TIMING_PREFIXES)}
+        for line in lines
+    ]

@@ -1,0 +1,79 @@
+"""Runs that are killed and go on as if nothing had been."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from conftest import small_overrides
+
+from tests.e2e.runs import Run, records
+from verl.trainer.checkpoints import checkpoints, latest_checkpoint
+
+pytestmark = pytest.mark.e2e
+
+OPTIONS = [
+    # Every step changes the weights: where no answer is right, rank shaping gives the rewards. Four steps an epoch.
+    *("reward_manager.add_reward=true", "actor.optim.lr=1e-3", "trainer.total_training_steps=8", "trainer.save_freq=1"),
+    *("trainer.async_save=true", "trainer.save_hf_model=false", "trainer.max_ckpt_to_keep=2", "trainer.test_freq=3"),
+]
+
+
+def kill_while_saving(run: Run, folder) -> None:
+    deadline = time.monotonic() + 240
+    while not list(folder.glob(".global_step_*.unfinished")):
+        assert run.process.poll() is None and time.monotonic() < deadline, run.log.read_text()
+        time.sleep(0.002)
+    os.kill(run.process.pid, signal.SIGKILL)
+
+
+def test_killed_runs_go_on_to_the_bit(tiny_model, arithmetic_prompts, tmp_path):
+    folder, alone = tmp_path / "killed", tmp_path / "alone"
+    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), *OPTIONS]
+
+    run = Run(overrides, tmp_path / "driver.log")
+    run.wait_for_line("step 3/")
+    os.kill(run.process.pid, signal.SIGKILL)
+    assert run.finish() == -signal.SIGKILL
+    # A damaged file in the newest checkpoint costs one step.
+    newest = latest_checkpoint(folder)
+    assert newest is not None and len(checkpoints(folder)) > 1
+    shard = next((newest / "actor" / "shards").iterdir())
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+    run = Run(overrides, tmp_path / "worker.log")
+    run.wait_for_line("step 5/")
+    os.kill(run.workers()[0], signal.SIGKILL)
+    assert run.finish() == 1
+    output = run.log.read_text()
+    assert f"warning: {shard} has" in output and f"resuming from {folder}/global_step_" in output
+    last = max(checkpoints(folder))
+    assert f"to go on from step {last}: the same command with trainer.default_local_dir={folder}\n" in output
+
+    run = Run(overrides, tmp_path / "saving.log")
+    kill_while_saving(run, folder)
+    assert run.finish() == -signal.SIGKILL
+
+    run = Run(overrides, tmp_path / "last.log")
+    assert run.finish() == 0, run.log.read_text()
+    run.assert_nothing_left(folder)
+    assert "resuming from" in run.log.read_text()
+    uninterrupted = Run(
+        [*overrides, f"trainer.default_local_dir={alone}", "trainer.async_save=false"], tmp_path / "log"
+    )
+    assert uninterrupted.finish() == 0, uninterrupted.log.read_text()
+    assert [record["step"] for record in records(alone)] == list(range(9))
+    assert records(folder) == records(alone)
+    gradients = [record["actor/grad_norm"] for record in records(alone)[1:]]
+    assert len(set(gradients)) == 8 and min(gradients) > 0
+    summaries = [json.loads((path / "summary.json").read_text()) for path in (folder, alone)]
+    assert summaries[0]["after"] == summaries[1]["after"] and summaries[0]["best"] == summaries[1]["best"]
+    assert list(checkpoints(folder)) == list(checkpoints(alone))
+
+    # Nothing is left to do: the command says so at once.
+    (folder / "summary.json").unlink()
+    run = Run(overrides, tmp_path / "again.log")
+    assert run.finish() == 0
+    assert "the run is complete: step 8 was its last" in run.log.read_text()
+    assert json.loads((folder / "summary.json").read_text())["after"] == summaries[0]["after"]
