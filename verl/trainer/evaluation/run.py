@@ -280,10 +280,10 @@ def _generate(
     if num_samples < total:
         display.say(f"{title}: {total - num_samples} of {total} samples are there already")
     display.start(title, sum(len({problem for problem, _ in keys}) for _, keys in missing), num_samples)
-    target = lacking[0].job.target
-    limit = sequence_limit(target.path, config.rollout.trust_remote_code)
+    job = lacking[0].job
+    limit = sequence_limit(job.target.path, config.rollout.trust_remote_code)
     prompts = [ids for work in lacking for ids in work.job.prompts]
-    workers = engines.start(engine_model(target, prompts, config, limit))
+    workers = engines.start(engine_model(job, prompts, config, limit))
     try:
         display.running()
         generate_missing(
