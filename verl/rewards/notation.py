@@ -235,8 +235,8 @@ _SUM = re.compile(r"(?<=[^\s({\[])\s*[+-]")
 def keep_variable(text: str, short: bool = False) -> str:
     """LaTeX in which a variable that ends it is in braces, for math-verify leaves out what it takes for a unit.
 
-    It takes ``t`` for one in ``2+3t``, ``ab`` in ``5ab`` and the imaginary unit in ``5\\mathrm{i}``. Names of two letters
-    in ``UNITS`` stay units; with ``short`` those of ``SHORT_UNITS`` do too, behind a number alone.
+    It takes ``t`` for one in ``2+3t``, ``ab`` in ``5ab`` and the imaginary unit in ``5\\mathrm{i}``. Names of two
+    letters in ``UNITS`` stay units; with ``short`` those of ``SHORT_UNITS`` do too, behind a number alone.
     """
     text = _CONSTANT.sub(r" \1 ", text)
     found = _LAST_LETTERS.search(text)

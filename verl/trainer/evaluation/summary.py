@@ -40,7 +40,7 @@ REPEATED_WORDS = 4
 GROUPS = ("all", "correct", "wrong")
 """The responses over which rank metrics are summarised."""
 
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+?(?=[\u3040-\u30ff\u3400-\u9fff])|\w+|[^\w\s]")
+_WORD = re.compile(r"[^\W\u3040-\u30ff\u3400-\u9fff]+|\S")
 
 
 @dataclass(frozen=True)
