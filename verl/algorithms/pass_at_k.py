@@ -105,7 +105,7 @@ def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float
     Instead of a subset of exactly k, let every sample come with probability k/n, independently, and condition on k
     having come: the same distribution, in which classes are independent. So the generating function of who comes
     besides the supporters is a product over classes, taken here at roots of unity, where nothing exceeds 1 and an
-    inverse transform gives its coefficients to about 1e-15. With t rivals that tie, the supporters win one time in
+    inverse transform gives its coefficients to about 1e-13. With t rivals that tie, the supporters win one time in
     1 + t, which is the integral of y^t from 0 to 1: a Gauss rule with enough points is exact.
 
     Q: pairs of the supporters' votes v and a point y of its rule. F: roots of unity in the upper half plane; the

@@ -63,7 +63,7 @@ def make_jobs(
     folder: Path,
     device_type: str,
 ) -> list[Job]:
-    """The target's jobs: its benchmarks, each at every temperature."""
+    """The target's jobs: its benchmarks, each at every temperature. Raises ``ConfigError`` if the model is gone."""
     jobs = []
     digest = model_digest(target.path)
     for name, problems in benchmarks.items():

@@ -106,7 +106,11 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
             verifiers = _verifiers(config)
             stack.callback(verifiers.close)
             for place, (target, tokenizer) in enumerate(tokenizers.items(), start=1):
-                jobs = make_jobs(target, tokenizer, benchmarks, config, folder, device_type)
+                try:
+                    jobs = make_jobs(target, tokenizer, benchmarks, config, folder, device_type)
+                except ConfigError as error:
+                    failures.add(error, target.label)
+                    continue
                 title = f"{target.label} ({place}/{len(tokenizers)})" if len(tokenizers) > 1 else target.label
                 results += _evaluate_target(title, jobs, config, engines, verifiers, display, failures)
         if results:
