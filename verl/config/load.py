@@ -15,8 +15,9 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from verl.config.cli import explain
 
-CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
-"""The folder of the shipped YAML files."""
+_PACKAGE = Path(__file__).resolve().parents[1]
+CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
+"""The folder of the shipped YAML files: in an installed package inside it, in a checkout beside it."""
 
 ConfigT = TypeVar("ConfigT")
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
