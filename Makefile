@@ -1,5 +1,5 @@
 # Shortcuts; each target is one or two plain commands that can be typed by hand.
-.PHONY: setup checks docs test train clean
+.PHONY: setup checks docs test train eval clean
 
 BIN := .venv/bin
 
@@ -21,6 +21,9 @@ test:
 
 train:
 	bash train.sh
+
+eval:
+	bash eval.sh
 
 # Caches and build leftovers only; the environment and the outputs of runs stay.
 clean:

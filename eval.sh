@@ -76,6 +76,7 @@ if ((${#aliases[@]} == 0 && ${#RUN_NAME_MAP[@]} > 0)); then
 fi
 for alias in "${aliases[@]}"; do
   [[ -n ${RUN_NAME_MAP[$alias]:-} ]] || die "RUN_ALIASES names $alias, which has no entry in RUN_NAME_MAP; add one"
+  [[ $alias =~ ^[A-Za-z][A-Za-z0-9_-]*$ ]] || die "RUN_NAME_MAP names $alias: a letter, then letters, digits, _ and - only"
   set_from_map "$alias" path "$(quoted "${RUN_NAME_MAP[$alias]}")"
   base=${BASE_MODEL_MAP[$alias]:-}
   set_from_map "$alias" base "${base:+$(quoted "$base")}"
@@ -89,6 +90,9 @@ for map in BASE_MODEL_MAP STEP_MAP TEMPLATE_MAP MAX_RESPONSE_LENGTH_MAP; do
     [[ -n ${RUN_NAME_MAP[$alias]:-} ]] || die "$map names $alias, which has no entry in RUN_NAME_MAP; add one"
   done
   unset -n entries
+done
+for switch in CALCULATE_METRICS USE_WANDB; do
+  [[ ${!switch} == true || ${!switch} == false ]] || die "$switch=${!switch}: must be true or false"
 done
 [[ -z $TEMPERATURES ]] || overrides+=("temperatures=[$TEMPERATURES]")
 [[ -z $TOP_P ]] || overrides+=("top_p=$TOP_P")

@@ -1,9 +1,11 @@
 """Packaging of VERL. Install from a checkout with ``pip install --no-deps --no-build-isolation -e .``."""
 
 import ast
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 
@@ -22,6 +24,15 @@ def read_requirements() -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
+class BuildWithConfigs(build_py):
+    """Copies ``configs/`` into the package, where ``verl.config.load.CONFIG_DIR`` finds it outside a checkout."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            shutil.copytree(ROOT / "configs", Path(self.build_lib, "verl", "configs"), dirs_exist_ok=True)
+
+
 setup(
     name="verl-rank",
     version=read_version(),
@@ -34,12 +45,15 @@ setup(
     # Naming the root explicitly makes an editable installation a plain path entry: packages that are added later
     # are found without installing again.
     package_dir={"": "."},
+    package_data={"verl.trainer.evaluation": ["assets/*"]},
+    cmdclass={"build_py": BuildWithConfigs},
     install_requires=read_requirements(),
     entry_points={
         "console_scripts": [
             "verl-train = verl.trainer.main_ppo:main",
             "verl-sft = verl.trainer.main_sft:main",
             "verl-export = verl.trainer.main_export:main",
+            "verl-eval = verl.trainer.main_eval:main",
         ],
         "vllm.general_plugins": ["verl_hidden_states = vllm_patches:register"],
     },

@@ -108,9 +108,16 @@ def test_other_settings(checkout: Path):
             {"RUN_NAME_MAP": "([a]=x)", "STEP_MAP": "([aa]=3)"},
             "eval.sh: STEP_MAP names aa, which has no entry in RUN_NAME_MAP; add one\n",
         ),
+        # Hydra takes the dot for a level of options.
+        (
+            {"RUN_NAME_MAP": "([Qwen2.5-7B]=x)"},
+            "eval.sh: RUN_NAME_MAP names Qwen2.5-7B: a letter, then letters, digits, _ and - only\n",
+        ),
+        ({"USE_WANDB": "False"}, "eval.sh: USE_WANDB=False: must be true or false\n"),
+        ({"CALCULATE_METRICS": "1"}, "eval.sh: CALCULATE_METRICS=1: must be true or false\n"),
     ],
 )
-def test_an_alias_without_a_run_is_named(settings: dict[str, str], line: str, checkout: Path):
+def test_settings_that_cannot_be_are_named(settings: dict[str, str], line: str, checkout: Path):
     assert evaluate(checkout, **settings) == (1, [], line)
 
 

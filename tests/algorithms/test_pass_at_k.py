@@ -114,6 +114,43 @@ def test_majority_of_random_votes(classes: list[int], data: st.DataObject):
     assert majority_at_k(classes, 0, k) == pytest.approx(exact, abs=1e-12)
 
 
+def majority_by_counting(n: int, k: int, supporters: int, rivals: list[int]) -> float:
+    """Exact in integers: subsets by the supporters' votes, how many others come, and how many rivals tie."""
+    won = Fraction(0)
+    for votes in range(1, min(k, supporters) + 1):
+        ways = {(0, 0): math.comb(supporters, votes)}
+        for size in rivals:
+            grown = Counter()
+            for (came, ties), count in ways.items():
+                for more in range(min(size, votes) + 1):
+                    grown[came + more, ties + (more == votes)] += count * math.comb(size, more)
+            ways = grown
+        silent = n - supporters - sum(rivals)
+        for (came, ties), count in ways.items():
+            if 0 <= k - votes - came <= silent:
+                won += Fraction(count * math.comb(silent, k - votes - came), 1 + ties)
+    return float(won / math.comb(n, k))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8, 24, 47, 64])
+@pytest.mark.parametrize(
+    ("supporters", "rivals"),
+    [
+        (1, [1] * 20),
+        (5, [3, 3, 2, 2, 1, 1, 1]),
+        (12, [12, 12, 12, 12]),
+        (20, [30, 6]),
+        (30, [20, 5, 1]),
+        (64, []),
+    ],
+)
+def test_majority_of_64_is_the_mean_over_all_subsets(supporters: int, rivals: list[int], k: int):
+    classes = [0] * supporters + [i for i, size in enumerate(rivals, start=1) for _ in range(size)]
+    classes += [-1] * (64 - len(classes))
+    exact = majority_by_counting(64, k, supporters, rivals)
+    assert majority_at_k(classes, 0, k) == pytest.approx(exact, abs=1e-12)
+
+
 def test_majority_ties_share_the_prize():
     assert majority_at_k([0, 1, 2], 0, 3) == pytest.approx(1 / 3)
     assert majority_at_k([0, 0, 1, 1, 2], 0, 5) == pytest.approx(1 / 2)

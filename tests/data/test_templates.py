@@ -4,7 +4,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.load import ConfigError
 from verl.data.benchmarks import BENCHMARKS
 from verl.data.demonstrations import DEMONSTRATIONS
-from verl.data.templates import TEMPLATES, render_prompt, template_stops
+from verl.data.templates import TEMPLATES, render_prompt, stop_token_ids, template_stops
 from verl.rewards import compute_score
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -45,7 +45,7 @@ def rendered(template: str, question: str, demonstrations: list[tuple[str, str]]
         ),
         ("abel", "Question:\nWhat is {1}?\nAnswer:\nLet's think step by step.\n"),
         ("deepseek-r1", f"<｜User｜>What is {{1}}?\n{BOXED}<｜Assistant｜><think>\n"),
-        ("mathstral", f"What is {{1}}?\n{BOXED}\n\n"),
+        ("mathstral", f"What is {{1}}?\n{BOXED}"),
         (
             "llama-boxed",
             f"<|start_header_id|>user<|end_header_id|>\n\nWhat is {{1}}?\n{BOXED}<|eot_id|>"
@@ -104,6 +104,11 @@ def test_stops():
     assert template_stops("chat") == []
     assert template_stops("qwen-boxed") == ["<|im_end|>", "<|endoftext|>"]
     assert template_stops("question-answer") == ["\nQuestion:", "\nProblem:"]
+
+
+def test_stops_that_are_tokens_of_the_model(tiny_tokenizer: PreTrainedTokenizerBase):
+    assert stop_token_ids("qwen-boxed", tiny_tokenizer) == [tiny_tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert stop_token_ids("llama", tiny_tokenizer) == stop_token_ids("chat", tiny_tokenizer) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import ROOT
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from verl.data.arithmetic import ArithmeticTask
 
@@ -192,3 +196,35 @@ def test_what_is_broken_costs_itself_alone(tiny_model, benchmarks, tmp_path):
     for error, words in zip(errors, ["torn.jsonl, line 20: ", "empty.jsonl", "'aime24'", "no tokenizer"], strict=True):
         assert words in error
     assert outcome(tmp_path / "out")[0]
+
+
+def always_ending_model(source: Path, folder: Path) -> Path:
+    """A base model: it says ``<|im_end|>`` for ever, and its own end-of-sequence token is another."""
+    shutil.copytree(source, folder)
+    for name, key, value in (
+        ("tokenizer_config.json", "eos_token", "<|pad|>"),
+        ("generation_config.json", "eos_token_id", 0),
+        ("config.json", "eos_token_id", 0),
+        ("config.json", "tie_word_embeddings", False),
+    ):
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | {key: value}))
+    weights = load_file(folder / "model.safetensors")
+    embeddings = weights["model.embed_tokens.weight"]
+    for name, weight in weights.items():
+        # Every position holds the same state, whatever the tokens are.
+        weight.fill_(1.0 if "norm" in name or "embed" in name else 0.0)
+    head = torch.zeros_like(embeddings)
+    head[AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("<|im_end|>")] = 1.0
+    save_file({**weights, "lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_a_base_model_ends_where_its_template_does(tiny_model, benchmarks, tmp_path):
+    model = always_ending_model(tiny_model, tmp_path / "model")
+    options = ["model.template=qwen-boxed", "n_sampling=1", "data.max_problems=2", "trainer.n_gpus_per_node=1"]
+    run = Evaluation([*overrides(model, benchmarks, tmp_path / "out"), *options], tmp_path / "log")
+    assert run.finish() == 0, run.log.read_text()
+    (path,) = (tmp_path / "out").glob("*/step_0/sums/T1/samples.jsonl")
+    found = [(sample["response"], sample["num_tokens"], sample["truncated"]) for sample in lines(path)]
+    assert found == [("", 1, False)] * 2

@@ -8,8 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 DRAWS = 4000
@@ -23,6 +26,9 @@ NEGLIGIBLE = 1e-17
 
 MAX_BLOCK = 1 << 22
 """Problems times draws that are resampled at once: 32 MiB."""
+
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,8 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
         raise ValueError(f"k={k}: must lie between 1 and the number of samples ({len(classes)})")
     votes = Counter(answer for answer in classes if answer >= 0)
     supporters = votes.pop(correct_class, 0) if correct_class is not None else 0
-    if supporters == 0:
-        return 0.0
+    if supporters == 0 or k == 1:
+        return supporters / len(classes)
     return _election(len(classes), k, supporters, tuple(sorted(votes.values())))
 
 
@@ -97,49 +103,96 @@ def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float
     """The probability that ``supporters`` of n samples win among k, against rival classes of these sizes.
 
     Instead of a subset of exactly k, let every sample come with probability k/n, independently, and condition on k
-    having come: the same distribution, in which classes are independent. So the generating function of who comes is a
-    product over classes, taken here at roots of unity, where nothing exceeds 1 and an inverse FFT gives its
-    coefficients to about 1e-15.
+    having come: the same distribution, in which classes are independent. So the generating function of who comes
+    besides the supporters is a product over classes, taken here at roots of unity, where nothing exceeds 1 and an
+    inverse transform gives its coefficients to about 1e-13. With t rivals that tie, the supporters win one time in
+    1 + t, which is the integral of y^t from 0 to 1: a Gauss rule with enough points is exact.
+
+    Q: pairs of the supporters' votes v and a point y of its rule. F: roots of unity in the upper half plane; the
+    others are their conjugates.
     """
-    share = k / n
-    support = _binomial([supporters], supporters + 1, share)[0].tolist()
-    roots, powers = _roots_of_unity(n + 1), torch.arange(n + 1)
-    total = 0.0
-    for votes in range(1, min(k, supporters) + 1):
-        if support[votes] < NEGLIGIBLE:
+    share, rest = k / n, n - supporters
+    support, others = _binomial(supporters, share), _binomial(rest, share)
+    largest = rivals[-1] if rivals else 0
+    # With more votes than the largest class has members, nobody can win or tie.
+    safe = np.arange(max(largest + 1, k - rest), min(k, supporters) + 1)
+    total = support[safe] @ others[k - safe]
+    contested = np.arange(1, min(k, supporters, largest) + 1)
+    contested = contested[support[contested] >= NEGLIGIBLE]
+    if len(contested):
+        threats = len(rivals) - np.searchsorted(rivals, contested)
+        ties = np.minimum(threats, k // contested - 1)
+        rules = [_unit_rule(1 + degree // 2) for degree in ties.tolist()]
+        votes = np.repeat(contested, [len(points) for points, _ in rules])
+        y, weights = np.concatenate([p for p, _ in rules]), np.concatenate([w for _, w in rules])
+        product = _rest_at_roots(rest, share, votes, y, Counter(rivals))
+        total += support[votes] * weights @ _coefficients(product, k - votes, rest + 1)
+    return min(1.0, max(0.0, float(total / _binomial(n, share)[k])))
+
+
+def _rest_at_roots(rest: int, share: float, votes: Array, y: Array, rivals: Counter[int]) -> Array:
+    """Generating functions ``[Q, F]`` of how many of ``rest`` samples come, where no rival has more than ``votes``;
+    each rival that has as many counts as ``y``. ``rivals``: size of a class -> how many classes have it."""
+    order, roots = rest + 1, _roots_of_unity(rest + 1)
+    half = np.arange(order // 2 + 1)
+    # Whole turns are left out, so that high powers are as exact as low ones.
+    powers = roots[np.arange(max(rivals) + 1)[:, None] * half % order]
+    # Rivals with fewer members than votes can neither win nor tie: they fill up, like the samples that do not vote.
+    fillers = rest - sum(size * count * (votes <= size) for size, count in rivals.items())
+    kinds, kind = np.unique(fillers, return_inverse=True)
+    one = 1 - share + share * roots[half]
+    product: Array = (np.abs(one) ** kinds[:, None] * np.exp(1j * np.angle(one) * kinds[:, None]))[kind]
+    for size, count in rivals.items():
+        rows = int(np.searchsorted(votes, size, side="right"))  # votes ascend
+        if rows == 0:
             continue
-        room = k - votes
-        # Rivals with fewer members than votes can neither win nor tie: they fill up, like the samples that do not vote.
-        threats = [size for size in rivals if size >= votes]
-        fillers = n - supporters - sum(threats)
-        ties = min(len(threats), room // votes)
-        tied = _roots_of_unity(ties + 1)[:, None] * roots[votes * powers % (n + 1)]
-        product = torch.fft.fft(_binomial([fillers], n + 1, share)).repeat(ties + 1, 1)
-        if threats:
-            came = _binomial(threats, votes + 1, share)
-            for fewer, equal in zip(torch.fft.fft(came[:, :votes], n + 1), came[:, votes], strict=True):
-                product *= fewer + tied * equal
-        # ways[t]: probability that t rivals tie, none wins, and ``room`` samples come besides the supporters.
-        ways = torch.fft.ifft2(product).real[:, room]
-        total += support[votes] * float((ways / torch.arange(1, ties + 2)).sum())
-    return min(1.0, max(0.0, total / float(_binomial([n], k + 1, share)[0, k])))
+        terms = _binomial(size, share)[:, None] * powers[: size + 1]
+        fewer = np.cumsum(terms, axis=0)
+        factor = fewer[votes[:rows] - 1] + y[:rows, None] * terms[votes[:rows]]
+        for _ in range(count):
+            product[:rows] *= factor
+    return product
 
 
-def _roots_of_unity(count: int) -> Tensor:
-    """The points ``[count]`` at which ``torch.fft.fft`` evaluates a polynomial."""
-    angles = torch.arange(count, dtype=torch.float64) * (-2 * math.pi / count)
-    return torch.polar(torch.ones_like(angles), angles)
+def _coefficients(values: Array, degrees: Array, order: int) -> Array:
+    """Of each real polynomial of degree below ``order``, given at the upper roots of unity, the one of its degree."""
+    half = np.arange(order // 2 + 1)
+    # Roots off the real axis stand for two.
+    times = np.where((half == 0) | (2 * half == order), 1.0, 2.0)
+    conjugates = _roots_of_unity(order)[-degrees[:, None] * half % order]
+    found: Array = (values * conjugates).real @ times / order
+    found[degrees >= order] = 0.0
+    return found
 
 
-def _binomial(trials: Sequence[int], length: int, share: float) -> Tensor:
-    """Probabilities of 0, 1, ... successes, one row per number of trials: ``[len(trials), length]``; 0 beyond it."""
-    n = torch.tensor(trials, dtype=torch.float64)[:, None]
-    successes = torch.arange(length, dtype=torch.float64)
-    failures = (n - successes).clamp(min=0)
-    chance = torch.tensor([share, 1 - share], dtype=torch.float64)
-    logs = torch.lgamma(n + 1) - torch.lgamma(successes + 1) - torch.lgamma(failures + 1)
-    logs += torch.xlogy(successes, chance[0]) + torch.xlogy(failures, chance[1])
-    return torch.where(successes <= n, logs.exp(), 0.0)
+@lru_cache(maxsize=512)
+def _roots_of_unity(order: int) -> Array:
+    """The points ``[order]`` at which a discrete Fourier transform evaluates a polynomial."""
+    roots: Array = np.exp(-2j * math.pi / order * np.arange(order))
+    return roots
+
+
+@lru_cache(maxsize=512)
+def _unit_rule(points: int) -> tuple[Array, Array]:
+    """Points and weights on [0, 1] that integrate polynomials of degree ``2 * points - 1`` exactly."""
+    x, weights = np.polynomial.legendre.leggauss(points)
+    return (x + 1) / 2, weights / 2
+
+
+@lru_cache(maxsize=8192)
+def _binomial(trials: int, share: float) -> Array:
+    """Probabilities of 0, 1, ... ``trials`` successes: ``[trials + 1]``."""
+    if share == 1:
+        sure: Array = np.eye(trials + 1)[-1]
+        return sure
+    logs, i = _log_factorials(trials), np.arange(trials + 1)
+    chances: Array = np.exp(logs[-1] - logs - logs[::-1] + i * math.log(share) + (trials - i) * math.log1p(-share))
+    return chances
+
+
+@lru_cache(maxsize=512)
+def _log_factorials(largest: int) -> Array:
+    return np.array([math.lgamma(i + 1) for i in range(largest + 1)])
 
 
 def bootstrap_means(values: Tensor, num_draws: int = DRAWS, seed: int = 0) -> Tensor:

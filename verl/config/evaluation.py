@@ -128,8 +128,8 @@ class EvaluationConfig:
     top_k: int
     """Number of most likely tokens kept; -1 keeps all."""
     compare_to: str
-    """What differences are against: ``step0`` of the same run, the ``first`` model named, or ``auto``: step 0 where the
-    run has one, else the first."""
+    """What differences are against, at the same temperature: ``step0`` of the same run, the ``first`` model named, or
+    ``auto``: step 0 where the run has one, else the first."""
     model: CandidateConfig
     """What is evaluated where ``runs`` is empty, and what holds for every run that does not say otherwise."""
     runs: dict[str, CandidateConfig]

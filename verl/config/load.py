@@ -16,8 +16,9 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from verl.config.cli import explain
 from verl.config.common import RunConfig
 
-CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
-"""The folder of the shipped YAML files."""
+_PACKAGE = Path(__file__).resolve().parents[1]
+CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
+"""The folder of the shipped YAML files: in an installed package inside it, in a checkout beside it."""
 
 LOCK = ".lock"
 """File by which a process holds a run's folder; empty, and no sign of a run."""

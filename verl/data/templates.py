@@ -27,7 +27,8 @@ class Template:
     head: str = ""
     joint: str = "\n\n"
     stops: tuple[str, ...] = ()
-    """Strings that end a response besides the model's end-of-sequence token, and are no part of it."""
+    """Strings that end a response besides the model's end-of-sequence token, and are no part of it; where one is a
+    token of the model, the token does."""
     chat: bool = False
     """``turn`` is a user's message for the tokenizer's chat template; ``head``, a system message, and ``joint`` are not
     used."""
@@ -75,7 +76,7 @@ TEMPLATES: dict[str, Template] = {
         joint="<｜end▁of▁sentence｜>",
         stops=("<｜end▁of▁sentence｜>", "<｜User｜>"),
     ),
-    "mathstral": Template(f"{{question}}\n{BOXED}\n\n", stops=("</s>", "[INST]")),
+    "mathstral": Template(f"{{question}}\n{BOXED}", stops=("</s>", "[INST]")),
     "mistral": Template(f"[INST] {{question}}\n{BOXED} [/INST]", joint="</s>", stops=("</s>", "[INST]")),
     "llama": Template(f"{_LLAMA_USER}{_LLAMA_ANSWER}", joint="<|eot_id|>", stops=("<|eot_id|>", "<|start_header_id|>")),
     "llama-boxed": Template(
@@ -97,6 +98,16 @@ def find_template(name: str) -> Template:
 def template_stops(name: str) -> list[str]:
     """The strings that end a response; see ``Template.stops``. Raises ``ConfigError`` as ``find_template``."""
     return list(find_template(name).stops)
+
+
+def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens that end a response: those of :func:`template_stops` that are one token of the model.
+
+    Engines compare stop strings with the text, from which special tokens are left out: a base model whose
+    end-of-sequence token is another would go on after its ``<|im_end|>``.
+    """
+    vocabulary = tokenizer.get_vocab()
+    return [vocabulary[stop] for stop in template_stops(name) if stop in vocabulary]
 
 
 def render_prompt(

@@ -6,10 +6,13 @@ from typing import Any
 
 from verl.rewards.answers import extract_answer, numbers_in, quick_equal
 from verl.rewards.math import judge
+from verl.rewards.notation import keep_variable
 from verl.rewards.score import Verdict
 
 _FORMULA = re.compile(r"\\(?!text|mathrm)[A-Za-z]|[\^!*]|/\s*[0-9]")
 """What makes the only number of an answer a part of a formula: a LaTeX command, a power, a factorial, a product."""
+
+_TERM = re.compile(r"[0-9]\s*[A-Za-z]{1,2}\s*$")
 
 
 def verify_gsm8k(
@@ -25,6 +28,11 @@ def verify_gsm8k(
     equal = quick_equal(answer, ground_truth)
     if equal is None:
         numbers = numbers_in(answer)
-        if len(numbers) == 1 and not _FORMULA.search(answer):
+        if len(numbers) == 1 and not _FORMULA.search(answer) and not _ends_in_variable(answer):
             equal = quick_equal(numbers[0], ground_truth)
     return judge(answer, boxed, ground_truth, equal, quick)
+
+
+def _ends_in_variable(answer: str) -> bool:
+    """Whether its number is multiplied: ``18x``, ``18k``, but not ``18 m``."""
+    return _TERM.search(answer) is not None and keep_variable(answer, short=True) != answer

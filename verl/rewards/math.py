@@ -12,6 +12,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Eq, Expr, Float
 
 from verl.rewards.answers import extract_answer, quick_equal
+from verl.rewards.notation import has_variables, keep_variable
 from verl.rewards.score import Verdict
 
 # It warns once a process that its own time limit is off. That limit needs SIGALRM in the main thread and does not
@@ -54,10 +55,14 @@ def compare_latex(
 ) -> bool | None:
     """Whether two LaTeX expressions mean the same; None where the answer cannot be read. May take for ever.
 
+    Letters that end an expression are variables rather than units (``keep_variable``), most of all where the ground
+    truth has variables.
+
     ``allows(value, truth)`` says whether a number may stand for the ground truth, where one of the two is a decimal
     fraction; without it, they must agree to six decimals.
     """
-    ours, theirs = _parse(answer), _parse(ground_truth)
+    truth = keep_variable(ground_truth)
+    ours, theirs = _parse(keep_variable(answer, short=not has_variables(truth))), _parse(truth)
     if verify(theirs, ours, allow_set_relation_comp=True, timeout_seconds=None):
         return True
     # The readings end in the text itself, which is all there is of what cannot be read.
@@ -65,8 +70,8 @@ def compare_latex(
         return None
     if not allows or not theirs or not _has_decimals(ours[0], theirs[0]):
         return False
-    value, truth = _number(ours[0]), _number(theirs[0])
-    return value is not None and truth is not None and allows(value, truth)
+    value, right = _number(ours[0]), _number(theirs[0])
+    return value is not None and right is not None and allows(value, right)
 
 
 def _parse(latex: str) -> list[Any]:

@@ -93,7 +93,7 @@ def unify(text: str) -> str:
 
 
 def _unwrapped(found: re.Match[str]) -> str:
-    content, before = found.group(1).strip(), found.string[max(0, found.start() - 9) : found.start()]
+    content, before = found.group(1).strip(" ~\t\n"), found.string[max(0, found.start() - 9) : found.start()]
     # 5\\text{ m} is a length, 5m five times m: the brackets keep that.
     if content.lower() in SHORT_UNITS and before.rstrip(" ~\\,$")[-1:].isdigit():
         return f" ({content}) "
@@ -101,20 +101,31 @@ def _unwrapped(found: re.Match[str]) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Unified text without spaces and needless braces, for comparison as text."""
-    return re.sub(r"\{(\w)\}", r"\1", re.sub(r"\s+|\\(?=[{}])", "", text))
+    """Unified text without needless braces and spaces, for comparison as text.
+
+    A space between two numbers stays, unless it parts thousands: ``1 1/2`` is not ``11/2``.
+    """
+    text = re.sub(r"\s+", " ", text)
+    text = re.sub(r"(?<=\d) (?=\d{3}(?![\d/.]))|(?<!\d) | (?!\d)|\\(?=[{}])", "", text)
+    return re.sub(r"\{(\w)\}", r"\1", text)
 
 
 _WORDS = re.compile(r"[A-Za-z\u4e00-\u9fff0-9 .,:'’!?()&/-]+")
 _JOINERS = re.compile(r"\b(?:and|or)\b|[和或与及且]")
 _WORD = re.compile(r"[A-Za-z]{3,}|[\u4e00-\u9fff]|\b[ap]\.?m\b", re.IGNORECASE)
+_NOT_SAID = re.compile(
+    # Points, commas and bars count between two digits, a minus before a digit or all of the text.
+    r"(?<=\d),(?=\d{3}(?!\d))|(?<!\d)[.,/]|[.,/](?!\d)|(?<=[a-z\u4e00-\u9fff])-|(?<!^)-(?!\d)"
+    r"|[^0-9a-z:.,/\u4e00-\u9fff-]+"
+)
 
 
 def words_in(text: str) -> str | None:
     """What unified ``text`` says, in lower case and without signs, where it is words; None where it is mathematics."""
     if not _WORDS.fullmatch(text) or not _WORD.search(_JOINERS.sub("", text)):
         return None
-    return re.sub(r"[^0-9a-z:\u4e00-\u9fff]+", "", text.lower())
+    joined = re.sub(r"(?<=\d)\s*/\s*(?=\d)", "/", text.lower())
+    return _NOT_SAID.sub("", re.sub(r"(?<=\d)\s+(?=\d)", ",", joined))
 
 
 class Quantity(NamedTuple):
@@ -165,6 +176,15 @@ UNITS = {
 SHORT_UNITS = {"s", "m", "g", "l", "h", "t"}
 """Names that are variables more often than units."""
 
+_OTHER_SHORT_UNITS = {"am", "pm", "st", "th", "yr", "gm", "cc", "sq", "rs"}
+"""Further names of two letters that math-verify leaves out as units, and that are no products of variables."""
+
+_FACTORS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "万": 4, "亿": 8}
+"""Words behind a number that multiply it -> the power of ten."""
+
+_FACTOR = re.compile(r"(?:(hundred|thousand|million|billion|trillion)(?![a-z])|([万亿]))\s*")
+_OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z])\b")
+
 _QUANTITY = re.compile(
     r"(?:[A-Za-z]\s*=\s*)?([¥€£]?\s*[+-]?[¥€£]?[0-9.,]+)\s*"
     r"(%|\(([^()0-9]*)\)|([A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff .'-]*?)(\s*\^?\s*\{?\s*[23]\s*\}?)?|)"
@@ -186,6 +206,13 @@ def read_quantity(text: str, short: bool = False) -> Quantity | None:
     unit = (found.group(3) or found.group(4) or "").strip().lower().rstrip(".")
     if found.group(2) == "%":
         return Quantity(value, "%", True)
+    if _OPERATION.match(unit):
+        return None
+    factor = _FACTOR.match(unit)
+    if factor:
+        value, unit = value.scaleb(_FACTORS[factor.group().strip()]), unit[factor.end() :]
+        if not unit:
+            return Quantity(value, "", False)
     power = re.sub(r"\D", "", found.group(5) or "")
     name = re.sub(r"^(?:square|平方|sq\.?)\s*", "", unit)
     if name != unit:
@@ -199,13 +226,35 @@ def read_quantity(text: str, short: bool = False) -> Quantity | None:
     return Quantity(value, unit, False) if is_word and not power else None
 
 
-_TERM = re.compile(r"([+-]?\s*[0-9.]+)\s*([A-Za-z]{1,3})")
+_LAST_LETTERS = re.compile(r"(?<=[0-9}\s])([A-Za-z]{1,2})\s*$")
+_CONSTANT = re.compile(r"\\(?:mathrm|text|mathit|mathbf|rm)\s*\{\s*([ie])\s*\}")
+_NO_VARIABLES = re.compile(r"\\(?:text|mbox|mathrm|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_SUM = re.compile(r"(?<=[^\s({\[])\s*[+-]")
 
 
-def read_term(text: str) -> str | None:
-    """``6m`` as ``6 \\cdot m``, for math-verify would take the letter for a unit; None for anything else."""
-    found = _TERM.fullmatch(text)
-    return " \\cdot ".join([found.group(1), *found.group(2)]) if found else None
+def keep_variable(text: str, short: bool = False) -> str:
+    """LaTeX in which a variable that ends it is in braces, for math-verify leaves out what it takes for a unit.
+
+    It takes ``t`` for one in ``2+3t``, ``ab`` in ``5ab`` and the imaginary unit in ``5\\mathrm{i}``. Names of two
+    letters in ``UNITS`` stay units; with ``short`` those of ``SHORT_UNITS`` do too, behind a number alone.
+    """
+    text = _CONSTANT.sub(r" \1 ", text)
+    found = _LAST_LETTERS.search(text)
+    if found is None:
+        return text
+    letters, rest = found.group(1), text[: found.start()].rstrip()
+    is_unit = letters.lower() in _OTHER_SHORT_UNITS or (letters in UNITS and letters not in SHORT_UNITS)
+    if letters in SHORT_UNITS:
+        is_unit = short and not has_variables(rest) and not _SUM.search(rest)
+    if not rest or is_unit:
+        return text
+    # Behind a sign, braces would make it a set.
+    return rest + (letters if rest[-1] in "+-*/=<>(,;:|&" else f"{{{letters}}}")
+
+
+def has_variables(text: str) -> bool:
+    """Whether letters are left in LaTeX without its commands and words."""
+    return re.search("[A-Za-z]", _NO_VARIABLES.sub("", text)) is not None
 
 
 _SPLIT = re.compile(r"(?P<open>\\?[({\[])|(?P<close>\\?[)}\]])|(?P<mark>[,;]|\b(?:and|or)\b|[和或与及且])")

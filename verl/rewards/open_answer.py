@@ -10,7 +10,7 @@ from typing import Any
 
 from verl.rewards.answers import MAX_ALGEBRA_CHARS, boxes_in, extract_answer, quick_equal
 from verl.rewards.math import REASONS, compare_latex
-from verl.rewards.notation import Quantity, read_quantity, read_term, split_answers, squeeze, unify, words_in
+from verl.rewards.notation import Quantity, read_quantity, split_answers, squeeze, unify, words_in
 from verl.rewards.score import Verdict
 
 ROUNDING = Decimal("1e-4")
@@ -163,9 +163,5 @@ def _same_single(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
     if equal is not None:
         return equal
     a, b = read_quantity(answer), read_quantity(truth)
-    term = read_term(truth) if b is None else None
-    if term:
-        # The ground truth's letter is a variable, so it is the answer's too.
-        return False if a else compare_latex(read_term(answer) or answer, term, tolerance.allows)
     # Algebra takes the number alone: math-verify knows fewer units.
     return compare_latex(str(a.value) if a else answer, str(b.value) if b else truth, tolerance.allows)

@@ -67,6 +67,7 @@ class EvaluationWorker:
             top_k=self.model.top_k,
             max_tokens=self.model.max_response_length,
             stop=self.model.stop,
+            stop_token_ids=self.model.stop_token_ids,
             seed=request.seed,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )

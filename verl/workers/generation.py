@@ -40,6 +40,8 @@ class EngineModel:
     """Longest sequence, prompt and response."""
     max_response_length: int
     stop: list[str]
+    """Strings that end a response where they stand in its text, which is without special tokens."""
+    stop_token_ids: list[int]
     top_p: float
     top_k: int
     seed: int

@@ -132,6 +132,17 @@ def test_not_text(tmp_path: Path):
     assert "is not UTF-8 text" in message_of("mine", tmp_path)
 
 
+def test_not_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine.jsonl").write_text("{}")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ConfigError, match=r"mine\.jsonl: cannot be read: Permission denied$"):
+        load_benchmark("mine", tmp_path)
+
+
 def test_mapped_fields(tmp_path: Path):
     write(tmp_path / "mine.jsonl", {"text": "1+1?", "answer": "2"})
     assert load_benchmark("mine", tmp_path, {"question": "text"})[0].question == "1+1?"

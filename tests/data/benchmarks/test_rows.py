@@ -165,3 +165,29 @@ def test_fields_that_are_not_recognised(rows: list[dict], mapping: dict[str, str
 def test_rows_without_question_or_answer(row: dict, message: str):
     with pytest.raises(ValueError, match=f"^{message}$"):
         read(row)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2"},
+            "its question, prompt, is no text; write it out in a field of its own",
+        ),
+        (
+            {"question": "1+1?", "answer": {"value": "2"}},
+            "its answer, answer, is no text; write it out in a field of its own",
+        ),
+        (
+            {"question": "Which?", "options": ["5", "6"], "answer": 2},
+            "its answer 2 is not among its 2 options; indices count from 0",
+        ),
+    ],
+)
+def test_rows_that_would_be_misread(row: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        read(row)
+
+
+def test_a_number_may_be_an_option():
+    assert read({"question": "Which?", "options": ["1", "2"], "answer": 2}).answer == "2"

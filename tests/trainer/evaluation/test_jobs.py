@@ -53,6 +53,7 @@ def test_a_job_for_each_benchmark_and_temperature(folder, tiny_model, tmp_path):
     assert {name: cool.settings[name] for name in cool.settings if name != "model"} == {
         "template": "chat",
         "stop": [],
+        "stop_token_ids": [],
         "few_shot": False,
         "max_response_length": 24,
         "temperature": 0.6,
@@ -83,10 +84,13 @@ def test_demonstrations_only_where_asked_for_and_known(folder, tiny_model, tmp_p
     assert lengths[True] > 10 * lengths[False]
 
 
-def test_an_engine_holds_the_longest_prompt_and_a_response():
-    config = evaluation_config("seed=3")
-    target = Target("run", 0, "some/model", "abel", 100)
-    model = engine_model(target, [[1] * 7, [1] * 30], config, limit=None)
+def test_an_engine_holds_the_longest_prompt_and_a_response(folder, tiny_model, tmp_path):
+    config = mapped(folder, "seed=3")
+    target = Target("run", 0, str(tiny_model), "abel", 100)
+    tokenizer = load_target_tokenizer(target, trust_remote_code=False)
+    (job,) = make_jobs(target, tokenizer, {"mine": load_problems("mine", config)}, config, tmp_path, "cpu")
+    model = engine_model(job, [[1] * 7, [1] * 30], config, limit=None)
     assert (model.max_model_len, model.max_response_length, model.seed) == (130, 100, 3)
-    assert "\nQuestion:" in model.stop
-    assert engine_model(target, [[1] * 30], config, limit=64).max_model_len == 64
+    assert model.stop == ["\nQuestion:", "<|im_end|>", "<|endoftext|>", "</s>"]
+    assert model.stop_token_ids == [tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert engine_model(job, [[1] * 30], config, limit=64).max_model_len == 64

@@ -1,6 +1,7 @@
 """A whole evaluation with engines that are faked: what fails costs itself alone, what is there is used."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,6 +171,31 @@ def test_what_is_wrong_with_a_model_costs_it_alone(engines, configure, tiny_mode
     assert "File engine.py" in log.read_text()
     assert (code, len(engines)) == (1, 1) and "good@0" in output
     assert sorted(path.name for path in results.glob("*/step_*/*/T*/results.json")) == ["results.json"]
+
+
+def test_a_checkpoint_that_vanishes_meanwhile_costs_itself_alone(
+    engines, configure, tiny_model, tmp_path, monkeypatch, capsys
+):
+    # As training does that keeps a few checkpoints alone.
+    model = tmp_path / "run" / "global_step_5" / "actor" / "huggingface"
+    shutil.copytree(tiny_model, model)
+    generate = Started.run
+
+    def run(self: Started, *arguments: Any) -> Any:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return generate(self, *arguments)
+
+    monkeypatch.setattr(Started, "run", run)
+    config = configure(
+        f"+runs.a={{path: {tiny_model}}}",
+        f"+runs.b={{path: {tmp_path}/run, steps: [5]}}",
+        f"+runs.c={{path: {tiny_model}}}",
+    )
+    code, output = output_of(config, capsys)
+    assert errors(output) == [
+        f"error: b@5: {model}: the model cannot be read: No such file or directory; was it removed?"
+    ]
+    assert (code, len(engines)) == (1, 2) and "c@0" in output
 
 
 def test_other_settings_in_the_same_folder_are_refused(engines, configure, capsys):

@@ -140,10 +140,30 @@ def test_other_limits_answers_or_verifiers_score_again(work: Work, monkeypatch: 
     assert verdict_settings(work.job.problems, own) != mine
 
 
+def test_a_response_that_was_generated_anew_is_judged_anew(work: Work):
+    score(work, 2, CountingPool())
+    work.store.samples[0, 0] = replace(work.store.samples[0, 0], response="now it is \\boxed{7}")
+    pool = CountingPool()
+    assert [s.correct for s in score(work, 2, pool).problems[0].samples] == [False, False]
+    assert pool.asked == 1
+    assert score(work, 2, pool).problems[0].samples[0].answer == "\\boxed{7}"
+    assert pool.asked == 1
+
+
+def test_other_libraries_score_again(work: Work, monkeypatch: pytest.MonkeyPatch):
+    score(work, 2, CountingPool())
+    monkeypatch.setattr("verl.trainer.evaluation.scoring.version", lambda name: "99")
+    pool = CountingPool()
+    score(work, 2, pool)
+    assert pool.asked == 4
+    assert verdict_lines(work)[0]["libraries"] == {"math-verify": "99", "latex2sympy2_extended": "99", "sympy": "99"}
+
+
 def test_a_function_that_fails_costs_its_benchmark(work: Work):
     for error in (
         CustomFunctionError("my_rewards:one raised KeyError: 'x'"),
         ValueError("data_source='sums': unknown"),
+        RuntimeError("reward_score.num_workers=2: verifier processes stopped 3 times"),
     ):
         with pytest.raises(ConfigError, match=f"^sums: cannot be scored: {error}"):
             score(work, 2, CountingPool(error))

@@ -101,14 +101,22 @@ def test_one_evaluation_at_a_time(tmp_path: Path):
 
 
 def test_models_are_told_apart_by_content_and_not_by_place(tmp_path: Path):
-    def make(name: str, weights: bytes) -> str:
+    def make(name: str, weights: bytes, ends: int = 2) -> str:
         folder = tmp_path / name
         folder.mkdir()
         (folder / "config.json").write_text("{}")
+        (folder / "generation_config.json").write_text(f'{{"eos_token_id": {ends}}}')
         (folder / "model.safetensors").write_bytes(weights)
         (folder / "README.md").write_text(name)
         return str(folder)
 
     a, b, c = make("a", b"0" * 3_000_000), make("b", b"0" * 3_000_000), make("c", b"0" * 2_999_999 + b"1")
     assert model_digest(a) == model_digest(b) != model_digest(c)
+    assert model_digest(make("d", b"0" * 3_000_000, ends=3)) != model_digest(a)
+    # Of a large file, pieces all over it.
+    size = 30_000_000
+    changed = make("f", b"0" * (size // 2 - 500_000) + b"1" * 1_000_000 + b"0" * (size // 2 - 500_000))
+    assert model_digest(make("e", b"0" * size)) != model_digest(changed)
     assert model_digest("Qwen/Qwen2.5-1.5B") == "Qwen/Qwen2.5-1.5B"
+    with pytest.raises(ConfigError, match="gone: the model cannot be read: No such file or directory; was it removed"):
+        model_digest(str(tmp_path / "gone"))

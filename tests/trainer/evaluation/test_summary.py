@@ -103,6 +103,39 @@ def test_other_baselines():
         summarise(results, "base")
 
 
+def test_baselines_have_the_same_temperature():
+    results = [
+        result(["cw"], run, step, temperature=temperature)
+        for run in ("a", "b")
+        for temperature in (0.5, 1.0)
+        for step in (0, 9)
+    ]
+    labels = [row.label for row in summarise(results).rows]
+    assert labels[:4] == ["a@0 T=0.5", "a@9 T=0.5", "a@0 T=1", "a@9 T=1"]
+    assert [row.baseline for row in summarise(results).rows] == [
+        *(None, "a@0 T=0.5", "a@0 T=0.5", "a@0 T=1"),
+        *("a@0 T=0.5", "b@0 T=0.5", "a@0 T=1", "b@0 T=1"),
+    ]
+    assert [row.baseline for row in summarise(results, "first").rows] == [
+        *(None, "a@0 T=0.5", "a@0 T=0.5", "a@0 T=1"),
+        *("a@0 T=0.5", "a@0 T=0.5", "a@0 T=1", "a@0 T=1"),
+    ]
+
+
+def test_where_the_first_has_no_result_nothing_stands_in_for_it():
+    results = [result(["c"], "a"), result(["c"], "b"), result(["c"], "b", benchmark="amc23"), result(["w"], "c")]
+    results.append(result(["w"], "c", benchmark="amc23"))
+    found = {(row.label, row.benchmark): row.baseline for row in summarise(results).rows}
+    assert found["c@0", "aime24"] == "a@0" and found["c@0", "amc23"] is None
+
+
+def test_the_average_of_single_problems_has_no_interval():
+    results = [result(["wc"[step]], step=step, benchmark=f"b{i}") for step in (0, 1) for i in range(6)]
+    (_, trained) = summarise(results).averages
+    assert value(trained, 1) == 1.0 and math.isnan(trained.pass_at_k[1].low)
+    assert trained.differences[1].estimate.value == 1.0 and not trained.differences[1].outside_noise
+
+
 def test_few_problems_that_differ_are_noise():
     # All five of ten are solved anew: the bootstrap alone would call that a difference.
     few = summarise([result(["w"] * 10), result(["c"] * 5 + ["w"] * 5, step=9)]).rows[1].differences[1]

@@ -79,6 +79,8 @@ def _read_jsonl(path: Path) -> list[tuple[int, Row]]:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

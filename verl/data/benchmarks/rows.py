@@ -123,9 +123,11 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
     """The problem that ``row`` holds, by ``fields`` of ``recognise_fields``.
 
     Raises:
-        ValueError: it has no question or no answer; says which.
+        ValueError: it has no question or no answer, or one that is no text, number or list; says which.
     """
     values = {ours: _first_value(row, names) for ours, names in fields.items()}
+    for ours in REQUIRED:
+        _require_plain(values[ours], ours, row, fields[ours])
     question, solution = _text(values["question"]), _text(values["solution"]) or None
     answer = _answer_text(values["answer"], values["options"])
     if not question:
@@ -195,6 +197,13 @@ def _first_value(row: Row, names: Sequence[str]) -> Any:
     return next((value for value in values if value not in (None, "", [], {}) and value is not False), None)
 
 
+def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> None:
+    """Raise ``ValueError`` for a mapping, or a list of such (chat messages), whose text would be no question."""
+    if any(isinstance(entry, Mapping) for entry in (value if isinstance(value, list) else [value])):
+        theirs = next(name for name in names if row.get(name) is value)
+        raise ValueError(f"its {ours}, {theirs}, is no text; write it out in a field of its own")
+
+
 def _text(value: Any) -> str:
     """``value`` as text; whole floats without their ``.0``, of several texts the first."""
     if value is None or isinstance(value, bool):
@@ -211,6 +220,8 @@ def _answer_text(value: Any, options: Any) -> str:
     several = value if isinstance(value, list) else [value]
     if isinstance(options, list) and all(type(entry) is int and 0 <= entry < len(options) for entry in several):
         return "".join(chr(65 + entry) for entry in several)
+    if isinstance(options, list) and type(value) is int and value == len(options) and str(value) not in options:
+        raise ValueError(f"its answer {value} is not among its {len(options)} options; indices count from 0")
     answer = ", ".join(text for text in map(_text, several) if text)
     return "" if not answer.strip("$ ") else _SOLUTION_AT_END.sub("", answer)
 

@@ -11,7 +11,7 @@ from verl.config.evaluation import EvaluationConfig
 from verl.config.load import ConfigError
 from verl.data.benchmarks import BENCHMARKS, Problem, load_benchmark
 from verl.data.demonstrations import DEMONSTRATIONS
-from verl.data.templates import find_template, render_prompt, template_stops
+from verl.data.templates import find_template, render_prompt, stop_token_ids, template_stops
 from verl.data.tokenizers import load_tokenizer
 from verl.trainer.evaluation.results import result_folder
 from verl.trainer.evaluation.store import SampleStore, model_digest
@@ -63,7 +63,7 @@ def make_jobs(
     folder: Path,
     device_type: str,
 ) -> list[Job]:
-    """The target's jobs: its benchmarks, each at every temperature."""
+    """The target's jobs: its benchmarks, each at every temperature. Raises ``ConfigError`` if the model is gone."""
     jobs = []
     digest = model_digest(target.path)
     for name, problems in benchmarks.items():
@@ -78,7 +78,7 @@ def make_jobs(
                     problems=list(problems),
                     prompts=prompts,
                     folder=result_folder(folder, target.run, target.step, name, temperature),
-                    settings=_settings(target, temperature, digest, config, device_type),
+                    settings=_settings(target, tokenizer, temperature, digest, config, device_type),
                 )
             )
     return jobs
@@ -91,15 +91,20 @@ def demonstrations_of(benchmark: str) -> list[tuple[str, str]]:
 
 
 def engine_model(
-    target: Target, prompts: Sequence[Sequence[int]], config: EvaluationConfig, limit: int | None
+    job: Job, prompts: Sequence[Sequence[int]], config: EvaluationConfig, limit: int | None
 ) -> EngineModel:
-    """What the target's engines load, for these prompts; ``limit`` is the model's longest sequence, if it has one."""
+    """What the engines for a target's jobs load, of which ``job`` is one, for these prompts.
+
+    ``limit`` is the model's longest sequence, if it has one.
+    """
+    target = job.target
     wanted = max(len(ids) for ids in prompts) + target.max_response_length
     return EngineModel(
         path=target.path,
         max_model_len=wanted if limit is None else min(wanted, limit),
         max_response_length=target.max_response_length,
-        stop=template_stops(target.template),
+        stop=job.settings["stop"],
+        stop_token_ids=job.settings["stop_token_ids"],
         top_p=config.top_p,
         top_k=config.top_k,
         seed=config.seed,
@@ -116,12 +121,18 @@ def check_prompts_fit(prompts: Sequence[Sequence[int]], limit: int | None) -> No
 
 
 def _settings(
-    target: Target, temperature: float, digest: str, config: EvaluationConfig, device_type: str
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase,
+    temperature: float,
+    digest: str,
+    config: EvaluationConfig,
+    device_type: str,
 ) -> dict[str, Any]:
     return {
         "model": digest,
         "template": target.template,
         "stop": template_stops(target.template),
+        "stop_token_ids": stop_token_ids(target.template, tokenizer),
         "few_shot": config.data.few_shot,
         "max_response_length": target.max_response_length,
         "temperature": temperature,

@@ -106,7 +106,11 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
             verifiers = _verifiers(config)
             stack.callback(verifiers.close)
             for place, (target, tokenizer) in enumerate(tokenizers.items(), start=1):
-                jobs = make_jobs(target, tokenizer, benchmarks, config, folder, device_type)
+                try:
+                    jobs = make_jobs(target, tokenizer, benchmarks, config, folder, device_type)
+                except ConfigError as error:
+                    failures.add(error, target.label)
+                    continue
                 title = f"{target.label} ({place}/{len(tokenizers)})" if len(tokenizers) > 1 else target.label
                 results += _evaluate_target(title, jobs, config, engines, verifiers, display, failures)
         if results:
@@ -280,10 +284,10 @@ def _generate(
     if num_samples < total:
         display.say(f"{title}: {total - num_samples} of {total} samples are there already")
     display.start(title, sum(len({problem for problem, _ in keys}) for _, keys in missing), num_samples)
-    target = lacking[0].job.target
-    limit = sequence_limit(target.path, config.rollout.trust_remote_code)
+    job = lacking[0].job
+    limit = sequence_limit(job.target.path, config.rollout.trust_remote_code)
     prompts = [ids for work in lacking for ids in work.job.prompts]
-    workers = engines.start(engine_model(target, prompts, config, limit))
+    workers = engines.start(engine_model(job, prompts, config, limit))
     try:
         display.running()
         generate_missing(

@@ -1,7 +1,7 @@
 """Verdicts on stored samples. They are kept beside the samples, and made anew when what they depend on changes.
 
-``verdicts.jsonl`` begins with a line that says what the verdicts depend on: the verifiers' source, their limits, and
-the problems' answers. Scoring never generates.
+``verdicts.jsonl`` begins with a line that says what the verdicts depend on: the verifiers' source and libraries, their
+limits, and the problems' answers. Each verdict names the response that it is on. Scoring never generates.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from verl.config.load import ConfigError
 from verl.config.signal import RewardScoreConfig
 from verl.data.benchmarks import Problem
 from verl.rewards import Score
-from verl.rewards.custom import CustomFunctionError
 from verl.rewards.pool import VerifierPool
 from verl.trainer.evaluation.generate import Work
 from verl.trainer.evaluation.results import EvaluatedProblem, RunResult, Sample
@@ -27,6 +27,9 @@ VERDICTS_FILE = "verdicts.jsonl"
 
 BATCH_SIZE = 1024
 """Samples between two writes of their verdicts."""
+
+LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
+"""What verifiers compare answers with."""
 
 OWN_REASONS = ("unparsed", "timeout", "memory", "crash")
 """Verifiers' reasons that are reason codes as they are; any other for a wrong answer is ``wrong``."""
@@ -38,6 +41,8 @@ class StoredVerdict:
 
     problem: int
     sample: int
+    response: str
+    """Digest of the response, which may have been generated anew since."""
     correct: bool
     answer: str
     reason: str
@@ -47,12 +52,14 @@ def score(work: Work, n: int, verifiers: VerifierPool) -> RunResult:
     """The result of a job whose samples are all there: verdicts that are missing, or out of date, are made.
 
     Raises:
-        ConfigError: a user's own function failed, or a verdict's line is damaged.
+        ConfigError: a user's own function failed, the verifiers could not be kept running, or a verdict's line is
+            damaged.
     """
     job, samples = work.job, work.store.samples
     keys = [(i, j) for i in range(len(job.problems)) for j in range(n)]
     with VerdictFile(work.store.folder / VERDICTS_FILE, verdict_settings(job.problems, verifiers.config)) as file:
-        waiting = [key for key in keys if key not in file.verdicts]
+        digests = {key: _digest(samples[key].response.encode(errors="surrogatepass")) for key in keys}
+        waiting = [key for key in keys if key not in file.verdicts or file.verdicts[key].response != digests[key]]
         for start in range(0, len(waiting), BATCH_SIZE):
             batch = waiting[start : start + BATCH_SIZE]
             try:
@@ -62,9 +69,10 @@ def score(work: Work, n: int, verifiers: VerifierPool) -> RunResult:
                     [job.problems[i].answer for i, _ in batch],
                     [job.problems[i].extra_info for i, _ in batch],
                 )
-            except (ValueError, CustomFunctionError) as error:
+            # The pool raises RuntimeError where its processes die again and again, as CustomFunctionError is one.
+            except (ValueError, RuntimeError) as error:
                 raise ConfigError(f"{job.benchmark}: cannot be scored: {error}") from error
-            file.append([_verdict(key, verdict) for key, verdict in zip(batch, scores, strict=True)])
+            file.append([_verdict(key, digests[key], verdict) for key, verdict in zip(batch, scores, strict=True)])
         verdicts = file.verdicts
     problems = [
         EvaluatedProblem(
@@ -113,6 +121,7 @@ def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> 
     truths = [[problem.answer, problem.data_source, dict(problem.extra_info)] for problem in problems]
     return {
         "verifiers": _digest(b"".join(path.read_bytes() for path in sources)),
+        "libraries": {name: version(name) for name in LIBRARIES},
         "problems": _digest(json.dumps(truths, sort_keys=True).encode()),
         "timeout_s": config.timeout_s,
         "memory_limit_mb": config.memory_limit_mb,
@@ -126,8 +135,9 @@ def _source_of(path: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
-def _verdict(key: SampleKey, score: Score) -> StoredVerdict:
-    return StoredVerdict(*key, correct=score["correctness"], answer=score["answer"], reason=reason_code(score))
+def _verdict(key: SampleKey, response: str, score: Score) -> StoredVerdict:
+    correct, answer = score["correctness"], score["answer"]
+    return StoredVerdict(*key, response, correct=correct, answer=answer, reason=reason_code(score))
 
 
 def reason_code(score: Score) -> str:

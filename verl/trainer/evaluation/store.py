@@ -25,8 +25,13 @@ SAMPLES_FILE = "samples.jsonl"
 LOCK_FILE = ".lock"
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
-DIGESTED_BYTES = 1 << 20
-"""Bytes at either end of a weight file that its digest covers; training changes every tensor."""
+DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
+"""The second names further end-of-sequence tokens, which vLLM obeys."""
+
+DIGESTED_PIECES = 64
+DIGESTED_BYTES = 1 << 16
+"""Pieces of a weight file that its digest covers, evenly spread, and their size. Not its ends alone: a short training
+may leave the rare tokens' embeddings and, in bfloat16, the norms there as they were."""
 
 MEND = "name another trainer.default_local_dir, or remove that folder"
 
@@ -127,20 +132,34 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def model_digest(path: str) -> str:
-    """What tells the weights in a local folder from others, wherever it stands; a hub id stands for itself."""
+    """What tells the weights in a local folder from others, wherever it stands; a hub id stands for itself.
+
+    Raises:
+        ConfigError: the folder is there no more, or goes while it is read.
+    """
     folder = Path(path)
-    if not folder.is_dir():
+    if not folder.is_absolute() and not folder.is_dir():
         return path
     digest = hashlib.blake2b(digest_size=8)
-    for file in sorted(folder.iterdir()):
-        if file.suffix in WEIGHT_SUFFIXES or file.name == "config.json":
-            size = file.stat().st_size
-            digest.update(f"{file.name}/{size}/".encode())
-            with file.open("rb") as content:
-                digest.update(content.read(DIGESTED_BYTES))
-                content.seek(max(0, size - DIGESTED_BYTES))
-                digest.update(content.read(DIGESTED_BYTES))
+    try:
+        for file in sorted(folder.iterdir()):
+            if file.suffix in WEIGHT_SUFFIXES or file.name in DIGESTED_CONFIGS:
+                _add_file(digest, file)
+    except OSError as error:
+        raise ConfigError(f"{path}: the model cannot be read: {error.strerror}; was it removed?") from error
     return digest.hexdigest()
+
+
+def _add_file(digest: "hashlib.blake2b", file: Path) -> None:
+    size = file.stat().st_size
+    digest.update(f"{file.name}/{size}/".encode())
+    with file.open("rb") as content:
+        if size <= DIGESTED_PIECES * DIGESTED_BYTES:
+            digest.update(content.read())
+            return
+        for piece in range(DIGESTED_PIECES):
+            content.seek((size - DIGESTED_BYTES) * piece // (DIGESTED_PIECES - 1))
+            digest.update(content.read(DIGESTED_BYTES))
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

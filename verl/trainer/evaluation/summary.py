@@ -40,7 +40,7 @@ REPEATED_WORDS = 4
 GROUPS = ("all", "correct", "wrong")
 """The responses over which rank metrics are summarised."""
 
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+?(?=[\u3040-\u30ff\u3400-\u9fff])|\w+|[^\w\s]")
+_WORD = re.compile(r"[^\W\u3040-\u30ff\u3400-\u9fff]+|\S")
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,9 @@ def summarise(results: Sequence[RunResult], compare_to: str = "auto", seed: int 
 
     Args:
         results: in the order of the tables.
-        compare_to: the row that others are compared with on a benchmark: ``first`` in the list, ``step0`` of the same
-            run, or ``auto``: step 0 of the same run where there is one and the first where not.
+        compare_to: the row that others are compared with on a benchmark, at the same temperature: of the ``first``
+            checkpoint in the list, of ``step0`` of the same run, or ``auto``: of step 0 of the same run where there is
+            one and of the first where not. The first checkpoint's other temperatures are compared with its first.
         seed: of the bootstrap.
 
     Raises:
@@ -154,15 +155,17 @@ def summarise(results: Sequence[RunResult], compare_to: str = "auto", seed: int 
         by_benchmark: dict[str, dict[str, _Scores]] = {}
         for score in scores:
             by_benchmark.setdefault(score.result.benchmark, {})[score.label] = score
+        first = results[0] if results else None
         rows = []
         for name, group in by_benchmark.items():
             for score in group.values():
-                rows.append(_compared(score, _baseline(score, list(group.values()), compare_to), _seed_of(name, seed)))
+                baseline = _baseline(score, list(group.values()), compare_to, first)
+                rows.append(_compared(score, baseline, _seed_of(name, seed)))
         shared = [name for name, group in by_benchmark.items() if set(group) == set(labels) and _complete(group)]
         averages = []
         if len(shared) > 1:
             for label in dict.fromkeys(labels):
-                averages.append(_average(label, [by_benchmark[name] for name in shared], compare_to, seed))
+                averages.append(_average(label, [by_benchmark[name] for name in shared], compare_to, first, seed))
         return Summary(list(dict.fromkeys(labels)), list(by_benchmark), rows, averages, shared if averages else [])
 
 
@@ -285,19 +288,25 @@ def _complete(group: Mapping[str, _Scores]) -> bool:
     return all(score.ks for score in group.values())
 
 
-def _baseline(score: _Scores, group: Sequence[_Scores], compare_to: str) -> _Scores | None:
-    """Whom ``score`` is compared with on its benchmark; None for the baseline itself."""
-    untrained = [
-        other
-        for other in group
-        if (other.result.run, other.result.step) == (score.result.run, 0)
-        and other.result.temperature == score.result.temperature
-    ]
-    if untrained and compare_to != "first" and score.result.step != 0:
+def _baseline(score: _Scores, group: Sequence[_Scores], compare_to: str, first: RunResult | None) -> _Scores | None:
+    """Whom ``score`` is compared with on its benchmark; None for the baseline itself, and where there is none."""
+
+    def results_of(run: str, step: int) -> list[_Scores]:
+        return [other for other in group if (other.result.run, other.result.step) == (run, step)]
+
+    def as_warm(others: list[_Scores]) -> list[_Scores]:
+        return [other for other in others if other.result.temperature == score.result.temperature]
+
+    mine = score.result
+    untrained = as_warm(results_of(mine.run, 0))
+    if untrained and compare_to != "first" and mine.step != 0:
         return untrained[0]
-    if compare_to == "step0" or group[0] is score:
+    if compare_to == "step0" or first is None:
         return None
-    return group[0]
+    leading = results_of(first.run, first.step)
+    if (mine.run, mine.step) != (first.run, first.step):
+        leading = as_warm(leading)
+    return leading[0] if leading and leading[0] is not score else None
 
 
 def _paired(score: _Scores, baseline: _Scores) -> tuple[list[int], Tensor, Tensor]:
@@ -332,7 +341,9 @@ def _with_differences(
     return replace(row, baseline=baseline, differences=differences)
 
 
-def _average(label: str, groups: Sequence[Mapping[str, _Scores]], compare_to: str, seed: int) -> Row:
+def _average(
+    label: str, groups: Sequence[Mapping[str, _Scores]], compare_to: str, first: RunResult | None, seed: int
+) -> Row:
     """The mean over benchmarks of the figures of ``label``, every benchmark with the same weight."""
     scores = [group[label] for group in groups]
     rows = [score.row for score in scores]
@@ -353,7 +364,7 @@ def _average(label: str, groups: Sequence[Mapping[str, _Scores]], compare_to: st
         repetition_rate=fmean(row.repetition_rate for row in rows),
         reasons=sum((Counter(row.reasons) for row in rows), Counter()),
     )
-    baselines = [_baseline(s, list(group.values()), compare_to) for s, group in zip(scores, groups, strict=True)]
+    baselines = [_baseline(s, list(group.values()), compare_to, first) for s, group in zip(scores, groups, strict=True)]
     if any(other is None or other.label != baselines[0].label for other in baselines):
         return row
     paired = [_paired(score, baseline) for score, baseline in zip(scores, baselines, strict=True)]
@@ -366,8 +377,13 @@ def _average(label: str, groups: Sequence[Mapping[str, _Scores]], compare_to: st
 
 
 def _mean_of_means(values: Sequence[Tensor], rows: Sequence[Row], seed: int) -> list[Estimate]:
-    """The mean over benchmarks of the means over their problems, ``[P, K]`` each; problems are drawn per benchmark."""
+    """The mean over benchmarks of the means over their problems, ``[P, K]`` each; problems are drawn per benchmark.
+
+    Of a benchmark with one problem nobody knows how far others would be off, so its average has no interval.
+    """
     means = torch.stack([v.mean(dim=0) for v in values]).mean(dim=0)
     draws = [bootstrap_means(v, seed=_seed_of(row.benchmark, seed)) for v, row in zip(values, rows, strict=True)]
     low, high = percentile_interval(torch.stack(draws).mean(dim=0))
+    if any(len(v) == 1 for v in values):
+        low, high = torch.full_like(low, math.nan), torch.full_like(high, math.nan)
     return [Estimate(*row) for row in torch.stack([means, low, high], dim=1).tolist()]

@@ -1,0 +1,60 @@
+"""The package installed from a wheel, without the checkout beside it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import Distribution
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+SOURCES = ("verl", "vllm_patches", "configs", "requirements", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like site-packages. Built from a copy, as a build leaves files where it runs."""
+    folder = tmp_path_factory.mktemp("package")
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "build"))
+        else:
+            shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--target", folder / "site"]
+    subprocess.run([*pip, source], check=True, capture_output=True)
+    return folder / "site"
+
+
+def files_below(folder: Path) -> set[str]:
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(path) for path in paths if "__pycache__" not in path.parts}
+
+
+def test_every_file_of_the_package_is_there(installed: Path):
+    assert files_below(ROOT / "verl") <= files_below(installed / "verl")
+    assert "trainer/evaluation/assets/page.html" in files_below(installed / "verl")
+    assert files_below(ROOT / "configs") == files_below(installed / "verl" / "configs")
+
+
+def test_entry_points_have_names(installed: Path):
+    (metadata,) = installed.glob("verl_rank-*.dist-info")
+    scripts = {
+        point.name: point.value for point in Distribution.at(metadata).entry_points.select(group="console_scripts")
+    }
+    assert scripts == {
+        "verl-train": "verl.trainer.main_ppo:main",
+        "verl-sft": "verl.trainer.main_sft:main",
+        "verl-eval": "verl.trainer.main_eval:main",
+    }
+
+
+def test_it_finds_its_configs(installed: Path, tmp_path: Path):
+    command = [sys.executable, "-m", "verl.trainer.main_eval", "evaluation=TINY_SAMPLES_PASS256", "model.path=a/b"]
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    result = subprocess.run([*command, "--cfg", "job"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "n_sampling: 256" in result.stdout
