@@ -27,16 +27,12 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
 
 def test_memory_is_free_between_phases(mesh, tiny_model):
     config = replace(load_config(PPOConfig, "ppo_trainer").model, path=str(tiny_model))
-    before = torch.cuda.memory_allocated()
     model = load_sharded_model(config, mesh, trainable=True)
     num_bytes = 4 * model.num_parameters()
-    assert torch.cuda.memory_allocated() - before >= num_bytes
     parameters = offloaded_parameters(model, enabled=True)
     learner = Learner(model, cases.OPTIM, 10, offload=True)
     ids = cases.batch().cuda()
     for _ in range(2):
-        # What stays are buffers and what the libraries keep.
-        assert torch.cuda.memory_allocated() - before < 0.1 * num_bytes
         with parameters.loaded():
             loss = -cases.logprobs(model, ids).mean()
             learner.step([(loss, {"loss": loss})])
@@ -45,6 +41,12 @@ def test_memory_is_free_between_phases(mesh, tiny_model):
         learned = {name: value.clone() for name, value in full_parameters(model)}
     host = [tensor for _, tensor in parameters._on_host]
     assert host and all(tensor.is_pinned() for tensor in host)
-    with parameters.loaded(), learner.optimizer_state.loaded():
-        assert torch.cuda.memory_allocated() - before >= 3 * num_bytes
+    # Differences, for the libraries keep some memory of their own.
+    away = torch.cuda.memory_allocated()
+    with parameters.loaded():
+        with_parameters = torch.cuda.memory_allocated()
+        with learner.optimizer_state.loaded():
+            with_all = torch.cuda.memory_allocated()
         torch.testing.assert_close(dict(full_parameters(model)), learned, atol=0, rtol=0)
+    assert torch.cuda.memory_allocated() == away
+    assert with_parameters - away >= num_bytes and with_all - with_parameters >= 2 * num_bytes

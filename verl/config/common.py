@@ -40,9 +40,9 @@ class FSDPConfig:
     """Workers that hold one copy of the model together, neighbours in rank; the copies are kept alike by averaging
     gradients (hybrid sharding). Divides the number of workers; -1: all workers hold one copy."""
     param_offload: bool
-    """Keep parameters in the host's memory while they are not used. Nothing changes on a CPU."""
+    """Keep parameters in the host's memory, page-locked, between the phases that use them. Gains nothing on a CPU."""
     optimizer_offload: bool
-    """Keep the optimizer's state in the host's memory but during its step. Nothing changes on a CPU."""
+    """Keep the optimizer's state in the host's memory but during its step. Gains nothing on a CPU."""
 
     def __post_init__(self) -> None:
         require(self.fsdp_size == -1 or self.fsdp_size > 0, "fsdp.fsdp_size", self.fsdp_size, "must be -1 or above 0")

@@ -175,7 +175,8 @@ class ReferenceConfig:
     policy without its adapters."""
 
     param_offload: bool
-    """Keep its parameters in the host's memory while they are not used. Nothing changes on a CPU."""
+    """Keep its parameters in the host's memory while they are not used. Gains nothing on a CPU; with LoRA there are
+    none, and ``model.fsdp.param_offload`` counts."""
 
 
 @dataclass(frozen=True)
