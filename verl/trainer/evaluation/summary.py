@@ -19,12 +19,12 @@ from verl.algorithms.pass_at_k import (
     Estimate,
     bootstrap_means,
     difference_estimates,
-    majority_at_k,
     mean_estimates,
     pass_at_k,
     percentile_interval,
 )
 from verl.rewards.answers import normalise, plain_number
+from verl.trainer.evaluation.majority import majority_at_k
 from verl.trainer.evaluation.results import REASONS, RunResult, Sample, metric_names, row_labels
 
 AVERAGE = "macro average"
