@@ -184,8 +184,7 @@ def training_state(learner: Learner) -> dict[str, Tensor]:
             state[MODEL + name] = parameter.detach()
             for key, value in learner.optimizer.state.get(parameter, {}).items():
                 state[f"{OPTIMIZER}{name}.{key}"] = value
-    # In an order of their own, so that the same state makes the same files.
-    return dict(sorted(state.items()))
+    return state
 
 
 def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup | None) -> None:
