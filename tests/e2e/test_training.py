@@ -64,15 +64,30 @@ def test_same_seed_same_metrics_and_the_export_trains_on(tiny_model, arithmetic_
     assert not [name for name in trained if " diff" in name and "/cumulative/" not in name]
 
 
-# One engine over both workers; and the policy itself.
-ENGINES = {"vllm": "rollout.tensor_parallel_size=2", "hf": "rollout.max_num_seqs=5"}
+ENGINES = {
+    # One engine over both workers.
+    "vllm": ["rollout.tensor_parallel_size=2"],
+    # The policy itself, whose sequences both workers share when it learns, with adapters and every saving of memory.
+    "hf": [
+        "rollout.max_num_seqs=5",
+        "model.use_remove_padding=true",
+        "model.ulysses_sequence_parallel_size=2",
+        "model.gradient_checkpointing=true",
+        "model.fsdp.param_offload=true",
+        "model.fsdp.optimizer_offload=true",
+        "model.lora.rank=4",
+        "actor.use_dynamic_bsz=true",
+        "actor.ppo_max_token_len_per_gpu=64",
+        "trainer.async_save=true",
+    ],
+}
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_engines_of_two_workers(name, tiny_model, arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
     overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), "trainer.n_gpus_per_node=2"]
-    run = Run([*overrides, f"rollout.name={name}", ENGINES[name], "actor.optim.lr=1e-3"], tmp_path / "log")
+    run = Run([*overrides, f"rollout.name={name}", *ENGINES[name], "actor.optim.lr=1e-3"], tmp_path / "log")
     assert run.finish() == 0, run.log.read_text()
     run.assert_nothing_left(folder)
     assert not list(Path("/dev/shm").glob("verl-*"))
@@ -93,6 +108,7 @@ EXPERIMENTS = {
         "reward_model.enable=true",
         "model.use_remove_padding=true",
         "calculator.source=actor",
+        "actor.use_dynamic_bsz=true",
     ],
     "dapo": ["algorithm.filter_groups.max_num_gen_batches=2", "reward_score.overlong_buffer.len=4"],
     "released_code": ["algorithm=remax", "reward_model.enable=true", "trainer.except_save=[1]", "rollout.n=1"],

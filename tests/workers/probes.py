@@ -11,6 +11,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from verl.config.ppo import ActorConfig
 from verl.protocol import PolicyBatch, PromptBatch, ValueBatch
+from verl.workers.actor import scoring_batches
 from verl.workers.fsdp import full_parameters
 from verl.workers.hybrid import HybridWorker
 from verl.workers.layout import position_ids
@@ -44,10 +45,11 @@ class ProbeWorker(HybridWorker):
 
     def configure_actor(self, config: ActorConfig, changes: dict[str, Any]) -> None:
         self.actor.config = replace(config, **changes)
+        self.actor.scoring = scoring_batches(self.actor.config, self.actor.model_config)
 
-    def configure_critic(self, micro_batch_size: int, head: Tensor) -> None:
+    def configure_critic(self, changes: dict[str, Any], head: Tensor) -> None:
         """Give the value head the weights ``head`` [D], the same on every rank."""
-        self.critic.config = replace(self.critic.config, micro_batch_size_per_gpu=micro_batch_size)
+        self.critic.config = replace(self.critic.config, **changes)
         weight = self.critic.model.score.weight
         full = distribute_tensor(head[None], weight.device_mesh, weight.placements)
         with torch.no_grad():

@@ -11,6 +11,7 @@ from tests.workers.groups import all_prompts, policy_batch, relative_difference,
 from verl.config import PPOConfig
 from verl.data.prompts import PromptSample
 from verl.single_controller import WorkerError, WorkerGroup, concat
+from verl.single_controller.dispatch import run_rows, run_update
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 
 
@@ -68,6 +69,17 @@ VARIANTS = {
     "constant length, entropy": {"loss_agg_mode": "seq-mean-token-sum-norm", "entropy_coeff": 0.01},
 }
 
+BY_TOKENS = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 90, "log_prob_max_token_len_per_gpu": 200}
+SPLITS = [
+    ("one", {"micro_batch_size_per_gpu": 64}),
+    ("one", {"micro_batch_size_per_gpu": 3, "log_prob_micro_batch_size_per_gpu": 7}),
+    ("one", BY_TOKENS),
+    ("two", {"micro_batch_size_per_gpu": 64}),
+    ("two", {"micro_batch_size_per_gpu": 5}),
+    ("two", BY_TOKENS),
+]
+"""Workers, and how large their micro-batches are."""
+
 
 def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, small_config):
     rollout = concat(one.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 1))
@@ -79,9 +91,12 @@ def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, s
     first = None
     for name, changes in VARIANTS.items():
         gradients = []
-        for group, micro_batch_size in ((one, 64), (one, 3), (two, 64), (two, 5)):
-            group.run("configure_actor", small_config.actor, changes | {"micro_batch_size_per_gpu": micro_batch_size})
-            gradients.append(group.run_split("gradients", batch, num_tokens, len(batch))[0])
+        for group, split in SPLITS:
+            workers, balance = {"one": one, "two": two}[group], "use_dynamic_bsz" in split
+            workers.run("configure_actor", small_config.actor, changes | split)
+            gradients.append(run_update(workers, "gradients", batch, num_tokens, len(batch), balance=balance))
+            found, _ = run_rows(workers, "compute_logprobs", rollout, balance=balance)
+            torch.testing.assert_close(found, logprobs, atol=1e-5, rtol=0)
         assert max(g.abs().max() for g in gradients[0].values()) > 0
         for other in gradients[1:]:
             assert relative_difference(gradients[0], other) < 1e-5, name

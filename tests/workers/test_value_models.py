@@ -19,6 +19,7 @@ from verl.data.judged import judged_texts
 from verl.data.prompts import PromptSample
 from verl.protocol import RolloutBatch, ValueBatch
 from verl.single_controller import WorkerGroup, concat
+from verl.single_controller.dispatch import run_rows, run_update
 from verl.workers.fsdp import check_value_architecture, load_sharded_value_model
 from verl.workers.reward_model import scored_positions
 
@@ -100,7 +101,7 @@ def test_a_new_value_head_knows_nothing_and_learns(one, two, rollout, head, conf
     assert (before == 0).all()
 
     for group in (one, two):
-        group.run("configure_critic", 5, head)
+        group.run("configure_critic", {"micro_batch_size_per_gpu": 5}, head)
     values = concat(one.run_split("compute_values", rollout))
     torch.testing.assert_close(values, concat(two.run_split("compute_values", rollout)), atol=1e-5, rtol=0)
     assert (values[~mask] == 0).all() and values[mask].abs().min() > 0
@@ -115,9 +116,14 @@ def test_a_new_value_head_knows_nothing_and_learns(one, two, rollout, head, conf
 
     batch, num_tokens = value_batch(rollout, values), int(mask.sum())
     gradients = []
-    for group, micro_batch_size in ((one, 64), (one, 3), (two, 64), (two, 5)):
-        group.run("configure_critic", micro_batch_size, head)
-        gradients.append(group.run_split("critic_gradients", batch, num_tokens)[0])
+    for group, rows, max_tokens in ((one, 64, None), (one, 3, None), (two, 64, None), (two, 5, None), (two, 1, 90)):
+        changes = {"micro_batch_size_per_gpu": rows, "use_dynamic_bsz": max_tokens is not None}
+        changes["ppo_max_token_len_per_gpu"] = max_tokens or 1
+        group.run("configure_critic", changes, head)
+        balance = max_tokens is not None
+        found = run_rows(group, "compute_values", rollout, balance=balance)
+        torch.testing.assert_close(found, values, atol=1e-5, rtol=0)
+        gradients.append(run_update(group, "critic_gradients", batch, num_tokens, balance=balance))
     for other in gradients[1:]:
         assert relative_difference(gradients[0], other) < 1e-5
 

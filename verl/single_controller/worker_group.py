@@ -2,6 +2,7 @@
 
 import os
 import pkgutil
+import random
 import socket
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -203,6 +204,13 @@ def _rendezvous(placement: Any) -> tuple[str, int]:
 
 
 def _free_port() -> tuple[str, int]:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return ray.util.get_node_ip_address(), listener.getsockname()[1]
+    # Below the ports that systems give to outgoing connections: none of those takes it before the workers do.
+    ports = random.SystemRandom().sample(range(20000, 30000), k=100)
+    for port in ports:
+        with socket.socket() as listener:
+            try:
+                listener.bind(("", port))
+            except OSError:
+                continue
+        return ray.util.get_node_ip_address(), port
+    raise OSError(f"none of a hundred ports from {min(ports)} to {max(ports)} is free on this machine")
