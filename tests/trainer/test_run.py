@@ -56,3 +56,11 @@ def test_sequences_that_a_model_was_not_made_for(small_config):
     refused(
         replace(small_config, reward_model=judge), r"^reward_model.max_length=513: reward_model.model.path=.* takes"
     )
+
+
+def test_layers_that_the_model_has_not(small_config):
+    calculator = replace(small_config.calculator, layers=[0, 4])
+    refused(
+        replace(small_config, calculator=calculator),
+        r"^calculator.layers=\[0, 4\]: the model has 4 layers, from -4 to 3$",
+    )

@@ -5,10 +5,9 @@ from collections import Counter
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from verl.workers.rollout.states import LastStates
 
 from verl.config.ppo import SamplingConfig
-from verl.workers.forward import position_ids
+from verl.workers.layout import position_ids
 from verl.workers.rollout.decoding import decode, draw
 
 STEPS = 7
@@ -49,8 +48,7 @@ def forward(model, batch, token_ids: torch.Tensor):
 )
 def test_tokens_come_from_the_distribution_that_is_recorded(model, batch, temperature, top_p, top_k):
     sampling = SamplingConfig(1, temperature, top_p, top_k)
-    with LastStates(model, [0, -1]) as tap:
-        decoded = decode(model, *batch, draws(1), sampling, [], tap)
+    decoded = decode(model, *batch, draws(1), sampling, [], [0, -1])
     logits, states = forward(model, batch, decoded.token_ids)
     torch.testing.assert_close(decoded.states, states, rtol=0, atol=1e-5)
     assert not decoded.ended.any() and (decoded.lengths == STEPS).all()
@@ -72,10 +70,10 @@ def test_tokens_come_from_the_distribution_that_is_recorded(model, batch, temper
 
 def test_a_response_ends_with_the_first_end_token(model, batch):
     sampling = SamplingConfig(1, 1.0, 1.0, -1)
-    whole = decode(model, *batch, draws(2), sampling, [], None)
+    whole = decode(model, *batch, draws(2), sampling, [], [])
     rows = whole.token_ids.tolist()
     ends = [rows[0][3], rows[1][STEPS - 1]]
-    decoded = decode(model, *batch, draws(2), sampling, ends, None)
+    decoded = decode(model, *batch, draws(2), sampling, ends, [])
     expected = [next((i + 1 for i, token in enumerate(row) if token in ends), None) for row in rows]
     assert expected[0] is not None and expected[0] <= 4
     assert decoded.lengths.tolist() == [length or STEPS for length in expected]
@@ -92,11 +90,3 @@ def test_draws_are_in_proportion_and_never_of_what_is_impossible():
     assert Counter(tokens.tolist()) == {1: 100, 2: 400, 4: 300}
     extremes = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     assert draw(probabilities.log().expand(2, -1), extremes).tolist() == [1, 4]
-
-
-@pytest.mark.parametrize("layers", [[99], [-99], [0, 0], [-1, 99]])
-def test_layers_that_the_model_has_not(model, layers):
-    with pytest.raises(
-        ValueError, match=r"^calculator.layers=\[.*: each must be one of the model's layers, from -\d+ to "
-    ):
-        LastStates(model, layers)

@@ -35,6 +35,13 @@ def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
         _check_layers(config, prefix)
 
 
+def num_layers(config: ModelConfig) -> int:
+    """Decoder layers of the model, from its config file."""
+    architecture = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    depth: int = architecture.get_text_config().num_hidden_layers
+    return depth
+
+
 def _require_gpu_package(field: str, module: str, package: str, device_type: str, otherwise: str) -> None:
     if device_type != "cuda":
         raise ValueError(f"{field}: runs on GPUs alone; {otherwise}")

@@ -25,7 +25,7 @@ def record_states(model: nn.Module, layers: Sequence[int]) -> Iterator[list[Tens
     """
     decoder = getattr(causal_model(model), decoder_name(causal_model(model)))
     depth = decoder.config.num_hidden_layers
-    wanted = _resolve(layers, depth)
+    wanted = resolve_layers(layers, depth)
     last = depth - 1
     blocks = _blocks(decoder, depth) if any(layer != last for layer in wanted) else []
     found: dict[int, Tensor] = {}
@@ -57,8 +57,12 @@ def _keeper(found: dict[int, Tensor], layer: int) -> Callable[..., None]:
     return keep
 
 
-def _resolve(layers: Sequence[int], depth: int) -> list[int]:
-    """The layers counted from the first."""
+def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
+    """``layers`` of a model that has ``depth``, counted from the first.
+
+    Raises:
+        ValueError: the model has no such layer, or one is named twice.
+    """
     for layer in layers:
         if not -depth <= layer < depth:
             raise ValueError(

@@ -34,8 +34,9 @@ from verl.trainer.resume import (
 from verl.trainer.reward_manager_versions import RewardManager
 from verl.trainer.tracking import Tracker, write_summary
 from verl.workers.fsdp import check_value_architecture
-from verl.workers.model_checks import check_model
+from verl.workers.model_checks import check_model, num_layers
 from verl.workers.rollout import engine_environment
+from verl.workers.states import resolve_layers
 
 COLUMNS = {
     "reward": ("score/mean", "+.2f"),
@@ -172,6 +173,8 @@ def _check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_
     try:
         for prefix, model in config.models.items():
             check_model(model, prefix, device_type)
+        if config.calculator.enable:
+            resolve_layers(config.calculator.layers, num_layers(config.model))
         if config.uses_reward_model:
             check_value_architecture(config.reward_model.model, "reward_model.model.path")
         if config.uses_critic:
