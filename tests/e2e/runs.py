@@ -9,8 +9,8 @@ import uuid
 from pathlib import Path
 
 from conftest import ROOT
-from safetensors.torch import load_file
 
+from verl.trainer.checkpoints import checkpoints, read_state, verify_checkpoint
 from verl.trainer.tracking import TIMING_PREFIXES
 
 MARKER = "VERL_TEST_RUN"
@@ -65,9 +65,9 @@ class Run:
             time.sleep(0.2)
         assert not survivors
         assert not list(folder.glob(".*unfinished"))
-        for checkpoint in folder.glob("global_step_*"):
-            load_file(checkpoint / "actor" / "huggingface" / "model.safetensors")
-            assert json.loads((checkpoint / "trainer_state.json").read_text())["step"] > 0
+        for step, checkpoint in checkpoints(folder).items():
+            verify_checkpoint(checkpoint)
+            assert read_state(checkpoint)["step"] == step > 0
 
 
 def records(folder: Path) -> list[dict[str, float]]:
