@@ -114,7 +114,8 @@ class SFTTrainer:
             self.saver.poll()
             if reached:
                 break
-        self.saver.finish()
+        with self.timer.phase("save"):
+            self.saver.finish()
 
     def _due(self, frequency: int) -> bool:
         return is_due(self.step, self.total_steps, frequency)

@@ -148,7 +148,9 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
     folder = root / f"global_step_{found}" / MODEL_IN_CHECKPOINT
     if not (folder / "config.json").is_file():
         there = ", ".join(map(str, known))
-        raise ConfigError(f"{field}.steps={step}: no model in {folder}; there are {there}")
+        shards = (folder.parent / "shards").is_dir()
+        made_by = "; `python -m verl.trainer.main_export` makes it" if shards else ""
+        raise ConfigError(f"{field}.steps={step}: no model in {folder}{made_by}; there are {there}")
     return found, _full_path(str(folder))
 
 

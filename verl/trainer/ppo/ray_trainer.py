@@ -144,7 +144,8 @@ class RayPPOTrainer:
             if self._due(trainer.save_freq) or self.step in trainer.except_save:
                 self._save()
             self.saver.poll()
-        self.saver.finish()
+        with self.timer.phase("save"):
+            self.saver.finish()
 
     def restore(self, resumption: Resumption) -> None:
         """Go to where a checkpoint was written; the rollout engines get the policy's weights."""

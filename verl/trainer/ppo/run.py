@@ -15,7 +15,7 @@ from verl.data.tokenizers import load_tokenizer
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.single_controller import WorkerGroup
-from verl.trainer.checkpoints import remove_unfinished
+from verl.trainer.checkpoints import latest_checkpoint, remove_unfinished
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator, capture_options
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
@@ -93,6 +93,9 @@ def run_ppo(config: PPOConfig) -> None:
         stack.enter_context(run_folder(folder))
         stack.enter_context(telling_how_to_go_on(trainer))
         display = RunDisplay(trainer.experiment_name, steps, COLUMNS)
+        if trainer.val_only and (folder / "summary.json").exists() and latest_checkpoint(folder) is None:
+            display.say(f"the run is complete: {folder}/summary.json holds its validation")
+            return
         resumption = find_resumption(config, trainer, display.say)
         if resumption is not None:
             _check_resumption(config, resumption, len(train_set))
