@@ -63,9 +63,13 @@ def read_parameters(shards: Path, expected: dict[str, torch.Size]) -> dict[str, 
     """The parameters in ``shards``, whole, by name and on the CPU.
 
     Raises:
-        ValueError: they are not those in ``expected``; a checkpoint of adapters alone holds none of the model's own.
+        ValueError: they are not those in ``expected``, or adapters alone.
     """
     saved = saved_shapes(shards)
+    if any(".lora_" in name for name in saved):
+        raise ValueError(
+            f"{shards}: holds low-rank adapters alone; trainer.save_hf_model=true writes the model they are merged into"
+        )
     check_same_architecture(shards, saved, expected)
     state = {MODEL + name: torch.zeros(shape) for name, shape in expected.items()}
     dcp.load(state, storage_reader=HuggingFaceStorageReader(str(shards)), no_dist=True)
