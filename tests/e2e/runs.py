@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from conftest import ROOT
@@ -32,13 +33,17 @@ class Run:
             start_new_session=True,
         )
 
-    def wait_for_line(self, text: str, timeout_s: float = 240) -> None:
+    def wait_for_line(self, text: str) -> None:
         """Until the output holds ``text``."""
+        self.wait_until(lambda: text in self.log.read_text())
+
+    def wait_until(self, happened: Callable[[], bool], timeout_s: float = 240) -> None:
+        """Look every few milliseconds until something has happened."""
         deadline = time.monotonic() + timeout_s
-        while text not in self.log.read_text():
+        while not happened():
             assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.log.read_text()}"
-            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.log.read_text()}"
-            time.sleep(0.1)
+            assert time.monotonic() < deadline, f"waited for {timeout_s} s:\n{self.log.read_text()}"
+            time.sleep(0.002)
 
     def finish(self, timeout_s: float = 240) -> int:
         return self.process.wait(timeout_s)
