@@ -130,6 +130,7 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
     folder = tmp_path / "run"
     overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), f"experiment={experiment}"]
     other_model = [f"reward_model.model.path={reward_model}", f"critic.model.path={reward_model}"]
+    other_model.append("reward_model.max_length=512")
     run = Run([*overrides, *other_model, *EXPERIMENTS[experiment]], tmp_path / "log")
     assert run.finish() == 0, run.log.read_text()
     run.assert_nothing_left(folder)
