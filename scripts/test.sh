@@ -6,4 +6,5 @@ bash scripts/setup.sh --dev
 # Another environment's packages must not leak in.
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE=1
-exec .venv/bin/python -m pytest "$@"
+# Two at a time, a file in one piece: much of their time tests wait for processes to start.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"
