@@ -49,6 +49,7 @@ def test_entry_points_have_names(installed: Path):
         "verl-train": "verl.trainer.main_ppo:main",
         "verl-sft": "verl.trainer.main_sft:main",
         "verl-eval": "verl.trainer.main_eval:main",
+        "verl-export": "verl.trainer.main_export:main",
     }
 
 
