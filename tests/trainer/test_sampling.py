@@ -20,6 +20,8 @@ N = 2
 class ScriptedWorkers:
     """Answers the prompt ``uid`` with the tokens of ``answers[uid]``, one entry per response."""
 
+    world_size = 1
+
     def __init__(self, tokenizer, answers: dict[int, list[str]]) -> None:
         self.tokenizer, self.answers = tokenizer, answers
         self.steps: list[int] = []
