@@ -123,7 +123,8 @@ def test_an_engine_over_two_workers_follows_the_policy(together, prompts, config
 @pytest.mark.parametrize("engine", ["alone", "through_transformers"])
 def test_a_response_ends_at_every_token_that_the_model_names(engine, prompts, config, tiny_tokenizer, request):
     group = request.getfixturevalue(engine)
-    rollout = generate(group, prompts, config.rollout.train_kwargs, 3)
+    # Enough of them that an untrained model draws each end now and then.
+    rollout = generate(group, prompts, replace(config.rollout.train_kwargs, n=16), 3)
     ends = {tiny_tokenizer.eos_token_id, tiny_tokenizer.convert_tokens_to_ids(STOP)}
     lengths = rollout.response_mask.sum(dim=1).tolist()
     last = [row[length - 1] for row, length in zip(rollout.responses.tolist(), lengths, strict=True)]
@@ -140,7 +141,8 @@ def test_a_response_ends_at_every_token_that_the_model_names(engine, prompts, co
 def test_an_evaluation_ends_there_too(config, prompts, ray_session):
     engine = replace(evaluation_config().rollout, kv_cache_memory_mb=32, max_num_seqs=16, max_num_batched_tokens=64)
     path = config.model.path
-    model = EngineModel(path, max_model_len=60, max_response_length=12, stop=[], top_p=1.0, top_k=-1, seed=0)
+    lengths = {"max_model_len": 60, "max_response_length": 12}
+    model = EngineModel(path, **lengths, stop=[], stop_token_ids=[], top_p=1.0, top_k=-1, seed=0)
     worker = "verl.workers.evaluation:EvaluationWorker"
     group = WorkerGroup(worker, engine, (model, None), 1, 1, "cpu", engine_environment("cpu"))
     prompt = prompts.records[0].input_ids
