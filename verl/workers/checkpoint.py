@@ -19,7 +19,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.common import ModelConfig
@@ -27,7 +26,7 @@ from verl.utils.files import FileRecord, file_record
 from verl.utils.json_state import from_json, to_json
 from verl.workers.distributed import seed_everything
 from verl.workers.export import empty_model, write_architecture, write_huggingface
-from verl.workers.fsdp import export_adapters, full_parameters
+from verl.workers.fsdp import export_adapters, full_parameters, reshard
 from verl.workers.learner import Learner
 from verl.workers.offload import Offloaded
 
@@ -175,9 +174,7 @@ def training_state(learner: Learner) -> dict[str, Tensor]:
     Tied parameters come once, frozen ones not at all; nor does the optimizer's state before its first step, which
     ``torch.distributed.checkpoint.state_dict`` would make by a step on zeros that counts.
     """
-    if isinstance(learner.model, FSDPModule):
-        # After a forward pass without a backward the root still holds its parameters whole.
-        learner.model.reshard()
+    reshard(learner.model)
     state: dict[str, Tensor] = {}
     for name, parameter in learner.model.named_parameters():
         if parameter.requires_grad:

@@ -199,7 +199,7 @@ def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
     """Keep a sharded model's parameters in the host's memory but inside ``with result.loaded():``, if ``enabled``."""
 
     def tensors() -> list[nn.Parameter]:
-        _reshard(model)
+        reshard(model)
         return list(model.parameters())
 
     def refuse(*_: object) -> None:
@@ -211,15 +211,15 @@ def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
     return Offloaded(tensors, enabled, constant=not any(p.requires_grad for p in model.parameters()))
 
 
-def _reshard(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
+    """Let go of the whole parameters that a forward pass without a backward leaves at the root of a sharded model."""
     if isinstance(model, FSDPModule):
-        # After a forward pass without a backward the root still holds its parameters whole, in ``param_dtype``.
         model.reshard()
 
 
 def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter by name, adapters merged, gathered one at a time; all ranks must walk through it together."""
-    _reshard(model)
+    reshard(model)
     for name, parameter in model.named_parameters():
         if not is_adapter(name):
             yield name_without_adapters(name), merged(model, name, whole(parameter), whole)
@@ -246,5 +246,5 @@ def kept_whole(model: PreTrainedModel) -> Iterator[None]:
 
 def export_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Write a LoRA model's adapters in peft's format; all ranks must call it, rank 0 writes."""
-    _reshard(model)
+    reshard(model)
     save_adapters(model, folder, whole)
