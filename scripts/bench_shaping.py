@@ -232,9 +232,8 @@ def contestant(name: str, folder_name: str, options: argparse.Namespace, folder:
     return Contestant(name, config, options.device, stack)
 
 
-def make_model(shape: str, folder: Path) -> None:
+def make_model(shape: str, folder: Path, embedded: Path = ROOT / "data" / "tiny_model") -> None:
     """The embedded model or one with random weights, for which a token that it never samples ends a response."""
-    embedded = ROOT / "data" / "tiny_model"
     tokenizer = AutoTokenizer.from_pretrained(embedded)
     end = tokenizer.pad_token_id
     if shape == "embedded":

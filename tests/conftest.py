@@ -87,7 +87,7 @@ def ray_session() -> Iterator[None]:
     """A local Ray cluster for the tests of this process."""
     from verl.trainer.launch import ray_cluster
 
-    with ray_cluster(world_size=5, device_type="cpu"):
+    with ray_cluster(world_size=6, device_type="cpu"):
         yield
 
 

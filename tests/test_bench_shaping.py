@@ -48,8 +48,8 @@ def test_the_cost_is_the_median_of_pairs(bench):
     assert not bench["summarise"](pairs)["same_tokens"]
 
 
-def test_the_end_of_a_turn_does_not_end_a_response(bench, tmp_path):
-    bench["make_model"]("embedded", tmp_path / "model")
+def test_the_end_of_a_turn_does_not_end_a_response(bench, tiny_model, tmp_path):
+    bench["make_model"]("embedded", tmp_path / "model", tiny_model)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     end = tokenizer.eos_token_id
     assert tokenizer.decode([end]) == "<|pad|>"
