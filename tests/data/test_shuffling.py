@@ -1,6 +1,7 @@
 """Leaving a loader at any of its positions and going on in another process."""
 
 import json
+import warnings
 from itertools import islice
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch.utils.data import RandomSampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from verl.data.shuffling import ResumableRandomSampler
+from verl.data.shuffling import ResumableRandomSampler, whole_batches
 from verl.trainer.steps import endless
 from verl.utils.json_state import from_json, to_json
 
@@ -19,7 +20,13 @@ def make_loader(num_examples: int, shuffle: bool) -> StatefulDataLoader:
     data = list(range(num_examples))
     generator = torch.Generator().manual_seed(3)
     sampler = ResumableRandomSampler(data, generator=generator) if shuffle else SequentialSampler(data)
-    return StatefulDataLoader(data, batch_size=4, sampler=sampler, drop_last=True, collate_fn=list)
+    return whole_batches(data, 4, sampler, list)
+
+
+def test_a_loader_is_made_without_a_word():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(make_loader(10, shuffle=False)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 # One, two and three batches an epoch; with 10 examples, two are left out of each.

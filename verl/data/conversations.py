@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.load import ConfigError
 from verl.config.sft import SFTDataConfig
 from verl.data.records import read_parquet
-from verl.data.shuffling import ResumableRandomSampler
+from verl.data.shuffling import ResumableRandomSampler, whole_batches
 from verl.protocol import ConversationBatch
 
 Conversation = tuple[list[int], list[int]]
@@ -103,13 +103,8 @@ def conversation_loader(
     """
     if len(dataset) < batch_size:
         raise ConfigError(f"data.train_batch_size={batch_size}: there are only {len(dataset)} conversations; lower it")
-    return StatefulDataLoader(
-        dataset,
-        batch_size=batch_size,
-        sampler=ResumableRandomSampler(dataset, generator=torch.Generator().manual_seed(seed)),
-        collate_fn=lambda rows: collate_conversations(rows, pad_token_id),
-        drop_last=True,
-    )
+    sampler = ResumableRandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
+    return whole_batches(dataset, batch_size, sampler, lambda rows: collate_conversations(rows, pad_token_id))
 
 
 def _render(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, generation_prompt: bool) -> list[int]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.load import ConfigError
 from verl.config.ppo import DataConfig
 from verl.data.records import read_parquet
-from verl.data.shuffling import ResumableRandomSampler
+from verl.data.shuffling import ResumableRandomSampler, whole_batches
 from verl.protocol import PromptBatch
 from verl.rewards.registry import find_scorer
 
@@ -114,13 +114,8 @@ def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, 
         )
     generator = torch.Generator().manual_seed(seed)
     sampler = ResumableRandomSampler(dataset, generator=generator) if config.shuffle else SequentialSampler(dataset)
-    return StatefulDataLoader(
-        dataset,
-        batch_size=config.train_batch_size,
-        sampler=sampler,
-        collate_fn=PromptCollator(config.max_prompt_length, pad_token_id),
-        drop_last=True,
-    )
+    collate = PromptCollator(config.max_prompt_length, pad_token_id)
+    return whole_batches(dataset, config.train_batch_size, sampler, collate)
 
 
 def val_batches(

@@ -1,9 +1,21 @@
-"""A random order of examples that can be left in the middle and taken up again."""
+"""Batches of examples in an order that can be left in the middle and taken up again."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import RandomSampler
+from torch.utils.data import Dataset, RandomSampler, Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+
+def whole_batches(
+    dataset: Dataset, batch_size: int, sampler: Sampler[int], collate: Callable[[list[Any]], Any]
+) -> StatefulDataLoader:
+    """Batches of exactly ``batch_size`` examples; an epoch's incomplete last batch is left out."""
+    with warnings.catch_warnings():
+        # torchdata still calls what torch no longer does anything in; a user can change neither.
+        warnings.filterwarnings("ignore", "'set_vital' is deprecated")
+        return StatefulDataLoader(dataset, batch_size, sampler=sampler, collate_fn=collate, drop_last=True)
 
 
 class ResumableRandomSampler(RandomSampler):
