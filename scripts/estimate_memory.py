@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig
 
 from verl.config import PPOConfig, load_config
 from verl.config.common import ModelConfig
+from verl.config.load import ConfigError
+from verl.data.model_files import model_config
 
 GB = 1e9
 CONTEXT_GB = 2.0
@@ -168,9 +169,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--gpu-gb", type=float, default=80.0, help="memory of one GPU, 10^9 bytes")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of the main job")
     options = parser.parse_args(argv)
-    config = load_config(PPOConfig, "ppo_trainer", options.overrides)
-    model = config.model
-    shape = Shape.of(AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code))
+    try:
+        config = load_config(PPOConfig, "ppo_trainer", options.overrides)
+        model = config.model
+        shape = Shape.of(model_config(model.path, model.trust_remote_code))
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
     phases = estimate(config, shape, options.gpu_gb)
     names = list(dict.fromkeys(name for parts in phases.values() for name in parts))
     title = f"GB on each of {config.trainer.world_size} GPUs of {options.gpu_gb:g}: {model.path}, "

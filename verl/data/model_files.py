@@ -13,7 +13,7 @@ def sequence_limit(path: str, trust_remote_code: bool) -> int | None:
     Raises:
         ConfigError: there is no model.
     """
-    return getattr(_config(path, trust_remote_code).get_text_config(), "max_position_embeddings", None)
+    return getattr(model_config(path, trust_remote_code).get_text_config(), "max_position_embeddings", None)
 
 
 def check_sequence_fits(field: str, length: int, model_field: str, path: str, trust_remote_code: bool) -> None:
@@ -48,13 +48,18 @@ def end_tokens(
     try:
         generation = GenerationConfig.from_pretrained(path)
     except OSError:
-        generation = GenerationConfig.from_model_config(_config(path, trust_remote_code))
+        generation = GenerationConfig.from_model_config(model_config(path, trust_remote_code))
     named = generation.eos_token_id
     ids = {tokenizer.eos_token_id, *further, *(named if isinstance(named, list) else [named])}
     return sorted(token for token in ids if token is not None)
 
 
-def _config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
+def model_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
+    """What a model's ``config.json`` says.
+
+    Raises:
+        ConfigError: there is no model.
+    """
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
