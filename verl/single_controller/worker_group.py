@@ -62,7 +62,6 @@ class WorkerGroup:
             )
         threads = max(1, (os.cpu_count() or 1) // workers_per_node)
         thread_environment = dict.fromkeys(THREAD_VARIABLES, str(threads))
-        address, port = _rendezvous(self._placement)
         actor_class = ray.remote(_Host)
         self._workers = [
             actor_class.options(
@@ -73,6 +72,7 @@ class WorkerGroup:
             ).remote()
             for rank in range(self.world_size)
         ]
+        ((address, port),) = self._wait([self._workers[0].meeting_point.remote()], "start")
         places = [
             WorkerPlace(rank, self.world_size, address, port, device_type, threads) for rank in range(self.world_size)
         ]
@@ -175,6 +175,10 @@ class _Reply(NamedTuple):
 class _Host:
     """The Ray actor; imports nothing of the worker until ``start``, so that the environment is in place first."""
 
+    def meeting_point(self) -> tuple[str, int]:
+        """An address of this machine and a port that is free there now."""
+        return ray.util.get_node_ip_address(), _free_port()
+
     def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:
         self.memory, self.profiler = PeakMemory(place.device_type), WorkerProfiler()
         self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
@@ -194,16 +198,7 @@ class _Host:
         self.profiler.stop(path)
 
 
-def _rendezvous(placement: Any) -> tuple[str, int]:
-    """An address of the machine of worker 0 and a port that is free there now."""
-    return ray.get(
-        ray.remote(_free_port)
-        .options(num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(placement, 0))
-        .remote()
-    )
-
-
-def _free_port() -> tuple[str, int]:
+def _free_port() -> int:
     # Below the ports that systems give to outgoing connections: none of those takes it before the workers do.
     ports = random.SystemRandom().sample(range(20000, 30000), k=100)
     for port in ports:
@@ -212,5 +207,5 @@ def _free_port() -> tuple[str, int]:
                 listener.bind(("", port))
             except OSError:
                 continue
-        return ray.util.get_node_ip_address(), port
+        return port
     raise OSError(f"none of a hundred ports from {min(ports)} to {max(ports)} is free on this machine")
