@@ -25,43 +25,35 @@ NAMESPACE = ["unshare", "--mount", "--map-root-user"]
 """Prefix of a command that may mount a file system of its own."""
 
 
-def test_same_seed_same_metrics_and_the_export_trains_on(tiny_model, arithmetic_prompts, tmp_path):
-    folders = [tmp_path / "first", tmp_path / "second", tmp_path / "onward"]
-    for folder in folders[:2]:
-        overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), "trainer.n_gpus_per_node=2"]
-        run = Run(overrides, tmp_path / f"{folder.name}.log")
-        assert run.finish() == 0, run.log.read_text()
-        run.assert_nothing_left(folder)
-    first, second = records(folders[0]), records(folders[1])
-    assert first == second
-    assert [record["step"] for record in first] == [0, 1, 2]
-    assert {"val/pass@1", "val/arithmetic/pass@1"} <= set(first[0]) & set(first[2])
-    for record in first[1:]:
+@pytest.fixture(scope="module")
+def two_steps(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two workers and two steps."""
+    folder = tmp_path_factory.mktemp("two_steps")
+    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder / "run"), "trainer.n_gpus_per_node=2"]
+    run = Run(overrides, folder / "log")
+    assert run.finish() == 0, run.log.read_text()
+    run.assert_nothing_left(folder / "run")
+    return folder / "run"
+
+
+def test_what_a_run_leaves(two_steps, tiny_model):
+    found = records(two_steps)
+    assert [record["step"] for record in found] == [0, 1, 2]
+    assert {"val/pass@1", "val/arithmetic/pass@1"} <= set(found[0]) & set(found[2])
+    for record in found[1:]:
         assert record["rollout/logprob_abs_diff_max"] < 1e-3
         assert record["reward_manager/shaped_token_share"] >= 0
         assert record["cal/overall/layer_1/Effective Rank/mean"] >= 1
-
-    checkpoint = folders[0] / "global_step_2"
-    assert (folders[0] / "latest_checkpointed_iteration.txt").read_text() == "2\n"
-    summary = json.loads((folders[0] / "summary.json").read_text())
-    assert summary["steps"] == 2 and summary["after"]["val/pass@1"] == first[2]["val/pass@1"]
-    exported = AutoModelForCausalLM.from_pretrained(checkpoint / "actor" / "huggingface").state_dict()
+    assert (two_steps / "latest_checkpointed_iteration.txt").read_text() == "2\n"
+    summary = json.loads((two_steps / "summary.json").read_text())
+    assert summary["steps"] == 2 and summary["after"]["val/pass@1"] == found[2]["val/pass@1"]
+    exported = AutoModelForCausalLM.from_pretrained(exported_model(two_steps)).state_dict()
     initial = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
     assert any(not torch.equal(exported[name], initial[name]) for name in initial)
 
-    # The exported folder is a model like any other: FSDP, vLLM and the tokenizer load it. Another world size, too.
-    overrides = small_overrides(checkpoint / "actor" / "huggingface", arithmetic_prompts, folders[2])
-    onward = Run(
-        [*overrides, "experiment=grpo", "calculator.compute_diff=false", "trainer.total_training_steps=1"],
-        tmp_path / "onward.log",
-    )
-    assert onward.finish() == 0, onward.log.read_text()
-    assert records(folders[2])[0]["val/response_length/mean"] == first[2]["val/response_length/mean"]
-    trained = records(folders[2])[1]
-    assert "cal/overall/layer_1/Effective Rank/mean" in trained
-    assert not [name for name in trained if name.startswith("reward_manager/")]
-    # Only the matrix of mean states still has a velocity: it has a switch of its own.
-    assert not [name for name in trained if " diff" in name and "/cumulative/" not in name]
+
+def exported_model(run: Path) -> Path:
+    return run / "global_step_2" / "actor" / "huggingface"
 
 
 ENGINES = {
@@ -84,14 +76,17 @@ ENGINES = {
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_engines_of_two_workers(name, tiny_model, arithmetic_prompts, tmp_path):
+def test_engines_of_two_workers(name, two_steps, arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
-    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), "trainer.n_gpus_per_node=2"]
-    run = Run([*overrides, f"rollout.name={name}", *ENGINES[name], "actor.optim.lr=1e-3"], tmp_path / "log")
+    # What a run exports is a model like any other: FSDP, the engines and the tokenizer load it.
+    overrides = small_overrides(exported_model(two_steps), arithmetic_prompts, folder)
+    overrides += ["trainer.n_gpus_per_node=2", f"rollout.name={name}", *ENGINES[name], "actor.optim.lr=1e-3"]
+    run = Run(overrides, tmp_path / "log")
     assert run.finish() == 0, run.log.read_text()
     run.assert_nothing_left(folder)
     assert not list(Path("/dev/shm").glob("verl-*"))
     before, *steps = records(folder)
+    assert before["val/response_length/mean"] == records(two_steps)[2]["val/response_length/mean"]
     assert len(steps) == 2 and "val/pass@1" in before
     for record in steps:
         assert record["rollout/logprob_abs_diff_max"] < 1e-3
@@ -110,7 +105,11 @@ EXPERIMENTS = {
         "calculator.source=actor",
         "actor.use_dynamic_bsz=true",
     ],
-    "dapo": ["algorithm.filter_groups.max_num_gen_batches=2", "reward_score.overlong_buffer.len=4"],
+    "dapo": [
+        "algorithm.filter_groups.max_num_gen_batches=2",
+        "reward_score.overlong_buffer.len=4",
+        "calculator.compute_diff=false",
+    ],
     "released_code": ["algorithm=remax", "reward_model.enable=true", "trainer.except_save=[1]", "rollout.n=1"],
 }
 """Name -> what is tried with it, beyond the small run."""
@@ -154,6 +153,9 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
         assert second.get("verifier/different", 0) + second.get("verifier/missing", 0) == 2 * 16
         assert second["critic/score/mean"] < second["critic/score_0/mean"] == 0
         assert "actor/lr" not in second
+        assert not [name for name in second if name.startswith("reward_manager/")]
+        # Only the matrix of mean states still has a velocity: it has a switch of its own.
+        assert not [name for name in second if " diff" in name and "/cumulative/" not in name]
     else:
         assert {"train/greedy_score/mean", "actor/kl_loss"} <= set(second)
         # The reward model's opinion counts, and rank shaping does not.
@@ -168,7 +170,8 @@ def test_interrupt_leaves_nothing(to_group, tiny_model, arithmetic_prompts, tmp_
     folder = tmp_path / "run"
     overrides = small_overrides(tiny_model, arithmetic_prompts, folder)
     long_run = ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=2"]
-    run = Run([*overrides, *long_run], tmp_path / "log")
+    # vLLM brings signal handlers of its own.
+    run = Run([*overrides, *long_run, f"rollout.name={'vllm' if to_group else 'hf'}"], tmp_path / "log")
     run.wait_for_line("step 3/")
     assert len(run.processes()) > 3
     if to_group:
@@ -183,7 +186,7 @@ def test_interrupt_leaves_nothing(to_group, tiny_model, arithmetic_prompts, tmp_
 def test_a_killed_worker_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
     overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), "trainer.n_gpus_per_node=2"]
-    long_run = ["trainer.total_training_steps=1000", "trainer.total_epochs=1000"]
+    long_run = ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "rollout.name=hf"]
     run = Run([*overrides, *long_run], tmp_path / "log")
     run.wait_for_line("step 1/")
     workers = run.workers()
@@ -202,7 +205,7 @@ def test_a_full_disk_while_saving_ends_the_run(tiny_model, arithmetic_prompts, t
     # The model takes 3.4 MB, and the disk 2: what is left on it is copied out before the namespace ends.
     script = f'mount -t tmpfs -o size=2m tmpfs {disk}; "$@"; code=$?; cp -a {disk}/. {kept}; exit $code'
     overrides = small_overrides(tiny_model, arithmetic_prompts, disk / "run")
-    run = Run(overrides, tmp_path / "log", prefix=(*NAMESPACE, "sh", "-c", script, "sh"))
+    run = Run([*overrides, "rollout.name=hf"], tmp_path / "log", prefix=(*NAMESPACE, "sh", "-c", script, "sh"))
     assert run.finish() == 1, run.log.read_text()
     assert "No space left on device" in run.log.read_text()
     run.assert_nothing_left(kept / "run")

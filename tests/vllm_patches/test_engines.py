@@ -49,6 +49,13 @@ def inside() -> Iterator[Run]:
 
 
 @pytest.fixture(scope="module")
+def outside() -> Iterator[Run]:
+    """Calls functions in one process whose engines have processes of their own."""
+    with process(ALONE) as pool:
+        yield lambda function, *args, **options: pool.submit(function, *args, **options).result()
+
+
+@pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a model of the zoo."""
     return lambda name: zoo.build(name, tmp_path_factory.mktemp("zoo") / name)
@@ -191,9 +198,8 @@ def test_a_reducer_that_raises_leaves_the_engine_in_order(inside: Run, qwen: Pat
     assert outcome.facts["num_rows"] == 0
 
 
-def test_a_reducer_that_raises_leaves_two_workers_in_order(qwen: Path, prompts: list[list[int]]):
-    with process(ALONE) as pool:
-        outcome = pool.submit(engines.with_a_failing_reducer, qwen, prompts, tensor_parallel_size=2).result()
+def test_a_reducer_that_raises_leaves_two_workers_in_order(outside: Run, qwen: Path, prompts: list[list[int]]):
+    outcome = outside(engines.with_a_failing_reducer, qwen, prompts, tensor_parallel_size=2)
     assert "ValueError: five is too many" in outcome.facts["error"]
     assert [answer.prompt for answer in outcome.answers] == prompts
     assert outcome.facts["tasks"] == [["generate"], ["generate"]]
@@ -234,11 +240,9 @@ def test_models_without_intermediate_layers_are_refused_by_name(inside: Run, bui
     assert "MixtralForCausalLM cannot give the states of intermediate layers" in refused and "layers=[-1]" in refused
 
 
-def test_an_engine_in_another_process(tiny_model: Path, prompts: list[list[int]]):
+def test_an_engine_in_another_process(outside: Run, tiny_model: Path, prompts: list[list[int]]):
     prompts = [[token % 20 for token in prompt] for prompt in prompts]
-    with process(ALONE) as pool:
-        outcome = pool.submit(engines.in_another_process, tiny_model, {"layers": [0, -1], "phase": "both"}, prompts)
-        outcome = outcome.result()
+    outcome = outside(engines.in_another_process, tiny_model, {"layers": [0, -1], "phase": "both"}, prompts)
     assert outcome.facts["client"] == "SyncMPClient"
     model = zoo.load(tiny_model)
     assert error(outcome.answers, model, [0, -1]) < TOLERANCE
@@ -249,11 +253,10 @@ def test_an_engine_in_another_process(tiny_model: Path, prompts: list[list[int]]
     assert outcome.facts["num_rows"] == 0
 
 
-def test_two_tensor_parallel_workers(qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
-    with process(ALONE) as pool:
-        capture = {"layers": [1, -1], "phase": "both"}
-        parallel = {"tensor_parallel_size": 2, "skip_tokenizer_init": True}
-        outcome = pool.submit(engines.in_another_process, qwen, capture, prompts, **parallel).result()
+def test_two_tensor_parallel_workers(outside: Run, qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
+    capture = {"layers": [1, -1], "phase": "both"}
+    parallel = {"tensor_parallel_size": 2, "skip_tokenizer_init": True}
+    outcome = outside(engines.in_another_process, qwen, capture, prompts, **parallel)
     assert error(outcome.answers, reference, [1, -1]) < TOLERANCE
     assert outcome.facts["num_rows"] == 0
 
@@ -274,9 +277,8 @@ def test_two_tensor_parallel_engines(qwen: Path, reference: PreTrainedModel, pro
             assert torch.equal(x.states, y.states)
 
 
-def test_streams(qwen: Path, reference: PreTrainedModel):
-    with process(ALONE) as pool:
-        result = pool.submit(engines.streamed, qwen, {"layers": [1, -1], "phase": "both"}, [1, 2, 3]).result()
+def test_streams(outside: Run, qwen: Path, reference: PreTrainedModel):
+    result = outside(engines.streamed, qwen, {"layers": [1, -1], "phase": "both"}, [1, 2, 3])
 
     def whole(outputs: list[engines.Answer], count: int) -> engines.Answer:
         """The pieces of ``count`` streamed responses put together, with the states that came with their ends."""

@@ -1,7 +1,6 @@
 """The hybrid worker with its real engines: Ray, FSDP2 over gloo, vLLM."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -36,31 +35,6 @@ def prompts(small_config: PPOConfig, tiny_tokenizer) -> PromptSample:
     return all_prompts(small_config, tiny_tokenizer)
 
 
-def test_engine_and_trainer_agree_before_and_after_updates(ray_session, prompts, small_config):
-    fast = replace(small_config.actor, optim=replace(small_config.actor.optim, lr=1e-3, lr_warmup_steps=0))
-    workers = start_group(replace(small_config, actor=fast), 2)
-    sampling = small_config.rollout.train_kwargs
-    rollout = concat(workers.run_split("generate", prompts.tokens, sampling, 1))
-    mask = rollout.response_mask.bool()
-    logprobs, entropy = concat(workers.run_split("compute_logprobs", rollout))
-    assert (rollout.rollout_logprobs - logprobs).abs()[mask].max() < 1e-3
-    assert (entropy[mask] > 0).all() and (entropy[~mask] == 0).all()
-
-    for _ in range(5):
-        workers.run_split("update_actor", policy_batch(rollout, logprobs), int(mask.sum()), len(rollout))
-    moved, _ = concat(workers.run_split("compute_logprobs", rollout))
-    # Far beyond the tolerance below: stale weights anywhere in the engine, its output head included, would show.
-    assert (moved - logprobs).abs()[mask].max() > 0.1
-
-    workers.run("sync_weights")
-    greedy = [tokens for share in workers.run_split("engine_greedy", prompts.tokens, 8) for tokens in share]
-    assert greedy == concat(workers.run_split("trainer_greedy", prompts.tokens, 8)).tolist()
-    fresh = concat(workers.run_split("generate", prompts.tokens, sampling, 2))
-    fresh_logprobs, _ = concat(workers.run_split("compute_logprobs", fresh))
-    assert (fresh.rollout_logprobs - fresh_logprobs).abs()[fresh.response_mask.bool()].max() < 1e-3
-    workers.close()
-
-
 VARIANTS = {
     "ppo_clip": {},
     "dual clip, tokens reweighed": {"clip_ratio_c": 1.5, "tis_level": "token", "tis_cap": 1.1},
@@ -78,12 +52,14 @@ SPLITS = [
     ("two", {"micro_batch_size_per_gpu": 5}),
     ("two", BY_TOKENS),
 ]
-"""Workers, and how large their micro-batches are."""
+"""Workers, and how large their micro-batches are; all with the first variant, with the others the first and last."""
 
 
 def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, small_config):
     rollout = concat(one.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 1))
-    logprobs, _ = concat(one.run_split("compute_logprobs", rollout))
+    logprobs, entropy = concat(one.run_split("compute_logprobs", rollout))
+    mask = rollout.response_mask.bool()
+    assert (entropy[mask] > 0).all() and (entropy[~mask] == 0).all()
     # Far enough from the old policy for clipping to matter.
     torch.manual_seed(1)
     batch = policy_batch(rollout, logprobs + 0.3 * torch.randn(logprobs.shape) * rollout.response_mask)
@@ -91,7 +67,7 @@ def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, s
     first = None
     for name, changes in VARIANTS.items():
         gradients = []
-        for group, split in SPLITS:
+        for group, split in SPLITS if first is None else SPLITS[:: len(SPLITS) - 1]:
             workers, balance = {"one": one, "two": two}[group], "use_dynamic_bsz" in split
             workers.run("configure_actor", small_config.actor, changes | split)
             gradients.append(run_update(workers, "gradients", batch, num_tokens, len(batch), balance=balance))

@@ -111,13 +111,19 @@ def test_an_engine_over_two_workers_samples_as_that_of_one(alone, together, prom
     agree(together, drawn, 1e-4)
 
 
+def follows_the_policy(group: WorkerGroup, prompts: PromptSample, config: PPOConfig, copies: int) -> None:
+    rollout = generate(group, prompts, config.rollout.train_kwargs, 1, copies)
+    agree(group, rollout, 1e-3)
+    learn(group, rollout)
+    group.run("sync_weights")
+    # Stale weights anywhere in the engine, its output head included, would show.
+    agree(group, generate(group, prompts, config.rollout.train_kwargs, 2, copies), 1e-3)
+    expected = group.run("trainer_greedy", prompts.tokens, 8)[0].tolist()
+    assert all(tokens == expected for tokens in group.run("engine_greedy", prompts.tokens, 8))
+
+
 def test_an_engine_over_two_workers_follows_the_policy(together, prompts, config):
-    rollout = generate(together, prompts, config.rollout.train_kwargs, 1, copies=2)
-    learn(together, rollout)
-    together.run("sync_weights")
-    agree(together, generate(together, prompts, config.rollout.train_kwargs, 2, copies=2), 1e-3)
-    greedy = together.run("engine_greedy", prompts.tokens, 8)
-    assert greedy[0] == greedy[1] == together.run("trainer_greedy", prompts.tokens, 8)[0].tolist()
+    follows_the_policy(together, prompts, config, copies=2)
 
 
 @pytest.mark.parametrize("engine", ["alone", "through_transformers"])
@@ -233,3 +239,7 @@ def test_a_parameter_that_the_engine_was_not_given_is_named(alone):
         WorkerError, match=r"was not given model.layers.1.mlp.down_proj.weight: it would sample with old"
     ):
         alone.run("sync_all_but", "model.layers.1.mlp.down_proj.weight")
+
+
+def test_an_engine_of_one_worker_follows_the_policy(alone, prompts, config):
+    follows_the_policy(alone, prompts, config, copies=1)

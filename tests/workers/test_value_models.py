@@ -49,7 +49,11 @@ def config(small_config: PPOConfig, reward_model: Path) -> PPOConfig:
     # The random body is touchy: its last norm blows small changes up.
     critic = replace(small_config.critic, optim=replace(small_config.critic.optim, lr=1e-5))
     calculator = replace(small_config.calculator, source="actor")
-    return replace(small_config, algorithm=gae, critic=critic, reward_model=judge, calculator=calculator)
+    # Starts faster than vLLM.
+    rollout = replace(small_config.rollout, name="hf")
+    return replace(
+        small_config, algorithm=gae, critic=critic, reward_model=judge, calculator=calculator, rollout=rollout
+    )
 
 
 @pytest.fixture(scope="module")
