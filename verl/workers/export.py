@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +14,22 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.dynamic_module_utils import custom_object_save
 
 CLASSES = {"actor": AutoModelForCausalLM, "critic": AutoModelForTokenClassification}
 """Part of a checkpoint -> the class that its model is loaded with."""
+
+
+class GenerationSettings(GenerationConfig):
+    """Settings for generation that are written as they were read.
+
+    ``transformers`` refuses to write what it only warns of when it reads it, such as a temperature without
+    ``do_sample``, which many models have. A run must not end at its first checkpoint for that.
+    """
+
+    def validate(self, strict: bool = False, **options: Any) -> None:
+        """Warn, and raise ``ValueError`` only for what could not have been read either."""
+        super().validate(**options)
 
 
 def empty_model(part: str, path: str | Path, trust_remote_code: bool) -> PreTrainedModel:
@@ -32,7 +46,7 @@ def empty_model(part: str, path: str | Path, trust_remote_code: bool) -> PreTrai
         )
     if model.can_generate():
         try:
-            model.generation_config = GenerationConfig.from_pretrained(path)
+            model.generation_config = GenerationSettings.from_pretrained(path)
         except OSError:  # without the file the architecture's own defaults hold, as when the model was loaded
             pass
     return model
@@ -44,10 +58,12 @@ def parameter_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
 
 
 def write_architecture(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write what ``folder`` needs besides weights: the configurations and the tokenizer."""
+    """Write what ``folder`` needs besides weights: configurations, tokenizer, and the code that the model came with."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config
     config.architectures = [type(model).__name__]
+    if model.is_remote_code():
+        custom_object_save(model, folder, config=config)
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
