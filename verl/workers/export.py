@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -18,6 +19,9 @@ from transformers.dynamic_module_utils import custom_object_save
 
 CLASSES = {"actor": AutoModelForCausalLM, "critic": AutoModelForTokenClassification}
 """Part of a checkpoint -> the class that its model is loaded with."""
+
+BUFFERS = "buffers.safetensors"
+"""What holds a model's persistent buffers in a folder of its architecture; models without any have no such file."""
 
 
 class GenerationSettings(GenerationConfig):
@@ -57,8 +61,22 @@ def parameter_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def write_architecture(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write what ``folder`` needs besides weights: configurations, tokenizer, and the code that the model came with."""
+def persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Copies on the CPU of the tensors that belong to the model's weights without being parameters, by name.
+
+    Most models have none; the mixtures of GLM 4 and DeepSeek V3 have one for each router. No step changes them.
+    """
+    saved = model.state_dict().keys()
+    return {name: buffer.to("cpu", copy=True) for name, buffer in model.named_buffers() if name in saved}
+
+
+def write_architecture(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, buffers: Mapping[str, Tensor]
+) -> None:
+    """Write what ``folder`` needs besides parameters.
+
+    Configurations, tokenizer, the code that the model came with, and its ``buffers``, by :func:`persistent_buffers`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config
     config.architectures = [type(model).__name__]
@@ -68,6 +86,13 @@ def write_architecture(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if buffers:
+        save_file(dict(buffers), folder / BUFFERS, metadata={"format": "pt"})
+
+
+def read_buffers(folder: Path) -> dict[str, Tensor]:
+    """The buffers in a folder of :func:`write_architecture`, by name."""
+    return load_file(folder / BUFFERS) if (folder / BUFFERS).is_file() else {}
 
 
 def write_huggingface(
@@ -77,7 +102,7 @@ def write_huggingface(
 
     Args:
         model: the architecture, such as from :func:`empty_model`; its own weights are not looked at.
-        weights: every parameter by name, of tied ones the first; on the CPU.
+        weights: every parameter by name, of tied ones the first, and the persistent buffers; on the CPU.
     """
     model.save_pretrained(folder, state_dict=dict(weights), safe_serialization=True)
     tokenizer.save_pretrained(folder)
