@@ -161,6 +161,15 @@ def test_a_checkpoint_without_a_model_is_none(tmp_path: Path):
     assert checkpoints(tmp_path) == {}
 
 
+def test_files_that_another_machine_keeps_to_itself(tmp_path: Path):
+    folder = begin_checkpoint(tmp_path, 5)
+    write_model(folder)
+    elsewhere = {"actor/shards/shard-00002.safetensors": FileRecord(7, "")}
+    with pytest.raises(RuntimeError, match=r"shard-00002\.safetensors was written elsewhere; all machines must share"):
+        complete_checkpoint(folder, tmp_path, 5, "{}", elsewhere)
+    assert checkpoints(tmp_path) == {}
+
+
 def test_a_pointer_that_cannot_be_written_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     save(tmp_path, 5)
 

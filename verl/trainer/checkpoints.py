@@ -45,12 +45,17 @@ def complete_checkpoint(
         records: what is known of the files by who wrote them; the others are read.
 
     A checkpoint that has the name already is replaced.
+
+    Raises:
+        RuntimeError: files that were written are not in ``folder``: a machine does not share it.
     """
     if not any(folder.glob("actor/*")):
         raise RuntimeError(f"{folder}: no worker wrote the model there; all machines must share {root}")
     (folder / STATE).write_text(state)
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    known = {name: record for name, record in (records or {}).items() if name in files}
+    known = records or {}
+    if missing := known.keys() - files.keys():
+        raise RuntimeError(f"{folder}: {min(missing)} was written elsewhere; all machines must share {root}")
     entries = {name: asdict(known.get(name) or file_record(path)) for name, path in files.items()}
     (folder / MANIFEST).write_text(json.dumps({"files": entries}, indent=2) + "\n")
     for path in [*folder.rglob("*"), folder]:
