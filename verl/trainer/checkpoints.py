@@ -73,7 +73,7 @@ def verify_checkpoint(folder: Path) -> None:
     """Compare every file with the manifest.
 
     Raises:
-        DamagedCheckpoint: one is missing, shorter or longer, or altered; or there is no manifest that can be read.
+        DamagedCheckpoint: one is missing, shorter or longer, altered, or cannot be read; or the manifest cannot.
     """
     manifest = folder / MANIFEST
     try:
@@ -94,8 +94,13 @@ def verify_checkpoint(folder: Path) -> None:
             raise DamagedCheckpoint(f"{path} has {size} bytes and not the {record.size} that were written")
     # Sizes first: they cost nothing, while the checksums read everything.
     for name, record in expected.items():
-        if file_record(folder / name) != record:
-            raise DamagedCheckpoint(f"{folder / name} was altered: its checksum is not that of the manifest")
+        path = folder / name
+        try:
+            found = file_record(path)
+        except OSError as error:
+            raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+        if found != record:
+            raise DamagedCheckpoint(f"{path} was altered: its checksum is not that of the manifest")
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -139,7 +144,8 @@ def _discard(folder: Path) -> None:
     # Not under its name any more when its first file goes: a run that ends here leaves no damaged checkpoint.
     doomed = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
     folder.rename(doomed)
-    shutil.rmtree(doomed)
+    # What is left, such as a file that somebody reads over NFS, must not end the run: `remove_unfinished` gets it.
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def steps_to_keep(
