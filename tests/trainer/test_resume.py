@@ -169,12 +169,19 @@ def test_the_best_validation_so_far():
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), RuntimeError()])
 def test_an_interrupted_run_says_how_to_go_on(small_config, tmp_path, capsys, error):
     trainer = with_trainer(small_config, tmp_path, resume_mode="disable").trainer
-    with pytest.raises(type(error)), telling_how_to_go_on(trainer):
-        raise error
+    named = replace(trainer, resume_mode="path", resume_from_path="other/global_step_2")
+    for config in (trainer, named):
+        with pytest.raises(type(error)), telling_how_to_go_on(config):
+            raise error
     save(tmp_path, 4)
-    with pytest.raises(type(error)), telling_how_to_go_on(replace(trainer, resume_mode="auto")):
-        raise error
+    for config in (replace(trainer, resume_mode="auto"), named):
+        with pytest.raises(type(error)), telling_how_to_go_on(config):
+            raise error
     folder = f"the same command with trainer.default_local_dir={tmp_path}"
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"to start again; it has no checkpoint yet: {folder} trainer.resume_mode=auto")
-    assert second == f"to go on from step 4: {folder}"
+    changed = "trainer.resume_mode=auto trainer.resume_from_path=null"
+    assert capsys.readouterr().err.splitlines() == [
+        f"to start again; it has no checkpoint yet: {folder} {changed}",
+        f"to start again; it has no checkpoint yet: {folder}",
+        f"to go on from step 4: {folder}",
+        f"to go on from step 4: {folder} {changed}",
+    ]

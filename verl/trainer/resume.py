@@ -220,7 +220,8 @@ def telling_how_to_go_on(trainer: RunConfig) -> Iterator[None]:
         newest = max(checkpoints(Path(trainer.default_local_dir)), default=None)
         start = "start again; it has no checkpoint yet" if newest is None else f"go on from step {newest}"
         options = [f"trainer.default_local_dir={trainer.default_local_dir}"]
-        if trainer.resume_mode != "auto":
+        # Without a checkpoint of its own it starts again from the one that was named.
+        if trainer.resume_mode == "disable" or (trainer.resume_mode == "path" and newest is not None):
             options += ["trainer.resume_mode=auto", "trainer.resume_from_path=null"]
         print(f"to {start}: the same command with {' '.join(options)}", file=sys.stderr, flush=True)
         raise
