@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from verl.data.prompts import PromptSample
 from verl.single_controller import WorkerError, WorkerGroup, concat
 from verl.single_controller.dispatch import run_rows, run_update
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
+from verl.workers.hybrid import HybridWorker
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,16 @@ def test_engine_and_trainer_agree_before_and_after_updates(ray_session, prompts,
     fresh_logprobs, _ = concat(workers.run_split("compute_logprobs", fresh))
     assert (fresh.rollout_logprobs - fresh_logprobs).abs()[fresh.response_mask.bool()].max() < 1e-3
     workers.close()
+
+
+def test_the_engine_makes_room_for_checkpoints(tmp_path):
+    calls = []
+    worker = HybridWorker.__new__(HybridWorker)
+    worker.rollout = SimpleNamespace(sleep=lambda: calls.append("sleep"))
+    worker.checkpoints = SimpleNamespace(start=lambda *_: calls.append("save"), load=lambda *_: calls.append("load"))
+    worker.save(tmp_path, False, True)
+    worker.load(tmp_path, 3)
+    assert calls == ["sleep", "save", "sleep", "load"]
 
 
 VARIANTS = {
