@@ -142,6 +142,16 @@ def test_tensorboard_gets_every_scalar(tmp_path: Path):
     assert [(event.step, event.value) for event in events.Scalars("score/mean")] == [(1, 0.25), (2, 0.5)]
 
 
+def test_tensorboard_has_every_step_that_was_logged(tmp_path: Path):
+    tracker = make_tracker(tmp_path, ["tensorboard"])
+    tracker.log(1, {"score/mean": 0.25})
+    # Before closing: a run that is killed is resumed after this step.
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("score/mean")] == [(1, 0.25)]
+    tracker.close()
+
+
 def test_wandb_writes_its_run_into_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -139,6 +139,8 @@ def _tensorboard_sink(folder: Path, last_step: int | None) -> _Sink:
     def log(step: int, metrics: Metrics) -> None:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
+        # Of a run that is killed: a resumed one does not record these steps again.
+        writer.flush()
 
     return _Sink(log, writer.close)
 
