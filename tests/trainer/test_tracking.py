@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,6 +48,15 @@ def test_every_step_is_one_complete_line_in_sorted_order(tmp_path: Path):
         '{"step": 0, "val/pass@1": 0.5}',
         '{"step": 1, "actor/lr": 1e-06, "cal/overall/layer_1/Effective Rank/mean": 12.5, "score/mean": -0.25}',
     ]
+
+
+def test_a_record_is_on_the_disk_before_a_checkpoint_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tracker = make_tracker(tmp_path, [])
+    on_disk: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: on_disk.append(os.fstat(handle).st_size))
+    tracker.log(1, {"a": 1.0})
+    tracker.close()
+    assert on_disk == [len('{"step": 1, "a": 1.0}\n')]
 
 
 def test_a_resumed_run_drops_what_it_will_record_again(tmp_path: Path):
