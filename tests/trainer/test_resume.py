@@ -155,6 +155,8 @@ def test_what_does_not_fit_is_refused_in_one_line(small_config, tiny_model, tmp_
     refused(fits, "holds no critic", critic=small_config.critic.model)
     wider = resumption("wider", state | {"model.model.norm.weight": torch.ones(7)})
     refused(wider, r"model\.norm\.weight has shape \[7\] there and has shape \[\d+\] in the run's model$")
+    lora = replace(small_config.model, lora=replace(small_config.model.lora, rank=4))
+    refused(fits, r"embed_tokens\.weight has shape .* there and is missing in the run's model$", actor=lora)
     shorter = resumption("shorter", {name: value for name, value in state.items() if "norm" not in name})
     refused(shorter, r"input_layernorm\.weight is missing there and has shape")
 
