@@ -265,8 +265,18 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
             ["metrics.jsonl"],
             "already holds something that is no run, without a config.yaml; name another",
         ),
-        ("path", "elsewhere/global_step_4", ["config.yaml"], "already holds another run than trainer.resume_from_path"),
+        (
+            "path",
+            "elsewhere/global_step_4",
+            ["config.yaml", "global_step_5"],
+            "already holds another run than trainer.resume_from_path",
+        ),
+        ("path", "elsewhere/global_step_4", ["config.yaml", "summary.json"], "already holds another run than"),
+        # Killed before its first checkpoint: the same command starts again from the one that was named.
+        ("path", "elsewhere/global_step_4", ["config.yaml", "metrics.jsonl"], None),
         ("auto", None, [".lock"], None),
+        # Killed while it wrote its first file.
+        ("auto", None, [".lock", ".config.yaml.unfinished"], None),
         ("auto", None, ["config.yaml", "metrics.jsonl", "global_step_4"], None),
         ("path", "run/global_step_4", ["config.yaml", "global_step_4"], None),
         ("path", "elsewhere/global_step_4", [], None),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -69,3 +70,39 @@ def test_killed_runs_go_on_to_the_bit(tiny_model, arithmetic_prompts, tmp_path):
     assert run.finish() == 0
     assert "the run is complete: step 6 was its last" in run.log.read_text()
     assert json.loads((folder / "summary.json").read_text())["after"] == summaries[0]["after"]
+
+
+DYNAMIC = [
+    # A right answer is a matter of chance, so that some groups have one and others have not.
+    *("reward_score.custom_functions=['*=chance:score']", "algorithm.filter_groups.enable=true"),
+    *("algorithm.filter_groups.max_num_gen_batches=2", "actor.optim.lr=1e-3", "trainer.total_training_steps=4"),
+    *("trainer.except_save=[2]", "trainer.save_hf_model=false", "data.val_files=[]", "rollout.name=hf"),
+]
+CHANCE = """
+import zlib
+
+def score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(zlib.crc32(solution_str.encode()) % 5 == 0)
+"""
+
+
+def test_dynamic_sampling_goes_on_to_the_bit(tiny_model, arithmetic_prompts, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    (tmp_path / "chance.py").write_text(CHANCE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), *DYNAMIC]
+    run = Run(overrides, tmp_path / "whole.log")
+    assert run.finish() == 0, run.log.read_text()
+    whole = records(folder)
+    assert [record["step"] for record in whole] == [1, 2, 3, 4]
+    # Up to the checkpoint more batches were drawn than there were steps, and not all groups could be learned from.
+    assert sum(record["train/gen_batches"] for record in whole[:2]) > 2
+    assert any(record["train/filler_groups"] for record in whole)
+    assert len({record["actor/grad_norm"] for record in whole}) == 4
+
+    shutil.rmtree(folder / "global_step_4")
+    (folder / "summary.json").unlink()
+    run = Run(overrides, tmp_path / "resumed.log")
+    assert run.finish() == 0, run.log.read_text()
+    assert f"resuming from {folder}/global_step_2" in run.log.read_text()
+    assert records(folder) == whole

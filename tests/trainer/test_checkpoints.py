@@ -112,6 +112,17 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str):
         verify_checkpoint(folder)
 
 
+def test_a_file_that_the_disk_does_not_give_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = save(tmp_path, 5)
+
+    def bad_sector(path: Path) -> FileRecord:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("verl.trainer.checkpoints.file_record", bad_sector)
+    with pytest.raises(DamagedCheckpoint, match=r"global_step_5/\S+ cannot be read: Input/output error$"):
+        verify_checkpoint(folder)
+
+
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path):
     save(tmp_path, 5, "old weights")
     final = save(tmp_path, 5, "new")
@@ -126,6 +137,21 @@ def test_checkpoints_are_removed_but_those_to_keep(tmp_path: Path):
     remove_checkpoints(tmp_path, keep={10, 4, 7})
     expected = ["global_step_10", "global_step_4", "global_step_5.damaged", "latest_checkpointed_iteration.txt"]
     assert names(tmp_path) == expected
+
+
+def test_what_cannot_be_removed_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for step in (4, 5):
+        save(tmp_path, step)
+
+    def busy(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", busy)
+        remove_checkpoints(tmp_path, keep={5})
+    assert list(checkpoints(tmp_path)) == [5] and len(names(tmp_path)) == 3
+    remove_unfinished(tmp_path)
+    assert names(tmp_path) == ["global_step_5", "latest_checkpointed_iteration.txt"]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +184,15 @@ def test_while_writing_nothing_has_the_final_name(tmp_path: Path):
 def test_a_checkpoint_without_a_model_is_none(tmp_path: Path):
     with pytest.raises(RuntimeError, match="no worker wrote the model there; all machines must share"):
         complete_checkpoint(begin_checkpoint(tmp_path, 5), tmp_path, 5, "{}")
+    assert checkpoints(tmp_path) == {}
+
+
+def test_files_that_another_machine_keeps_to_itself(tmp_path: Path):
+    folder = begin_checkpoint(tmp_path, 5)
+    write_model(folder)
+    elsewhere = {"actor/shards/shard-00002.safetensors": FileRecord(7, "")}
+    with pytest.raises(RuntimeError, match=r"shard-00002\.safetensors was written elsewhere; all machines must share"):
+        complete_checkpoint(folder, tmp_path, 5, "{}", elsewhere)
     assert checkpoints(tmp_path) == {}
 
 

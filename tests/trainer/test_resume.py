@@ -155,6 +155,8 @@ def test_what_does_not_fit_is_refused_in_one_line(small_config, tiny_model, tmp_
     refused(fits, "holds no critic", critic=small_config.critic.model)
     wider = resumption("wider", state | {"model.model.norm.weight": torch.ones(7)})
     refused(wider, r"model\.norm\.weight has shape \[7\] there and has shape \[\d+\] in the run's model$")
+    lora = replace(small_config.model, lora=replace(small_config.model.lora, rank=4))
+    refused(fits, r"embed_tokens\.weight has shape .* there and is missing in the run's model$", actor=lora)
     shorter = resumption("shorter", {name: value for name, value in state.items() if "norm" not in name})
     refused(shorter, r"input_layernorm\.weight is missing there and has shape")
 
@@ -169,12 +171,19 @@ def test_the_best_validation_so_far():
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), RuntimeError()])
 def test_an_interrupted_run_says_how_to_go_on(small_config, tmp_path, capsys, error):
     trainer = with_trainer(small_config, tmp_path, resume_mode="disable").trainer
-    with pytest.raises(type(error)), telling_how_to_go_on(trainer):
-        raise error
+    named = replace(trainer, resume_mode="path", resume_from_path="other/global_step_2")
+    for config in (trainer, named):
+        with pytest.raises(type(error)), telling_how_to_go_on(config):
+            raise error
     save(tmp_path, 4)
-    with pytest.raises(type(error)), telling_how_to_go_on(replace(trainer, resume_mode="auto")):
-        raise error
+    for config in (replace(trainer, resume_mode="auto"), named):
+        with pytest.raises(type(error)), telling_how_to_go_on(config):
+            raise error
     folder = f"the same command with trainer.default_local_dir={tmp_path}"
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"to start again; it has no checkpoint yet: {folder} trainer.resume_mode=auto")
-    assert second == f"to go on from step 4: {folder}"
+    changed = "trainer.resume_mode=auto trainer.resume_from_path=null"
+    assert capsys.readouterr().err.splitlines() == [
+        f"to start again; it has no checkpoint yet: {folder} {changed}",
+        f"to start again; it has no checkpoint yet: {folder}",
+        f"to go on from step 4: {folder}",
+        f"to go on from step 4: {folder} {changed}",
+    ]

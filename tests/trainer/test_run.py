@@ -1,13 +1,17 @@
 """What run_ppo finds wrong before it starts anything."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import ray
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from verl.config import PPOConfig
 from verl.config.load import ConfigError
+from verl.trainer.checkpoints import begin_checkpoint, complete_checkpoint
 from verl.trainer.ppo.run import run_ppo
 
 
@@ -56,6 +60,17 @@ def test_sequences_that_a_model_was_not_made_for(small_config):
     refused(
         replace(small_config, reward_model=judge), r"^reward_model.max_length=513: reward_model.model.path=.* takes"
     )
+
+
+def test_another_order_of_prompts_than_the_checkpoints(small_config, tiny_model, tmp_path):
+    folder = begin_checkpoint(tmp_path, 1)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    writer = HuggingFaceStorageWriter(str(folder / "actor" / "shards"), save_distributed=True)
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    complete_checkpoint(folder, tmp_path, 1, json.dumps({"job": "ppo", "num_examples": 16, "shuffle": False}))
+    trainer = replace(small_config.trainer, default_local_dir=str(tmp_path))
+    refused(replace(small_config, trainer=trainer), "^data.shuffle=True: was False when .*/global_step_1 was written")
 
 
 def test_layers_that_the_model_has_not(small_config):

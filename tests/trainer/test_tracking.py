@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,6 +48,15 @@ def test_every_step_is_one_complete_line_in_sorted_order(tmp_path: Path):
         '{"step": 0, "val/pass@1": 0.5}',
         '{"step": 1, "actor/lr": 1e-06, "cal/overall/layer_1/Effective Rank/mean": 12.5, "score/mean": -0.25}',
     ]
+
+
+def test_a_record_is_on_the_disk_before_a_checkpoint_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tracker = make_tracker(tmp_path, [])
+    on_disk: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: on_disk.append(os.fstat(handle).st_size))
+    tracker.log(1, {"a": 1.0})
+    tracker.close()
+    assert on_disk == [len('{"step": 1, "a": 1.0}\n')]
 
 
 def test_a_resumed_run_drops_what_it_will_record_again(tmp_path: Path):
@@ -140,6 +150,16 @@ def test_tensorboard_gets_every_scalar(tmp_path: Path):
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("score/mean")] == [(1, 0.25), (2, 0.5)]
+
+
+def test_tensorboard_has_every_step_that_was_logged(tmp_path: Path):
+    tracker = make_tracker(tmp_path, ["tensorboard"])
+    tracker.log(1, {"score/mean": 0.25})
+    # Before closing: a run that is killed is resumed after this step.
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("score/mean")] == [(1, 0.25)]
+    tracker.close()
 
 
 def test_wandb_writes_its_run_into_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,7 @@
 """The hybrid worker with its real engines: Ray, FSDP2 over gloo, vLLM."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from verl.data.prompts import PromptSample
 from verl.single_controller import WorkerError, WorkerGroup, concat
 from verl.single_controller.dispatch import run_rows, run_update
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
+from verl.workers.hybrid import HybridWorker
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,16 @@ def two(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 @pytest.fixture(scope="module")
 def prompts(small_config: PPOConfig, tiny_tokenizer) -> PromptSample:
     return all_prompts(small_config, tiny_tokenizer)
+
+
+def test_the_engine_makes_room_for_checkpoints(tmp_path):
+    calls = []
+    worker = HybridWorker.__new__(HybridWorker)
+    worker.rollout = SimpleNamespace(sleep=lambda: calls.append("sleep"))
+    worker.checkpoints = SimpleNamespace(start=lambda *_: calls.append("save"), load=lambda *_: calls.append("load"))
+    worker.save(tmp_path, False, True)
+    worker.load(tmp_path, 3)
+    assert calls == ["sleep", "save", "sleep", "load"]
 
 
 VARIANTS = {

@@ -101,9 +101,12 @@ def _require_files(field: str, paths: Sequence[str]) -> None:
 
 
 def _require_run_folder(field: str, trainer: RunConfig) -> None:
-    """No run may overwrite another: the folder is new, or of the run that ``trainer.resume_mode`` goes on with."""
+    """No run may overwrite another: the folder is new, or of the run that ``trainer.resume_mode`` goes on with.
+
+    A run that ended before its first checkpoint has nothing to overwrite.
+    """
     folder = Path(trainer.default_local_dir)
-    if folder.is_dir() and all(path.name == LOCK for path in folder.iterdir()) or not folder.exists():
+    if folder.is_dir() and all(map(_says_nothing, folder.iterdir())) or not folder.exists():
         return
     start = f"{field}={trainer.default_local_dir!r}"
     other = "name another folder or remove it"
@@ -112,11 +115,17 @@ def _require_run_folder(field: str, trainer: RunConfig) -> None:
         raise ConfigError(f"{start}: already holds a run; {other}")
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{start}: already holds something that is no run, without a config.yaml; {other}")
-    if trainer.resume_mode == "path" and source != folder.resolve():
+    holds_results = (folder / "summary.json").exists() or any(folder.glob("global_step_*"))
+    if trainer.resume_mode == "path" and source != folder.resolve() and holds_results:
         raise ConfigError(
             f"{start}: already holds another run than trainer.resume_from_path={trainer.resume_from_path!r}; name "
             "another folder, or go on with that run by trainer.resume_mode=auto trainer.resume_from_path=null"
         )
+
+
+def _says_nothing(path: Path) -> bool:
+    """Whether an entry of a run's folder is no sign of a run: its lock, or what was being written as it was killed."""
+    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".unfinished"))
 
 
 def require_model(field: str, path: str) -> None:

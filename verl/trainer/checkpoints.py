@@ -45,12 +45,17 @@ def complete_checkpoint(
         records: what is known of the files by who wrote them; the others are read.
 
     A checkpoint that has the name already is replaced.
+
+    Raises:
+        RuntimeError: files that were written are not in ``folder``: a machine does not share it.
     """
     if not any(folder.glob("actor/*")):
         raise RuntimeError(f"{folder}: no worker wrote the model there; all machines must share {root}")
     (folder / STATE).write_text(state)
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    known = {name: record for name, record in (records or {}).items() if name in files}
+    known = records or {}
+    if missing := known.keys() - files.keys():
+        raise RuntimeError(f"{folder}: {min(missing)} was written elsewhere; all machines must share {root}")
     entries = {name: asdict(known.get(name) or file_record(path)) for name, path in files.items()}
     (folder / MANIFEST).write_text(json.dumps({"files": entries}, indent=2) + "\n")
     for path in [*folder.rglob("*"), folder]:
@@ -68,7 +73,7 @@ def verify_checkpoint(folder: Path) -> None:
     """Compare every file with the manifest.
 
     Raises:
-        DamagedCheckpoint: one is missing, shorter or longer, or altered; or there is no manifest that can be read.
+        DamagedCheckpoint: one is missing, shorter or longer, altered, or cannot be read; or the manifest cannot.
     """
     manifest = folder / MANIFEST
     try:
@@ -89,8 +94,13 @@ def verify_checkpoint(folder: Path) -> None:
             raise DamagedCheckpoint(f"{path} has {size} bytes and not the {record.size} that were written")
     # Sizes first: they cost nothing, while the checksums read everything.
     for name, record in expected.items():
-        if file_record(folder / name) != record:
-            raise DamagedCheckpoint(f"{folder / name} was altered: its checksum is not that of the manifest")
+        path = folder / name
+        try:
+            found = file_record(path)
+        except OSError as error:
+            raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+        if found != record:
+            raise DamagedCheckpoint(f"{path} was altered: its checksum is not that of the manifest")
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -134,7 +144,8 @@ def _discard(folder: Path) -> None:
     # Not under its name any more when its first file goes: a run that ends here leaves no damaged checkpoint.
     doomed = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
     folder.rename(doomed)
-    shutil.rmtree(doomed)
+    # What is left, such as a file that somebody reads over NFS, must not end the run: `remove_unfinished` gets it.
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def steps_to_keep(

@@ -14,7 +14,7 @@ from verl.config.load import ConfigError
 from verl.data.tokenizers import load_tokenizer
 from verl.trainer.checkpoints import DamagedCheckpoint, latest_checkpoint, step_of, verify_checkpoint
 from verl.workers.checkpoint import ADAPTERS, MODEL, check_same_architecture, saved_shapes
-from verl.workers.export import CLASSES, empty_model, parameter_shapes, write_huggingface
+from verl.workers.export import CLASSES, empty_model, parameter_shapes, read_buffers, write_huggingface
 
 
 def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_code: bool) -> Path:
@@ -50,6 +50,7 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
             weights = merged_parameters(folder / part / ADAPTERS, part, trust_remote_code)
         else:
             weights = read_parameters(folder / part / "shards", parameter_shapes(model))
+        weights |= read_buffers(architecture)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     # Under its name only when it is whole.

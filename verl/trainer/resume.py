@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from verl.config.common import ModelConfig, RunConfig
@@ -23,7 +24,8 @@ from verl.trainer.checkpoints import (
 )
 from verl.utils.files import replace_text
 from verl.workers.checkpoint import check_same_architecture, saved_shapes
-from verl.workers.export import empty_model, parameter_shapes
+from verl.workers.export import empty_model
+from verl.workers.lora import add_adapters, train_adapters_alone
 
 Say = Callable[[str], None]
 
@@ -201,12 +203,19 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
         shards = folder / part / "shards"
         if not shards.is_dir():
             raise ConfigError(f"{folder}: holds no {part}; start a new run from the model it holds")
-        if model.lora.rank == 0:
-            expected = parameter_shapes(empty_model(part, model.path, model.trust_remote_code))
-            try:
-                check_same_architecture(shards, saved_shapes(shards), expected)
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
+        try:
+            check_same_architecture(shards, saved_shapes(shards), _trained_shapes(part, model))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
+    """Name -> shape of the parameters that are trained: all, or those of the adapters."""
+    shell = empty_model(part, model.path, model.trust_remote_code)
+    if model.lora.rank:
+        add_adapters(shell, model.lora, model.path)
+        train_adapters_alone(shell)
+    return {name: parameter.shape for name, parameter in shell.named_parameters() if parameter.requires_grad}
 
 
 @contextmanager
@@ -220,7 +229,8 @@ def telling_how_to_go_on(trainer: RunConfig) -> Iterator[None]:
         newest = max(checkpoints(Path(trainer.default_local_dir)), default=None)
         start = "start again; it has no checkpoint yet" if newest is None else f"go on from step {newest}"
         options = [f"trainer.default_local_dir={trainer.default_local_dir}"]
-        if trainer.resume_mode != "auto":
+        # Without a checkpoint of its own it starts again from the one that was named.
+        if trainer.resume_mode == "disable" or (trainer.resume_mode == "path" and newest is not None):
             options += ["trainer.resume_mode=auto", "trainer.resume_from_path=null"]
         print(f"to {start}: the same command with {' '.join(options)}", file=sys.stderr, flush=True)
         raise

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import platform
 import shutil
 import subprocess
@@ -126,6 +127,8 @@ def _jsonl_sink(path: Path) -> _Sink:
         # JSON knows no NaN and no infinity.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         file.write(json.dumps({"step": step, **finite}) + "\n")
+        # On the disk before the checkpoint of its step is.
+        os.fsync(file.fileno())
 
     return _Sink(log, file.close)
 
@@ -139,6 +142,8 @@ def _tensorboard_sink(folder: Path, last_step: int | None) -> _Sink:
     def log(step: int, metrics: Metrics) -> None:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
+        # Of a run that is killed: a resumed one does not record these steps again.
+        writer.flush()
 
     return _Sink(log, writer.close)
 

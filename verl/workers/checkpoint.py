@@ -25,7 +25,7 @@ from verl.config.common import ModelConfig
 from verl.utils.files import FileRecord, file_record
 from verl.utils.json_state import from_json, to_json
 from verl.workers.distributed import seed_everything
-from verl.workers.export import empty_model, write_architecture, write_huggingface
+from verl.workers.export import empty_model, persistent_buffers, write_architecture, write_huggingface
 from verl.workers.fsdp import export_adapters, full_parameters, reshard
 from verl.workers.learner import Learner
 from verl.workers.offload import Offloaded
@@ -68,6 +68,7 @@ class CheckpointWorker:
             for part in parts
             if dist.get_rank() == 0
         }
+        self._buffers = {part.name: persistent_buffers(part.learner.model) for part in parts}
 
     def start(self, folder: Path, background: bool, huggingface: bool) -> None:
         """Begin to write into ``folder``; :meth:`finish` waits for the end.
@@ -137,11 +138,10 @@ class CheckpointWorker:
             dcp.save(shards[part.name], storage_writer=writer, process_group=self._group)
             if rank == 0:
                 (target / "scheduler.json").write_text(json.dumps({"optimizer_steps": counts[part.name]}) + "\n")
-                write_architecture(self._shells[part.name], part.tokenizer, target / "architecture")
+                shell, buffers = self._shells[part.name], self._buffers[part.name]
+                write_architecture(shell, part.tokenizer, target / "architecture", buffers)
                 if weights[part.name]:
-                    write_huggingface(
-                        self._shells[part.name], weights[part.name], part.tokenizer, target / "huggingface"
-                    )
+                    write_huggingface(shell, {**weights[part.name], **buffers}, part.tokenizer, target / "huggingface")
         (folder / "generators").mkdir(exist_ok=True)
         (folder / "generators" / f"rank_{rank:05d}.json").write_text(generators + "\n")
         dist.barrier(self._group)
@@ -249,13 +249,11 @@ def set_generator_states(states: Mapping[str, Any]) -> None:
 
 def _gathered(learner: Learner) -> dict[str, Tensor]:
     """Every parameter whole, adapters merged, in the memory of worker 0's host; the other workers keep none."""
-    model, kept = learner.model, {}
-    for name, value in full_parameters(model):
+    kept = {}
+    for name, value in full_parameters(learner.model):
         if dist.get_rank() == 0:
             kept[name] = value.to("cpu", copy=True)
-    persistent = model.state_dict().keys()
-    buffers = {name: buffer.to("cpu", copy=True) for name, buffer in model.named_buffers() if name in persistent}
-    return kept | buffers if dist.get_rank() == 0 else kept
+    return kept
 
 
 def _set_schedule(learner: Learner, optimizer_steps: int) -> None:

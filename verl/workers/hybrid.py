@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -70,6 +71,17 @@ class HybridWorker(Checkpointed):
     def finish_generation(self) -> None:
         """Let the engine's memory go; it comes back with ``sync_weights``, or where more is generated before that."""
         self.rollout.sleep()
+
+    def save(self, folder: Path, background: bool, huggingface: bool) -> None:
+        """See :meth:`CheckpointWorker.start`. What is offloaded, or gathered, comes where the engine's memory was; the
+        engine is given weights again when it generates."""
+        self.rollout.sleep()
+        super().save(folder, background, huggingface)
+
+    def load(self, folder: Path, step: int) -> None:
+        """See :meth:`CheckpointWorker.load`. The engine, which has just been made, makes room as in :meth:`save`."""
+        self.rollout.sleep()
+        super().load(folder, step)
 
     def compute_logprobs(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [B, R] under the policy."""

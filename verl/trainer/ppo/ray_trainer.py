@@ -436,6 +436,7 @@ class RayPPOTrainer:
             "job": "ppo",
             "step": self.step,
             "num_examples": len(self.loader.dataset),
+            "shuffle": self.config.data.shuffle,
             # Not to be derived from the step: dynamic sampling draws as many batches as it needs.
             "loader": to_json(self.loader.state_dict()),
             "reward_manager": self.reward_manager.state_dict(),

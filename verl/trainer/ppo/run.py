@@ -147,7 +147,12 @@ def _check_resumption(config: PPOConfig, resumption: Resumption, num_prompts: in
     """Raise ``ConfigError`` for a checkpoint that does not fit the run."""
     parts = {"actor": config.model} | ({"critic": config.critic.model} if config.uses_critic else {})
     check_resumable(resumption, "ppo", num_prompts, parts)
-    trainer = config.trainer
+    shuffle, trainer = config.data.shuffle, config.trainer
+    if resumption.state["shuffle"] != shuffle:
+        raise ConfigError(
+            f"data.shuffle={shuffle}: was {not shuffle} when {resumption.folder} was written, and its place in "
+            "that order would be lost; set it back, or start a new run from the model it holds"
+        )
     if trainer.val_only and resumption.folder.parent == Path(trainer.default_local_dir):
         raise ConfigError(
             f"trainer.val_only=True: {trainer.default_local_dir} holds a training run; name another folder and the "
