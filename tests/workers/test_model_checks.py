@@ -55,12 +55,19 @@ def test_kernels_of_gpus_are_refused_without_one(config):
     flash = replace(config, attn_implementation="flash_attention_2")
     with pytest.raises(ValueError, match=r"^model.attn_implementation='flash_attention_2': runs on GPUs alone; set it"):
         check_model(flash, "model", "cpu")
+    with pytest.raises(ValueError, match=r"^model.attn_implementation='flash_attention_3': runs on GPUs alone; set it"):
+        check_model(replace(flash, attn_implementation="flash_attention_3"), "model", "cpu")
 
 
 def test_missing_packages_are_named(config, monkeypatch):
     monkeypatch.setattr(model_checks, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"liger-kernel is not installed; `pip install liger-kernel`, or set it to"):
         check_model(replace(config, use_liger=True), "model", "cuda")
+    third = replace(config, attn_implementation="flash_attention_3")
+    with pytest.raises(
+        ValueError, match=r"^model.attn_implementation='flash_attention_3': flash-attn-3 is not installed"
+    ):
+        check_model(third, "model", "cuda")
     flash = replace(config, attn_implementation="flash_attention_2")
     with pytest.raises(ValueError, match=r"flash-attn is not installed; `pip install flash-attn`, or set it to sdpa"):
         check_model(flash, "model", "cuda")
