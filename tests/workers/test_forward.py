@@ -17,6 +17,7 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedConfig,
     Qwen2Config,
 )
@@ -51,6 +52,8 @@ ARCHITECTURES: dict[str, PreTrainedConfig] = {
         final_logit_softcapping=3.0,
         query_pre_attn_scalar=4,
     ),
+    # Its head asks the decoder for more than states.
+    "mixtral, experts": MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2),
     "granite, scaled logits": GraniteConfig(**TINY, logits_scaling=4.0, attention_multiplier=0.5),
     "cohere, scaled logits": CohereConfig(**TINY, logit_scale=0.25),
 }
