@@ -22,14 +22,16 @@ def test_the_config_names_the_implementations_that_are_there():
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_tokens_see_their_own_row_up_to_themselves(implementation: str):
     # Values are the token's number; with keys of 0 every seen token weighs the same, so outputs are means.
-    numbers = torch.arange(6.0).view(1, 1, 6, 1)
+    numbers = torch.arange(6.0).view(1, 1, 6, 1).expand(1, 2, 6, 1)
     bounds = {"cu_seq_lens_q": torch.tensor([0, 3, 4, 6], dtype=torch.int32), "max_length_q": 3}
     zeros = torch.zeros_like(numbers)
     for window, expected in ((None, [0, 0.5, 1, 3, 4, 4.5]), (2, [0, 0.5, 1.5, 3, 4, 4.5])):
         output, _ = packed_attention(
             nn.Module(), zeros, zeros, numbers, None, implementation=implementation, sliding_window=window, **bounds
         )
-        assert output.flatten().tolist() == expected
+        assert output[..., 0].flatten(0, 1).T.tolist() == [expected, expected]
+        # As from the attention functions of transformers: models take views of it.
+        assert output.is_contiguous()
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def packed_attention(
         is_causal: whether tokens see those before them alone; None: as the module has it.
 
     Returns:
-        [B, T, H, D], and None in place of attention weights.
+        [B, T, H, D], contiguous, and None in place of attention weights.
 
     Raises:
         ValueError: the model's attention has a feature that is not computed here.
@@ -121,7 +121,7 @@ def packed_attention(
         output = _row_by_row(attend, query, key, value, cu_seq_lens_q, **options)
     if sequence_group is not None:
         output = gather_heads(output[0].transpose(0, 1), sequence_group).transpose(0, 1)[None]
-    return output, None
+    return output.contiguous(), None
 
 
 def _padded(
