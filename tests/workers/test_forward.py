@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     CohereConfig,
+    FalconConfig,
     Gemma2Config,
     GraniteConfig,
     LlamaConfig,
@@ -290,6 +291,9 @@ def test_layouts_that_a_model_cannot_have_are_found_in_its_config(tmp_path: Path
         check_layout(config(**packed, ulysses_sequence_parallel_size=2), "model")
     Qwen2Config(**TINY, layer_types=["full_attention", "linear_attention", "full_attention"]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^model.use_remove_padding=true: qwen2 .*of kind \['linear_attention'\]"):
+        check_layout(config(**packed), "model")
+    FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^model.use_remove_padding=true: falcon .* has an attention of its own"):
         check_layout(config(**packed), "model")
 
 

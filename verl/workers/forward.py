@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from verl.config.common import ModelConfig
 from verl.workers.head import Targets, score_in_chunks, score_logits
@@ -226,6 +226,12 @@ def check_layout(config: ModelConfig, field: str) -> None:
         raise ValueError(
             f"{field}.use_remove_padding=true: {model.model_type} at {config.path!r} has layers of kind "
             f"{sorted(kinds - PACKABLE_LAYERS)}, which would mix joined rows; set it to false"
+        )
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model), None)
+    if kind is not None and not kind._can_set_attn_implementation():
+        raise ValueError(
+            f"{field}.use_remove_padding=true: {model.model_type} at {config.path!r} has an attention of its own, "
+            "which would mix joined rows; set it to false"
         )
     size = config.ulysses_sequence_parallel_size
     changing = rope_types(model) & CHANGING_ROPES
