@@ -282,13 +282,6 @@ def test_layouts_that_a_model_cannot_have_are_found_in_its_config(tmp_path: Path
         ValueError, match=r"^critic.model.ulysses_sequence_parallel_size=3: must divide the 4 attention"
     ):
         check_layout(config(**packed, ulysses_sequence_parallel_size=3), "critic.model")
-    changing = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    LlamaConfig(**TINY, rope_parameters=changing, original_max_position_embeddings=8).save_pretrained(tmp_path)
-    check_layout(config(**packed), "model")
-    with pytest.raises(
-        ValueError, match=r"^model.ulysses_sequence_parallel_size=2: llama .*\(longrope\).*; set it to 1"
-    ):
-        check_layout(config(**packed, ulysses_sequence_parallel_size=2), "model")
     Qwen2Config(**TINY, layer_types=["full_attention", "linear_attention", "full_attention"]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^model.use_remove_padding=true: qwen2 .*of kind \['linear_attention'\]"):
         check_layout(config(**packed), "model")

@@ -33,7 +33,7 @@ from verl.trainer.steps import is_due, numbered_batches
 from verl.trainer.timing import PhaseTimer, Work
 from verl.trainer.tracking import Tracker, write_summary
 from verl.utils.json_state import from_json, to_json
-from verl.workers.model_checks import check_model
+from verl.workers.model_checks import check_length, check_model
 
 COLUMNS = {
     "loss": ("train/loss", ".3f"),
@@ -166,6 +166,7 @@ def run_sft(config: SFTConfig) -> None:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     try:
         check_model(config.model, "model", device_type)
+        check_length(config.model, "model", config.data.max_length)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     data, trainer, world_size = config.data, config.trainer, config.trainer.world_size

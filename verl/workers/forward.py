@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 from verl.config.common import ModelConfig
 from verl.workers.head import Targets, score_in_chunks, score_logits
@@ -22,9 +22,6 @@ from verl.workers.states import record_states
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers in which rows joined to one sequence can be kept apart."""
-
-CHANGING_ROPES = {"dynamic", "longrope"}
-"""Kinds of rotary embeddings whose frequencies depend on the longest position of what is read together."""
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 """Mean difference of a row up to which two ways to the same numbers agree, by precision of the products."""
@@ -234,23 +231,8 @@ def check_layout(config: ModelConfig, field: str) -> None:
             "which would mix joined rows; set it to false"
         )
     size = config.ulysses_sequence_parallel_size
-    changing = rope_types(model) & CHANGING_ROPES
-    if size > 1 and changing:
-        raise ValueError(
-            f"{field}.ulysses_sequence_parallel_size={size}: {model.model_type} at {config.path!r} scales its rotary "
-            f"embedding by the longest position that it reads ({', '.join(sorted(changing))}), and workers that share "
-            "a sequence read different ones; set it to 1"
-        )
     if model.num_attention_heads % size:
         raise ValueError(
             f"{field}.ulysses_sequence_parallel_size={size}: must divide the {model.num_attention_heads} attention "
             f"heads of {config.path!r}"
         )
-
-
-def rope_types(model: PreTrainedConfig) -> set[str]:
-    """Kinds of rotary embeddings, by their names in ``transformers``, of a language model's layers."""
-    parameters = getattr(model, "rope_parameters", None) or {}
-    # One for all layers, or one for each kind of layer.
-    kinds = [parameters, *parameters.values()]
-    return {kind["rope_type"] for kind in kinds if isinstance(kind, dict) and "rope_type" in kind}

@@ -47,6 +47,35 @@ def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
         _check_layers(config, prefix)
 
 
+def check_length(config: ModelConfig, prefix: str, longest: int) -> None:
+    """Check that what a model computes for a sequence cannot depend on the sequences that it reads together with it.
+
+    Some rotary embeddings ("dynamic", "longrope") change their frequencies for all that is read at once as soon as one
+    sequence is longer than those the model was first trained on.
+
+    Args:
+        prefix: where the model's options stand in the whole config.
+        longest: tokens of the longest sequence that it may read.
+
+    Raises:
+        ValueError: a sequence may be that long.
+    """
+    model = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code).get_text_config()
+    parameters = getattr(model, "rope_parameters", None) or {}
+    # One for all layers, or one for each kind of layer.
+    for rope in (parameters, *parameters.values()):
+        kind = rope.get("rope_type") if isinstance(rope, dict) else None
+        if kind not in ("dynamic", "longrope"):
+            continue
+        limit = rope["original_max_position_embeddings"] if kind == "longrope" else model.max_position_embeddings
+        if longest > limit:
+            raise ValueError(
+                f"{prefix}.path={config.path!r}: beyond {limit} tokens the rotary embedding of {model.model_type} "
+                f"({kind}) makes results depend on the other sequences of a micro-batch, and sequences may have "
+                f"{longest} here; shorten what is allowed of prompts and responses"
+            )
+
+
 def num_layers(config: ModelConfig) -> int:
     """Decoder layers of the model, from its config file."""
     architecture = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
