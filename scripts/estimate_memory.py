@@ -123,9 +123,10 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float) -> dict[str, Parts]
     fsdp, parallel = model.fsdp, model.ulysses_sequence_parallel_size
     policy = Held.of(shape, model, workers)
     longest = config.data.max_prompt_length + config.data.max_response_length
-    update, forward = config.actor.micro_batch_size_per_gpu * longest, config.actor.log_prob_micro_batch_size_per_gpu
-    forward *= longest
+    update = config.actor.micro_batch_size_per_gpu * longest / parallel
+    forward = config.actor.log_prob_micro_batch_size_per_gpu * longest / parallel
     if config.actor.use_dynamic_bsz:
+        # Of one worker: the workers that share sequences take so many times that.
         update, forward = config.actor.ppo_max_token_len_per_gpu, config.actor.log_prob_max_token_len_per_gpu
 
     others: Parts = {}
@@ -140,15 +141,15 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float) -> dict[str, Parts]
     sleeping = {} if config.rollout.free_cache_engine else {"engine": engine}
     moments = 0.0 if fsdp.optimizer_offload else policy.moments
 
-    def logits(kind: str, tokens: int) -> float:
-        responses = tokens * config.data.max_response_length / longest / parallel
+    def logits(kind: str, tokens: float) -> float:
+        responses = tokens * config.data.max_response_length / longest
         alive = min(model.logits_chunk_size or responses, responses)
         return LOGITS_BYTES[kind] * alive * shape.vocabulary / GB
 
     at_work = {"parameters": policy.parameters, "moments": moments, **others}
     resting = at_work | {"parameters": 0.0 if fsdp.param_offload else policy.parameters}
     learning = at_work | {"gradients": policy.gradients}
-    activations = shape.activations(update / parallel, model) / GB
+    activations = shape.activations(update, model) / GB
     largest = 4 * shape.vocabulary * shape.hidden / GB
     return {
         "generate": resting | {"engine": engine},

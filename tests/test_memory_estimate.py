@@ -65,6 +65,13 @@ def test_switches_as_documented(script, overrides, phase, total):
     assert round(sum(phases(script, *overrides)[phase].values())) == total
 
 
+def test_a_budget_of_tokens_is_that_of_each_worker(script):
+    dynamic = ["actor.use_dynamic_bsz=true", "model.use_remove_padding=true"]
+    one, two = (phases(script, *dynamic, f"model.ulysses_sequence_parallel_size={size}") for size in (1, 2))
+    assert one["update, backward"]["activations"] == two["update, backward"]["activations"]
+    assert one["logprobs"]["logits"] == two["logprobs"]["logits"]
+
+
 def test_activations_are_what_autograd_saves(script, small_config):
     sizes = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
     shape = script["Shape"](64, 192, 2, 64, 32, 50, True)

@@ -129,6 +129,21 @@ def test_a_wrong_option_is_named_with_its_value_and_mend(override: str, message:
     assert "\n" not in str(caught.value)
 
 
+def test_a_token_budget_holds_a_sequence_with_the_workers_that_share_it():
+    overrides = ["actor.use_dynamic_bsz=true", "actor.ppo_max_token_len_per_gpu=100", "trainer.n_gpus_per_node=2"]
+    overrides += ["data.max_prompt_length=72", "data.max_response_length=128"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(PPOConfig, "ppo_trainer", overrides)
+    assert str(caught.value) == (
+        "actor.ppo_max_token_len_per_gpu=100: must hold one sequence, "
+        "data.max_prompt_length+data.max_response_length=200"
+    )
+    overrides += ["model.use_remove_padding=true", "model.ulysses_sequence_parallel_size=2"]
+    assert load_config(PPOConfig, "ppo_trainer", overrides).actor.use_dynamic_bsz
+    with pytest.raises(ConfigError, match="=99: must hold one sequence with the 2 workers that share it, data"):
+        load_config(PPOConfig, "ppo_trainer", [*overrides, "actor.ppo_max_token_len_per_gpu=99"])
+
+
 def test_the_released_code_differs_from_the_shipped_signal_in_its_known_defects():
     shipped = load_config(PPOConfig, "ppo_trainer", ["experiment=verl_grpo"])
     released = load_config(PPOConfig, "ppo_trainer", ["experiment=released_code"])

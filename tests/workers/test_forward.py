@@ -12,11 +12,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     CohereConfig,
+    FalconConfig,
     Gemma2Config,
     GraniteConfig,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedConfig,
     Qwen2Config,
 )
@@ -51,6 +53,8 @@ ARCHITECTURES: dict[str, PreTrainedConfig] = {
         final_logit_softcapping=3.0,
         query_pre_attn_scalar=4,
     ),
+    # Its head asks the decoder for more than states.
+    "mixtral, experts": MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2),
     "granite, scaled logits": GraniteConfig(**TINY, logits_scaling=4.0, attention_multiplier=0.5),
     "cohere, scaled logits": CohereConfig(**TINY, logit_scale=0.25),
 }
@@ -253,12 +257,14 @@ def test_a_head_that_cannot_be_taken_in_pieces_is_refused():
         LogprobForward(model, config(logits_chunk_size=4), "cpu")
 
 
-def test_a_model_that_mixes_joined_rows_is_refused():
+# In half precision less than the second row's difference would be noise.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_mixes_joined_rows_is_refused(dtype: str):
     torch.manual_seed(0)
     mamba = MambaConfig(vocab_size=101, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.2)
-    model = AutoModelForCausalLM.from_config(mamba).eval()
+    model = AutoModelForCausalLM.from_config(mamba, dtype=getattr(torch, dtype)).eval()
     with pytest.raises(ValueError, match=r"mamba gives other results.*set model.use_remove_padding=false"):
-        LogprobForward(model, config(logits_chunk_size=0, use_remove_padding=True), "cpu")
+        LogprobForward(model, config(logits_chunk_size=0, use_remove_padding=True, param_dtype=dtype), "cpu")
 
 
 def test_soft_caps_are_refused_where_the_kernel_has_none():
@@ -278,6 +284,9 @@ def test_layouts_that_a_model_cannot_have_are_found_in_its_config(tmp_path: Path
         check_layout(config(**packed, ulysses_sequence_parallel_size=3), "critic.model")
     Qwen2Config(**TINY, layer_types=["full_attention", "linear_attention", "full_attention"]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^model.use_remove_padding=true: qwen2 .*of kind \['linear_attention'\]"):
+        check_layout(config(**packed), "model")
+    FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^model.use_remove_padding=true: falcon .* has an attention of its own"):
         check_layout(config(**packed), "model")
 
 

@@ -11,7 +11,7 @@ import transformers
 from verl.config import PPOConfig, load_config
 from verl.config.common import LoraConfig, ModelConfig
 from verl.workers import model_checks
-from verl.workers.model_checks import check_model
+from verl.workers.model_checks import check_length, check_model
 
 
 @pytest.fixture
@@ -55,12 +55,19 @@ def test_kernels_of_gpus_are_refused_without_one(config):
     flash = replace(config, attn_implementation="flash_attention_2")
     with pytest.raises(ValueError, match=r"^model.attn_implementation='flash_attention_2': runs on GPUs alone; set it"):
         check_model(flash, "model", "cpu")
+    with pytest.raises(ValueError, match=r"^model.attn_implementation='flash_attention_3': runs on GPUs alone; set it"):
+        check_model(replace(flash, attn_implementation="flash_attention_3"), "model", "cpu")
 
 
 def test_missing_packages_are_named(config, monkeypatch):
     monkeypatch.setattr(model_checks, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"liger-kernel is not installed; `pip install liger-kernel`, or set it to"):
         check_model(replace(config, use_liger=True), "model", "cuda")
+    third = replace(config, attn_implementation="flash_attention_3")
+    with pytest.raises(
+        ValueError, match=r"^model.attn_implementation='flash_attention_3': flash-attn-3 is not installed"
+    ):
+        check_model(third, "model", "cuda")
     flash = replace(config, attn_implementation="flash_attention_2")
     with pytest.raises(ValueError, match=r"flash-attn is not installed; `pip install flash-attn`, or set it to sdpa"):
         check_model(flash, "model", "cuda")
@@ -78,3 +85,34 @@ def test_what_the_packages_cannot_do_is_refused(config, monkeypatch):
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
     with pytest.raises(ValueError, match=r"liger-kernel has no kernels for qwen2; set it to false"):
         check_model(replace(config, use_liger=True), "model", "cuda")
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("rope", "named"),
+    [
+        (LONGROPE, "longrope"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}, None),
+        ({"rope_type": "default"}, None),
+    ],
+)
+def test_rotary_embeddings_that_neighbours_change_are_refused_beyond_their_length(config, tmp_path, rope, named):
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 64}
+    transformers.LlamaConfig(**sizes, rope_parameters=rope | {"rope_theta": 1e4}).save_pretrained(tmp_path)
+    model = replace(config, path=str(tmp_path))
+    check_length(model, "model", 64)
+    if named is None:
+        check_length(model, "model", 65)
+        return
+    with pytest.raises(
+        ValueError, match=rf"^critic.model.path=.*: beyond 64 tokens .* llama \({named}\) .* have 65 here"
+    ):
+        check_length(model, "critic.model", 65)

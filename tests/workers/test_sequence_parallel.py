@@ -118,7 +118,7 @@ def test_every_model_learns_the_same_in_every_layout(name: str, configs, alone: 
 def exchanged(place: WorkerPlace) -> Results:
     join_world(place)
     group = sequence_group(2)
-    assert group is not None
+    assert group is not None and group is sequence_group(2)
     # Heads and tokens by number: head h, token t of rank r holds 100 h + 10 r + t.
     states = torch.tensor([[100.0 * h + 10 * place.rank + t for t in range(3)] for h in range(2)])[..., None]
     states.requires_grad_()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma3Config, PreTrainedConfig, Qwen2Config
 
 from verl.workers.head import Targets, score_in_chunks
 from verl.workers.states import record_states
@@ -37,6 +37,23 @@ def test_layers_are_those_of_transformers_hidden_states(model, chunk: int):
         assert len(states) == len(layers)
         for layer, found in zip(layers, states, strict=True):
             assert torch.equal(found, expected[layer])
+
+
+@torch.no_grad()
+def test_layers_are_those_of_the_text_model_of_one_that_sees_images():
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    config = Gemma3Config(
+        text_config=sizes | {"num_hidden_layers": 2, "num_key_value_heads": 1, "vocab_size": 50, "head_dim": 8},
+        # As many layers as the text model has.
+        vision_config=sizes | {"num_hidden_layers": 2, "image_size": 28, "patch_size": 14},
+        **{"mm_tokens_per_image": 4, "image_token_index": 49, "boi_token_index": 48, "eoi_token_index": 47},
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.arange(10).view(2, 5)
+    expected = model(ids, output_hidden_states=True).hidden_states[1:]
+    with record_states(model, [0, -1]) as states:
+        model(ids, use_cache=False)
+    assert all(torch.equal(a, b) for a, b in zip(states, expected, strict=True))
 
 
 def test_nothing_is_kept_afterwards(model):

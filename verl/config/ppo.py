@@ -81,8 +81,9 @@ class ActorConfig:
     """Form micro-batches by their number of tokens in place of responses, and balance tokens over workers. The gradient
     does not depend on it."""
     ppo_max_token_len_per_gpu: int
-    """Most tokens, prompt and response, per forward and backward on one worker with ``use_dynamic_bsz``; at least one
-    whole sequence."""
+    """Most tokens, prompt and response, per forward and backward on one worker with ``use_dynamic_bsz``. The
+    ``model.ulysses_sequence_parallel_size`` workers that share sequences hold so many times that; at least one whole
+    sequence."""
     log_prob_max_token_len_per_gpu: int
     """The same where only log-probabilities are needed."""
     policy_loss: str
@@ -236,8 +237,7 @@ class CriticConfig:
     use_dynamic_bsz: bool
     """Form micro-batches by their number of tokens in place of responses, and balance tokens over workers."""
     ppo_max_token_len_per_gpu: int
-    """Most tokens, prompt and response, per forward on one worker with ``use_dynamic_bsz``; at least one whole
-    sequence."""
+    """Most tokens, prompt and response, per forward on one worker with ``use_dynamic_bsz``; as the actor's."""
     cliprange_value: float
     """A value moves at most this far from its old one before its loss stops counting, in units of reward, above 0."""
     optim: OptimConfig
@@ -437,18 +437,20 @@ class PPOConfig:
         if self.uses_reward_model:
             rank = self.reward_model.model.lora.rank
             require(rank == 0, "reward_model.model.lora.rank", rank, "a reward model is not trained; set it to 0")
-        budgets = {}
+        budgets = []
         if self.actor.use_dynamic_bsz:
-            budgets["actor.ppo_max_token_len_per_gpu"] = self.actor.ppo_max_token_len_per_gpu
-            budgets["actor.log_prob_max_token_len_per_gpu"] = self.actor.log_prob_max_token_len_per_gpu
+            budgets += [("actor.ppo_max_token_len_per_gpu", self.actor.ppo_max_token_len_per_gpu, self.model)]
+            budgets += [("actor.log_prob_max_token_len_per_gpu", self.actor.log_prob_max_token_len_per_gpu, self.model)]
         if self.uses_critic and self.critic.use_dynamic_bsz:
-            budgets["critic.ppo_max_token_len_per_gpu"] = self.critic.ppo_max_token_len_per_gpu
-        for field, budget in budgets.items():
+            budgets += [("critic.ppo_max_token_len_per_gpu", self.critic.ppo_max_token_len_per_gpu, self.critic.model)]
+        for field, budget, model in budgets:
+            sequence = model.ulysses_sequence_parallel_size
+            together = f" with the {sequence} workers that share it" if sequence > 1 else ""
             require(
-                budget >= longest,
+                budget * sequence >= longest,
                 field,
                 budget,
-                f"must hold one sequence, data.max_prompt_length+data.max_response_length={longest}",
+                f"must hold one sequence{together}, data.max_prompt_length+data.max_response_length={longest}",
             )
 
     def _check_rank_signal(self) -> None:

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.config.load import ConfigError
@@ -13,7 +12,8 @@ from verl.config.sft import SFTConfig
 from verl.data.conversations import ConversationDataset, collate_conversations, conversation_loader
 from verl.data.tokenizers import load_tokenizer
 from verl.protocol import ConversationBatch
-from verl.single_controller import WorkerGroup, concat
+from verl.single_controller import WorkerGroup
+from verl.single_controller.dispatch import run_rows, run_update
 from verl.trainer.checkpoints import remove_unfinished
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.performance import UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
@@ -33,7 +33,7 @@ from verl.trainer.steps import is_due, numbered_batches
 from verl.trainer.timing import PhaseTimer, Work
 from verl.trainer.tracking import Tracker, write_summary
 from verl.utils.json_state import from_json, to_json
-from verl.workers.model_checks import check_model
+from verl.workers.model_checks import check_length, check_model
 
 COLUMNS = {
     "loss": ("train/loss", ".3f"),
@@ -66,6 +66,7 @@ class SFTTrainer:
         self.workers = workers
         self.tracker = tracker
         self.display = display
+        self.copies = config.model.ulysses_sequence_parallel_size
         self.timer = PhaseTimer(display.phase, workers.take_peak_memory)
         trainer = config.trainer
         peak = peak_tflops(trainer.peak_tflops, workers.device_name, config.model.param_dtype)
@@ -101,7 +102,9 @@ class SFTTrainer:
             num_tokens = int(batch.loss_mask[:, 1:].sum())
             self.profiler.begin(step)
             with self.timer.phase("train"):
-                self.metrics = self.workers.run_split("train_step", batch, num_tokens)[0]
+                self.metrics = run_update(
+                    self.workers, "train_step", batch, num_tokens, copies=self.copies, balance=False
+                )
             self.timer.count("train", Work.of(batch.attention_mask.sum(dim=1)))
             self.profiler.end(step)
             if self._due(self.config.trainer.test_freq) and self.held_out is not None:
@@ -122,10 +125,8 @@ class SFTTrainer:
 
     def _validate(self, held_out: ConversationBatch) -> None:
         with self.timer.phase("validate"):
-            # Ranks must do the same number of forward passes: shares are filled up to one size, the filling dropped.
-            filling = held_out[: -len(held_out) % self.workers.world_size]
-            results = concat(self.workers.run_split("evaluate", torch.cat([held_out, filling])))
-            logprobs, tokens = results[: len(held_out)].unbind(dim=1)
+            results = run_rows(self.workers, "evaluate", held_out, copies=self.copies, balance=False)
+            logprobs, tokens = results.unbind(dim=1)
         self.validations[self.step] = {
             "val/loss": (-logprobs.sum() / tokens.sum()).item(),
             BEST_BY: logprobs.exp().mean().item(),
@@ -165,6 +166,7 @@ def run_sft(config: SFTConfig) -> None:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     try:
         check_model(config.model, "model", device_type)
+        check_length(config.model, "model", config.data.max_length)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     data, trainer, world_size = config.data, config.trainer, config.trainer.world_size
@@ -173,8 +175,6 @@ def run_sft(config: SFTConfig) -> None:
     held_out = None
     if data.val_files:
         val_set = ConversationDataset(data.val_files, tokenizer, data)
-        if len(val_set) < world_size:
-            raise ConfigError(f"data.val_files: {len(val_set)} conversations cannot be split over {world_size} workers")
         held_out = collate_conversations(val_set.conversations, tokenizer.pad_token_id)
     steps = config.trainer.num_steps(len(loader))
     check_profile_steps(config.trainer.profile_steps, steps)

@@ -11,6 +11,7 @@ Legend: H query heads, K key and value heads, T tokens, D head width.
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -34,11 +35,22 @@ MASKS = {
 }
 """Implementations that packed rows are known for, and what makes the mask of their padded rows."""
 
-UNSUPPORTED = ("s_aux", "position_bias")
+UNSUPPORTED = ("s_aux", "position_bias", "indices", "block_indices")
 """Arguments of attention functions that change the result and that packed rows do not know."""
 
 FLASH_HEAD_WIDTH = 256
 """Largest head width of the variable-length kernel."""
+
+
+def grouped_heads(kernel: Callable[..., Any]) -> dict[str, bool]:
+    """What lets ``kernel``, torch's variable-length attention, have fewer heads of keys than of queries.
+
+    That of torch 2.11, which vLLM 0.24 to 0.26 pin, has no such argument and takes them as they are.
+    """
+    return {"enable_gqa": True} if "enable_gqa" in signature(kernel).parameters else {}
+
+
+GROUPED_HEADS = grouped_heads(varlen_attn)
 
 
 def attention_name(config: ModelConfig) -> str:
@@ -88,7 +100,7 @@ def packed_attention(
         is_causal: whether tokens see those before them alone; None: as the module has it.
 
     Returns:
-        [B, T, H, D], and None in place of attention weights.
+        [B, T, H, D], contiguous, and None in place of attention weights.
 
     Raises:
         ValueError: the model's attention has a feature that is not computed here.
@@ -114,14 +126,14 @@ def packed_attention(
     rows = (cu_seq_lens_q, max_length_q)
     if implementation.startswith("flash"):
         output = _flash(implementation, query, key, value, None, *rows, **options)
-    elif implementation == "sdpa" and _has_varlen_kernel(query):
+    elif implementation == "sdpa" and _has_varlen_kernel(query, value):
         output = _varlen(query, key, value, *rows, scaling, sliding_window)
     else:
         attend = _fused if implementation == "sdpa" else _eager
         output = _row_by_row(attend, query, key, value, cu_seq_lens_q, **options)
     if sequence_group is not None:
         output = gather_heads(output[0].transpose(0, 1), sequence_group).transpose(0, 1)[None]
-    return output, None
+    return output.contiguous(), None
 
 
 def _padded(
@@ -155,7 +167,9 @@ def _flash(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """The FlashAttention package, by way of ``transformers``."""
+    """The FlashAttention package, by way of ``transformers``; it has one width for keys and values."""
+    narrower = query.shape[-1] - value.shape[-1]
+    value = F.pad(value, (0, narrower)) if narrower else value
     output: Tensor = _flash_attention_forward(
         *(states.transpose(1, 2) for states in (query, key, value)),
         attention_mask,
@@ -170,13 +184,14 @@ def _flash(
         max_length_k=max_length,
         attn_implementation=implementation,
     )
-    return output
+    return output[..., : query.shape[-1] - narrower]
 
 
-def _has_varlen_kernel(query: Tensor) -> bool:
-    """Whether torch's variable-length attention takes these states: on GPUs, in half precision."""
+def _has_varlen_kernel(query: Tensor, value: Tensor) -> bool:
+    """Whether torch's variable-length attention takes these states: on GPUs, in half precision, of fitting width."""
     half = query.dtype in (torch.float16, torch.bfloat16)
-    return query.is_cuda and half and query.shape[-1] <= FLASH_HEAD_WIDTH
+    width = query.shape[-1]
+    return query.is_cuda and half and width <= FLASH_HEAD_WIDTH and width % 8 == 0 and value.shape[-1] == width
 
 
 def _varlen(
@@ -198,7 +213,7 @@ def _varlen(
         max_length,
         scale=scaling,
         window_size=(before, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **GROUPED_HEADS,
     )
     return output[None]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 from verl.config.common import ModelConfig
 from verl.workers.head import Targets, score_in_chunks, score_logits
@@ -24,7 +24,7 @@ PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers in which rows joined to one sequence can be kept apart."""
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-"""Mean difference up to which two ways to the same numbers agree, by precision of the products."""
+"""Mean difference of a row up to which two ways to the same numbers agree, by precision of the products."""
 
 
 class ForwardPass:
@@ -43,11 +43,12 @@ class ForwardPass:
         return PaddedLayout(input_ids, attention_mask)
 
     @torch.no_grad()
-    def _check(self, read: Callable[[Tensor, Tensor], list[Tensor]], mends: list[str]) -> None:
+    def _check(self, read: Callable[[Tensor, Tensor], list[list[Tensor]]], mends: list[str]) -> None:
         """Try ways of reading a few tokens.
 
         Args:
-            read: gives the results of all ways from tokens and attention mask; the first is the model's own.
+            read: gives the results of all ways, each row's [n, ...] by itself, from tokens and attention mask; the
+                first way is the model's own.
             mends: for each other way the option that avoids it.
 
         Raises:
@@ -60,11 +61,13 @@ class ForwardPass:
         if isinstance(self.model, FSDPModule):
             self.model.reshard()
         for other, mend in zip(others, mends, strict=True):
-            difference = (other - first).abs().mean().item()
+            # Row by row: where joined rows mix, the first of them is as it should be.
+            rows = [(a - b).abs().mean() for a, b in zip(other, first, strict=True)]
+            difference = torch.stack(rows).max().item()
             if not difference <= TOLERANCE[self.config.param_dtype]:
                 raise ValueError(
                     f"model.path={self.config.path!r}: {self.model.config.model_type} gives other results, "
-                    f"{difference:.3g} away on average, than its own forward pass in transformers; set {mend}"
+                    f"{difference:.3g} away on a row's average, than its own forward pass in transformers; set {mend}"
                 )
 
 
@@ -165,7 +168,7 @@ class LogprobForward(ForwardPass):
         logprobs, entropy = score_logits(logits, input_ids[:, -num_last:], temperature, differentiable_entropy)
         return torch.where(wanted.bool(), logprobs, 0.0), torch.where(wanted.bool(), entropy, 0.0)
 
-    def _read_all_ways(self, input_ids: Tensor, attention_mask: Tensor) -> list[Tensor]:
+    def _read_all_ways(self, input_ids: Tensor, attention_mask: Tensor) -> list[list[Tensor]]:
         wanted = (attention_mask[:, 1:] * attention_mask[:, :-1]).bool()
         padded = PaddedLayout(input_ids, attention_mask)
         found = [self._score_columns(padded, input_ids, wanted, 1.0, False)]
@@ -173,7 +176,7 @@ class LogprobForward(ForwardPass):
             found.append(self._score(padded, input_ids, wanted, 1.0, False))
         if self.config.use_remove_padding:
             found.append(self.logprobs(input_ids, attention_mask, wanted, 1.0))
-        return [logprobs[wanted] for logprobs, _ in found]
+        return [[row[mask] for row, mask in zip(logprobs, wanted, strict=True)] for logprobs, _ in found]
 
 
 class ValueForward(ForwardPass):
@@ -195,13 +198,14 @@ class ValueForward(ForwardPass):
         logits: Tensor = self.model(**layout.inputs, use_cache=False).logits
         return layout.restore(logits.flatten(0, 1).squeeze(-1).float())
 
-    def _states_both_ways(self, input_ids: Tensor, attention_mask: Tensor) -> list[Tensor]:
+    def _states_both_ways(self, input_ids: Tensor, attention_mask: Tensor) -> list[list[Tensor]]:
         """Last hidden states in units of their mean size; a head may still be 0."""
         found = []
         for layout in (PaddedLayout(input_ids, attention_mask), self._layout(input_ids, attention_mask)):
             states = self.model(**layout.inputs, use_cache=False, output_hidden_states=True).hidden_states[-1]
-            states = layout.restore(states.flatten(0, 1))[attention_mask.bool()].float()
-            found.append(states / states.abs().mean())
+            states, mask = layout.restore(states.flatten(0, 1)).float(), attention_mask.bool()
+            size = states[mask].abs().mean()
+            found.append([row[read] / size for row, read in zip(states, mask, strict=True)])
         return found
 
 
@@ -219,6 +223,12 @@ def check_layout(config: ModelConfig, field: str) -> None:
         raise ValueError(
             f"{field}.use_remove_padding=true: {model.model_type} at {config.path!r} has layers of kind "
             f"{sorted(kinds - PACKABLE_LAYERS)}, which would mix joined rows; set it to false"
+        )
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model), None)
+    if kind is not None and not kind._can_set_attn_implementation():
+        raise ValueError(
+            f"{field}.use_remove_padding=true: {model.model_type} at {config.path!r} has an attention of its own, "
+            "which would mix joined rows; set it to false"
         )
     size = config.ulysses_sequence_parallel_size
     if model.num_attention_heads % size:

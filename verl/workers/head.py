@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import ModelOutput
 
 
 class Targets(NamedTuple):
@@ -67,10 +67,12 @@ def score_in_chunks(model: nn.Module, chunk_size: int) -> None:
             return whole(*args, **kwargs)
         decoder = getattr(causal, decoder_name(causal))
         given = {name: value for name, value in kwargs.items() if value is not None}
-        states = decoder(*args, **given).last_hidden_state.flatten(0, 1)[targets.positions]
+        decoded = decoder(*args, **given)
+        states, kind = decoded.last_hidden_state.flatten(0, 1)[targets.positions], type(decoded)
+        del decoded
 
         def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            with _decoder_done(causal):
+            with _replaced(causal, decoder_name(causal), _Decoded(decoder, kind)):
                 logits = whole(inputs_embeds=states[None], use_cache=False).logits[0]
             return score_logits(logits, tokens, targets.temperature, targets.differentiable_entropy)
 
@@ -82,17 +84,30 @@ def score_in_chunks(model: nn.Module, chunk_size: int) -> None:
     causal.forward = forward
 
 
+class _Decoded:
+    """Stands for a decoder that is done: its result is what it is given as input embeddings.
+
+    In all else it is the decoder, of which a model's ``forward`` may ask more than its states.
+    """
+
+    def __init__(self, decoder: nn.Module, kind: type[ModelOutput]) -> None:
+        """``kind``: what the decoder returns."""
+        self.decoder = decoder
+        self.kind = kind
+
+    def __call__(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> ModelOutput:
+        return self.kind(last_hidden_state=inputs_embeds)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.decoder, name)
+
+
 @contextmanager
-def _decoder_done(causal: nn.Module) -> Iterator[None]:
-    """Within, the model's ``forward`` takes its input embeddings for the states that its decoder returns."""
-
-    def decoded(*_: Any, inputs_embeds: Tensor, **__: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
-
+def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Within, the submodule ``name`` of ``module`` is ``value``."""
     # In the instance's own dictionary, which comes before submodules: these stay as they are.
-    name = decoder_name(causal)
-    causal.__dict__[name] = decoded
+    module.__dict__[name] = value
     try:
         yield
     finally:
-        del causal.__dict__[name]
+        del module.__dict__[name]

@@ -7,6 +7,7 @@ Legend: G workers of a group, H heads, t tokens of this worker, T = G t tokens o
 """
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,10 +17,12 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 
+@cache
 def sequence_group(size: int) -> ProcessGroup | None:
     """The group of ``size`` neighbours in rank that this worker belongs to; None for a size of 1.
 
-    All workers must call it together.
+    All workers must call it together. Models share one group, as each has a communicator of its own, and that takes GPU
+    memory.
     """
     if size == 1:
         return None

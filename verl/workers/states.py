@@ -24,7 +24,9 @@ def record_states(model: nn.Module, layers: Sequence[int]) -> Iterator[list[Tens
         ValueError: the model has no such layer, or one is named twice.
     """
     decoder = getattr(causal_model(model), decoder_name(causal_model(model)))
-    depth = decoder.config.num_hidden_layers
+    # A model that also sees images has a text model within.
+    decoder = getattr(decoder, "language_model", decoder)
+    depth = decoder.config.get_text_config().num_hidden_layers
     wanted = resolve_layers(layers, depth)
     last = depth - 1
     blocks = _blocks(decoder, depth) if any(layer != last for layer in wanted) else []

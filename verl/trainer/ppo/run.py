@@ -34,7 +34,7 @@ from verl.trainer.resume import (
 from verl.trainer.reward_manager_versions import RewardManager
 from verl.trainer.tracking import Tracker, write_summary
 from verl.workers.fsdp import check_value_architecture
-from verl.workers.model_checks import check_model, num_layers
+from verl.workers.model_checks import check_length, check_model, num_layers
 from verl.workers.rollout import engine_environment
 from verl.workers.states import resolve_layers
 
@@ -181,6 +181,8 @@ def _check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_
     try:
         for prefix, model in config.models.items():
             check_model(model, prefix, device_type)
+            judge = prefix == "reward_model.model"
+            check_length(model, prefix, config.reward_model.max_length if judge else config.max_sequence_length)
         if config.calculator.enable:
             resolve_layers(config.calculator.layers, num_layers(config.model))
         if config.uses_reward_model:

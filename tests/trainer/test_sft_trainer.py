@@ -1,0 +1,64 @@
+"""The loop of supervised fine-tuning, over workers that only count."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from verl.config import SFTConfig, load_config
+from verl.protocol import ConversationBatch
+from verl.trainer.progress import RunDisplay
+from verl.trainer.sft_trainer import COLUMNS, SFTTrainer
+from verl.trainer.tracking import Tracker
+
+
+class CountingWorkers:
+    """Stand for a ``WorkerGroup`` of four; a conversation's log-probability is the negative of its first token."""
+
+    world_size = 4
+    device_name = ""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int]]] = []
+
+    def run_split(self, method: str, batch: ConversationBatch, *arguments: Any, copies: int = 1) -> list[Any]:
+        shares = batch.split(len(batch) // (self.world_size // copies))
+        self.calls.append((method, [len(share) for share in shares]))
+        return [self.answer(method, share) for share in shares]
+
+    def answer(self, method: str, share: ConversationBatch) -> dict[str, float] | Tensor:
+        if method == "train_step":
+            return {"train/loss": 1.0}
+        return torch.stack([-share.input_ids[:, 0], share.loss_mask.sum(dim=1)], dim=1).double()
+
+    def take_peak_memory(self) -> None:
+        return None
+
+
+def conversations(size: int) -> ConversationBatch:
+    """``size`` conversations of three tokens, of which the last two are learned."""
+    ids = torch.arange(size)[:, None].expand(size, 3).contiguous()
+    learned = torch.tensor([[0, 1, 1]]).expand(size, 3).contiguous()
+    return ConversationBatch(ids, torch.ones_like(ids), learned, batch_size=[size])
+
+
+@pytest.mark.parametrize(("sequence", "shares"), [(1, [2, 2, 2, 2]), (2, [4, 4])])
+def test_workers_that_share_sequences_get_the_same_rows(tiny_model: Path, tmp_path: Path, sequence: int, shares):
+    config = load_config(SFTConfig, "sft", [f"model.path={tiny_model}", "trainer.n_gpus_per_node=4"])
+    model = replace(config.model, use_remove_padding=True, ulysses_sequence_parallel_size=sequence)
+    trainer = replace(config.trainer, total_training_steps=1, default_local_dir=str(tmp_path))
+    config = replace(config, model=model, trainer=trainer)
+    workers = CountingWorkers()
+    tracker = Tracker(tmp_path, [], "verl", "sft", config, None)
+    # Three held-out conversations are fewer than there are workers.
+    sft = SFTTrainer(config, [conversations(8)], conversations(3), workers, tracker, RunDisplay("sft", 1, COLUMNS))
+    sft._save = lambda: None
+    sft.fit()
+    tracker.close()
+    assert workers.calls[0] == ("train_step", shares)
+    assert workers.calls[1] == ("evaluate", [1] * 4 if sequence == 1 else [2, 2])
+    # Log-probabilities 0, -1 and -2 of two tokens each; what filled the shares up does not count.
+    assert sft.validations[1]["val/loss"] == pytest.approx(3 / 6)
