@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from vllm import LLM
+from vllm.config import set_current_vllm_config
 
 
 def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> None:
@@ -17,11 +18,13 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
     """
     runner = engine.llm_engine.model_executor.driver_worker.worker.model_runner
     model = runner.get_model()
-    missing = _reload(runner, model, parameters)
-    if missing:
-        names = ", ".join(sorted(missing))
-        raise RuntimeError(f"vLLM's {type(model).__name__} was not given {names}: it would sample with old weights")
-    _refresh_tied_head(model)
+    # Some layers and attention backends ask for the config while they prepare new weights, as when they are made.
+    with set_current_vllm_config(runner.vllm_config):
+        missing = _reload(runner, model, parameters)
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise RuntimeError(f"vLLM's {type(model).__name__} was not given {names}: it would sample with old weights")
+        _refresh_tied_head(model)
     if not engine.reset_prefix_cache():
         raise RuntimeError("vLLM kept its prefix cache after a weight update; are requests still running?")
 
