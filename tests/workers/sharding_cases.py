@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from verl.config.common import ModelConfig, OptimConfig
 from verl.workers.export import empty_model, write_huggingface
 from verl.workers.fsdp import (
+    checkpoint_parameters,
     export_adapters,
     full_parameters,
     load_sharded_model,
@@ -228,3 +229,8 @@ def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
         adapted = PeftModel.from_pretrained(auto.from_pretrained(config.path, **options), folder / "lora_adapter")
         found["peft"] = score(adapted.eval(), ids)
     return found
+
+
+def streamed(config: ModelConfig) -> dict[str, Tensor]:
+    """What a rollout engine is given."""
+    return dict(checkpoint_parameters(load_sharded_model(config, mesh(), trainable=True)))

@@ -6,12 +6,20 @@ import pytest
 import torch
 from torch import nn
 from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
+from vllm.platforms import current_platform
 
 from verl.workers.rollout.weights import reload_weights
 
 
 class Model(nn.Linear):
-    """Loads whatever it is given."""
+    """Loads whatever it is given, and has experts whose weights are packed."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.experts = nn.Identity()
+        self.packed: list[nn.Module] = []
+        fused = SimpleNamespace(process_weights_after_loading=self.packed.append)
+        self.experts.quant_method = SimpleNamespace(moe_kernel=SimpleNamespace(fused_experts=fused))
 
     def load_weights(self, weights):
         return {name for name, _ in weights}
@@ -22,7 +30,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.vllm_config = object()
-        self.model = Model(2, 2)
+        self.model = Model()
         self.asked: list[object] = []
 
     def get_model(self) -> nn.Module:
@@ -33,12 +41,24 @@ class Runner:
         self.asked.append(get_current_vllm_config())
 
 
-def test_layers_find_the_engine_s_config_while_they_prepare_new_weights():
-    runner = Runner()
+def engine_with(runner: Runner) -> SimpleNamespace:
     worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
     executor = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
-    engine = SimpleNamespace(llm_engine=executor, reset_prefix_cache=lambda: True)
+    return SimpleNamespace(llm_engine=executor, reset_prefix_cache=lambda: True)
+
+
+def test_layers_find_the_engine_s_config_while_they_prepare_new_weights():
+    runner = Runner()
+    engine = engine_with(runner)
     reload_weights(engine, runner.model.named_parameters())
     assert runner.asked == [runner.vllm_config] and get_current_vllm_config_or_none() is None
     with pytest.raises(RuntimeError, match="was not given bias: it would sample with old"):
         reload_weights(engine, [("weight", torch.zeros(2, 2))])
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_experts_are_packed_anew_on_a_cpu(on_cpu, monkeypatch):
+    runner = Runner()
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: on_cpu)
+    reload_weights(engine_with(runner), runner.model.named_parameters())
+    assert runner.model.packed == ([runner.model.experts] if on_cpu else [])

@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForTokenClassification,
     PreTrainedModel,
 )
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.integrations.liger import apply_liger_kernel
 
 from verl.config.common import ModelConfig
@@ -223,6 +224,15 @@ def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         if not is_adapter(name):
             yield name_without_adapters(name), merged(model, name, whole(parameter), whole)
+
+
+def checkpoint_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """As :func:`full_parameters`, but under the names and in the pieces that the model's files have.
+
+    ``transformers`` renames and joins some weights as it loads them, such as those of a mixture's experts.
+    """
+    for name, value in full_parameters(model):
+        yield from revert_weight_conversion(model, {name: value}).items()
 
 
 @contextmanager

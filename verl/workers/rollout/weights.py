@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from vllm import LLM
 from vllm.config import set_current_vllm_config
+from vllm.platforms import current_platform
 
 
 def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> None:
@@ -25,6 +26,7 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
             names = ", ".join(sorted(missing))
             raise RuntimeError(f"vLLM's {type(model).__name__} was not given {names}: it would sample with old weights")
         _refresh_tied_head(model)
+        _pack_experts(model)
     if not engine.reset_prefix_cache():
         raise RuntimeError("vLLM kept its prefix cache after a weight update; are requests still running?")
 
@@ -63,3 +65,17 @@ def _refresh_tied_head(model: nn.Module) -> None:
     owners = [module for module in model.modules() if getattr(module, "weight", None) is weight]
     if weight is not None and len(owners) > 1:
         head.quant_method.process_weights_after_loading(head)
+
+
+def _pack_experts(model: nn.Module) -> None:
+    """Pack the weights of a mixture's experts anew.
+
+    On CPU vLLM multiplies by packed weights of theirs too, and packs them at the start of the engine alone: a reload
+    would put unpacked ones in their place.
+    """
+    if not current_platform.is_cpu():
+        return
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
