@@ -91,7 +91,9 @@ class Shape(NamedTuple):
     def activations(self, tokens: float, model: ModelConfig) -> float:
         """Bytes that the backward pass finds saved, for a micro-batch of so many tokens on this worker."""
         scale = {"bfloat16": 1, "float32": 2}[model.param_dtype]
-        layer = scale * (20 * self.hidden + 8 * self.intermediate + 4 * self.kv)
+        # Beside a mask for padding, torch's attention wants a key and a value for every query.
+        keys = self.kv if model.use_remove_padding else self.attention
+        layer = scale * (20 * self.hidden + 8 * self.intermediate + 4 * keys)
         if model.gradient_checkpointing:
             return tokens * (2 * scale * self.hidden * self.layers + layer)
         return tokens * layer * self.layers

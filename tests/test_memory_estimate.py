@@ -42,7 +42,7 @@ def test_qwen_7b_on_eight_gpus(script):
     assert backward["parameters"] == backward["gradients"] == pytest.approx(4 * parameters / 8 / 1e9)
     assert backward["moments"] == pytest.approx(parameters / 1e9)
     # 8 sequences: the inputs of 28 layers, and all activations of one.
-    one = 20 * 3584 + 8 * 18944 + 4 * 512
+    one = 20 * 3584 + 8 * 18944 + 4 * 3584
     assert backward["activations"] == pytest.approx(8 * 2048 * (28 * 3584 * 2 + one) / 1e9)
     whole = phases(script, "model.gradient_checkpointing=false")["update, backward"]
     assert whole["activations"] == pytest.approx(8 * 2048 * 28 * one / 1e9)
@@ -56,7 +56,7 @@ def test_qwen_7b_on_eight_gpus(script):
 @pytest.mark.parametrize(
     ("overrides", "phase", "total"),
     [
-        (["model.gradient_checkpointing=false"], "update, backward", 134),
+        (["model.gradient_checkpointing=false"], "update, backward", 140),
         (["model.gradient_checkpointing=false", "actor.micro_batch_size_per_gpu=1"], "update, backward", 44),
         (["actor.micro_batch_size_per_gpu=16"], "update, backward", 45),
         (["model.fsdp.param_offload=true"], "generate", 42),
@@ -75,10 +75,13 @@ def test_switches_as_documented(script, overrides, phase, total):
     assert round(sum(phases(script, *overrides)[phase].values())) == total
 
 
-def test_activations_are_what_autograd_saves(script, small_config):
+@pytest.mark.parametrize("packed", [False, True])
+def test_activations_are_what_autograd_saves(script, packed):
     sizes = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
     shape = script["Shape"](64, 192, 2, 64, 32, 50, True)
-    num_tokens = 32
+    num_tokens = 16
+    # Padding comes with a mask, packed rows have none.
+    mask = torch.tensor([[packed] + [True] * (num_tokens - 1)]).long()
     saved = []
     for layers in (1, 3):
         model = Qwen2Model(Qwen2Config(**sizes, num_hidden_layers=layers, vocab_size=50)).bfloat16().eval()
@@ -93,9 +96,10 @@ def test_activations_are_what_autograd_saves(script, small_config):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model(input_ids=torch.zeros(1, num_tokens, dtype=torch.long), use_cache=False)
+            model(input_ids=torch.zeros(1, num_tokens, dtype=torch.long), attention_mask=mask, use_cache=False)
         saved.append(sum(storages.values()))
-    config = load_config(PPOConfig, "ppo_trainer", ["model.param_dtype=bfloat16"]).model
+    overrides = ["model.param_dtype=bfloat16", f"model.use_remove_padding={packed}"]
+    config = load_config(PPOConfig, "ppo_trainer", overrides).model
     assert (saved[1] - saved[0]) == pytest.approx(shape.activations(num_tokens, config), rel=0.03)
 
 
