@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -227,11 +228,14 @@ def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def checkpoint_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """As :func:`full_parameters`, but under the names and in the pieces that the model's files have.
+    """As :func:`full_parameters`, but all that the model's files have, under their names and in their pieces.
 
-    ``transformers`` renames and joins some weights as it loads them, such as those of a mixture's experts.
+    ``transformers`` renames and joins some weights as it loads them, such as those of a mixture's experts. Some models
+    have buffers among their weights, which no step changes, but which an engine that slept has forgotten.
     """
-    for name, value in full_parameters(model):
+    saved = model.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+    for name, value in chain(full_parameters(model), buffers):
         yield from revert_weight_conversion(model, {name: value}).items()
 
 
