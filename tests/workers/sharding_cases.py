@@ -188,7 +188,7 @@ def most_alive_while_streaming(config: ModelConfig) -> tuple[int, int]:
     """How many gathered parameters exist at the same time, and how many there are."""
     alive: list[weakref.ref[Tensor]] = []
     most = count = 0
-    for name, value in full_parameters(load_sharded_model(config, mesh(), trainable=True)):
+    for name, value in checkpoint_parameters(load_sharded_model(config, mesh(), trainable=True)):
         alive = [ref for ref in alive if ref() is not None] + [weakref.ref(value)]
         most, count = max(most, len(alive)), count + 1
         assert isinstance(name, str)

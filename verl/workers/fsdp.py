@@ -20,7 +20,6 @@ from transformers import (
     AutoModelForTokenClassification,
     PreTrainedModel,
 )
-from transformers.core_model_loading import revert_weight_conversion
 from transformers.integrations.liger import apply_liger_kernel
 
 from verl.config.common import ModelConfig
@@ -36,7 +35,7 @@ from verl.workers.lora import (
     train_adapters_alone,
 )
 from verl.workers.offload import Offloaded, is_away
-from verl.workers.weights import fill, read_once, whole
+from verl.workers.weights import as_in_files, fill, read_once, whole
 
 
 def load_sharded_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
@@ -235,8 +234,8 @@ def checkpoint_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]
     """
     saved = model.state_dict().keys()
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
-    for name, value in chain(full_parameters(model), buffers):
-        yield from revert_weight_conversion(model, {name: value}).items()
+    names = [name_without_adapters(name) for name in saved if not is_adapter(name)]
+    return as_in_files(model, names, chain(full_parameters(model), buffers))
 
 
 @contextmanager
