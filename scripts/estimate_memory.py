@@ -21,8 +21,18 @@ from verl.data.model_files import model_config
 GB = 1e9
 CONTEXT_GB = 2.0
 """CUDA context, kernels and NCCL's buffers; a guess that holds for one process per GPU."""
-LOGITS_BYTES = {"forward": 10, "backward": 16}
-"""Per token and word of the vocabulary: logits in bfloat16 and float32, their log-softmax, and gradients of these."""
+LOGITS_BYTES = 12
+"""Per token and word of the vocabulary, beside the logits in the precision of products: log-softmax, probabilities and
+their product, in float32."""
+ENTROPY_BYTES = 20
+"""The same, logits included, in the backward pass where the entropy has a gradient (``actor.entropy_coeff``)."""
+SAMPLING_BYTES = 32
+"""The same where ``rollout.name=hf`` draws a token: probabilities and their sums in float64, sorted for ``top_p``."""
+
+ITEMSIZE = {"bfloat16": 2, "float32": 4}
+"""Bytes of a number in ``param_dtype``."""
+ENGINE_ITEMSIZE = {"float32": 4}
+"""Bytes of a weight in ``rollout.dtype``; of all others 2."""
 
 Parts = dict[str, float]
 """What holds memory -> GB on one GPU."""
@@ -81,7 +91,9 @@ class Shape(NamedTuple):
     def activations(self, tokens: float, model: ModelConfig) -> float:
         """Bytes that the backward pass finds saved, for a micro-batch of so many tokens on this worker."""
         scale = {"bfloat16": 1, "float32": 2}[model.param_dtype]
-        layer = scale * (20 * self.hidden + 8 * self.intermediate + 4 * self.kv)
+        # Beside a mask for padding, torch's attention wants a key and a value for every query.
+        keys = self.kv if model.use_remove_padding else self.attention
+        layer = scale * (20 * self.hidden + 8 * self.intermediate + 4 * keys)
         if model.gradient_checkpointing:
             return tokens * (2 * scale * self.hidden * self.layers + layer)
         return tokens * layer * self.layers
@@ -101,7 +113,7 @@ class Held(NamedTuple):
     @classmethod
     def of(cls, shape: Shape, model: ModelConfig, workers: int) -> "Held":
         shards = workers if model.fsdp.fsdp_size == -1 else model.fsdp.fsdp_size
-        itemsize = {"bfloat16": 2, "float32": 4}[model.param_dtype]
+        itemsize = ITEMSIZE[model.param_dtype]
         trainable = shape.trainable(model)
         whole = not model.lora.rank
         return cls(
@@ -117,8 +129,12 @@ class Held(NamedTuple):
         return self.parameters * (not param_offload) + self.moments * (not optimizer_offload)
 
 
-def estimate(config: PPOConfig, shape: Shape, gpu_gb: float) -> dict[str, Parts]:
-    """GB on one GPU by phase and by what holds it; the critic and the reference have the policy's shape."""
+def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None = None) -> dict[str, Parts]:
+    """GB on one GPU by phase and by what holds it; the critic and the reference have the policy's shape.
+
+    Args:
+        judge: shape of the reward model, where there is one.
+    """
     model, workers = config.model, config.trainer.world_size
     fsdp, parallel = model.fsdp, model.ulysses_sequence_parallel_size
     policy = Held.of(shape, model, workers)
@@ -136,31 +152,76 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float) -> dict[str, Parts]
         critic = config.critic.model
         held = Held.of(shape, critic, workers)
         others["critic"] = held.idle(critic.fsdp.param_offload, critic.fsdp.optimizer_offload)
+    if judge is not None:
+        away = config.reward_model.model.fsdp.param_offload
+        others["reward model"] = 0.0 if away else Held.of(judge, config.reward_model.model, workers).parameters
     others["context"] = CONTEXT_GB
-    engine = gpu_gb * config.rollout.gpu_memory_utilization
-    sleeping = {} if config.rollout.free_cache_engine else {"engine": engine}
+    generating = _generating(config, shape, gpu_gb)
+    sleeping = {} if config.rollout.free_cache_engine or config.rollout.name == "hf" else generating
     moments = 0.0 if fsdp.optimizer_offload else policy.moments
 
-    def logits(kind: str, tokens: float) -> float:
+    def logits(num_bytes: int, tokens: float) -> float:
         responses = tokens * config.data.max_response_length / longest
         alive = min(model.logits_chunk_size or responses, responses)
-        return LOGITS_BYTES[kind] * alive * shape.vocabulary / GB
+        return num_bytes * alive * shape.vocabulary / GB
 
     at_work = {"parameters": policy.parameters, "moments": moments, **others}
     resting = at_work | {"parameters": 0.0 if fsdp.param_offload else policy.parameters}
     learning = at_work | {"gradients": policy.gradients}
     activations = shape.activations(update, model) / GB
-    largest = 4 * shape.vocabulary * shape.hidden / GB
-    return {
-        "generate": resting | {"engine": engine},
-        "logprobs": at_work | sleeping | {"gathered": policy.gathered, "logits": logits("forward", forward)},
+    # In float32, and vLLM's copy on its way into the engine's own.
+    largest = (4 + 2 / config.rollout.tensor_parallel_size) * shape.vocabulary * shape.hidden / GB
+    scored = ITEMSIZE[model.param_dtype] + LOGITS_BYTES
+    learned = ENTROPY_BYTES if config.actor.entropy_coeff else scored
+    phases = {
+        "generate": (at_work if config.rollout.name == "hf" else resting) | generating,
+        "logprobs": at_work | sleeping | {"gathered": policy.gathered, "logits": logits(scored, forward)},
         "update, backward": learning
         | sleeping
         | {"gathered": policy.gathered, "whole gradients": policy.reduced, "activations": activations}
-        | {"logits": logits("backward", update)},
+        | {"logits": logits(learned, update)},
         # AdamW's step over all parameters at once makes a temporary of their size.
         "update, step": learning | sleeping | {"moments": policy.moments, "temporary": policy.gradients},
-        "sync": at_work | {"engine": engine, "one parameter": largest},
+        "sync": at_work | generating | {"one parameter": largest},
+    }
+    if config.rollout.name == "hf":
+        del phases["sync"]
+    if config.uses_critic:
+        phases |= _critic_phases(config, shape, resting | sleeping)
+    return phases
+
+
+def _generating(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
+    """What the rollout engine holds while it samples."""
+    rollout = config.rollout
+    if rollout.name == "hf":
+        itemsize = ITEMSIZE[config.model.param_dtype]
+        tokens = rollout.max_num_seqs * config.max_sequence_length
+        return {
+            "whole policy": itemsize * shape.parameters / GB,
+            "KV cache": 2 * itemsize * shape.layers * shape.kv * tokens / GB,
+            "logits": SAMPLING_BYTES * rollout.max_num_seqs * shape.vocabulary / GB,
+        }
+    if rollout.kv_cache_memory_mb:
+        weights = ENGINE_ITEMSIZE.get(rollout.dtype, 2) * shape.parameters / rollout.tensor_parallel_size
+        return {"engine": (weights + rollout.kv_cache_memory_mb * 2**20) / GB}
+    return {"engine": gpu_gb * rollout.gpu_memory_utilization}
+
+
+def _critic_phases(config: PPOConfig, shape: Shape, resting: Parts) -> dict[str, Parts]:
+    """The critic's update, beside what is ``resting`` meanwhile."""
+    critic = config.critic
+    held = Held.of(shape, critic.model, config.trainer.world_size)
+    tokens = critic.micro_batch_size_per_gpu * config.max_sequence_length
+    if critic.use_dynamic_bsz:
+        tokens = critic.ppo_max_token_len_per_gpu
+    activations = shape.activations(tokens / critic.model.ulysses_sequence_parallel_size, critic.model) / GB
+    idle = held.parameters + held.moments * (not critic.model.fsdp.optimizer_offload)
+    learning = resting | {"gradients": held.gradients}
+    return {
+        "critic, backward": learning
+        | {"critic": idle, "gathered": held.gathered, "whole gradients": held.reduced, "activations": activations},
+        "critic, step": learning | {"critic": held.parameters + held.moments, "temporary": held.gradients},
     }
 
 
@@ -173,10 +234,13 @@ def main(argv: list[str]) -> None:
     try:
         config = load_config(PPOConfig, "ppo_trainer", options.overrides)
         model = config.model
-        shape = Shape.of(model_config(model.path, model.trust_remote_code))
+        shape, judge = Shape.of(model_config(model.path, model.trust_remote_code)), None
+        if config.uses_reward_model:
+            reward = config.reward_model.model
+            judge = Shape.of(model_config(reward.path, reward.trust_remote_code))
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    phases = estimate(config, shape, options.gpu_gb)
+    phases = estimate(config, shape, options.gpu_gb, judge)
     names = list(dict.fromkeys(name for parts in phases.values() for name in parts))
     title = f"GB on each of {config.trainer.world_size} GPUs of {options.gpu_gb:g}: {model.path}, "
     table = Table("", *phases, title=title + f"{shape.parameters / GB:.2f} billion parameters", title_justify="left")

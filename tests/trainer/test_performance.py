@@ -7,7 +7,7 @@ import pytest
 from transformers import Qwen2Config, Qwen3MoeConfig
 
 from verl.config.common import ModelConfig
-from verl.trainer.performance import FORWARD, UPDATE, ModelCost, StepMetrics, peak_tflops
+from verl.trainer.performance import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.timing import StepRecord, Work
 from verl.workers.profiling import MemoryPeak
 
@@ -50,6 +50,8 @@ def test_flops_of_a_token():
     # PaLM: 6 N + 12 L H Q T for forward and backward; here a sequence of T = 10 tokens.
     assert ModelCost(100.0, 7).flops(10, 100, UPDATE) == 10 * (6 * 100 + 12 * 7 * 10)
     assert ModelCost(100.0, 7).flops(10, 100, FORWARD) == 10 * (2 * 100 + 4 * 7 * 10)
+    # Frozen weights save their gradients, and nothing of attention, which has none.
+    assert ModelCost(100.0, 7).flops(10, 100, UPDATE_LORA) == 10 * (4 * 100 + 12 * 7 * 10)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,7 @@ def test_flops_of_a_token():
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
         ("NVIDIA H20", 148),
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA A10", 125),

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from verl.config.common import ModelConfig, OptimConfig
 from verl.workers.export import empty_model, write_huggingface
 from verl.workers.fsdp import (
+    checkpoint_parameters,
     export_adapters,
     full_parameters,
     load_sharded_model,
@@ -187,7 +188,7 @@ def most_alive_while_streaming(config: ModelConfig) -> tuple[int, int]:
     """How many gathered parameters exist at the same time, and how many there are."""
     alive: list[weakref.ref[Tensor]] = []
     most = count = 0
-    for name, value in full_parameters(load_sharded_model(config, mesh(), trainable=True)):
+    for name, value in checkpoint_parameters(load_sharded_model(config, mesh(), trainable=True)):
         alive = [ref for ref in alive if ref() is not None] + [weakref.ref(value)]
         most, count = max(most, len(alive)), count + 1
         assert isinstance(name, str)
@@ -228,3 +229,8 @@ def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
         adapted = PeftModel.from_pretrained(auto.from_pretrained(config.path, **options), folder / "lora_adapter")
         found["peft"] = score(adapted.eval(), ids)
     return found
+
+
+def streamed(config: ModelConfig) -> dict[str, Tensor]:
+    """What a rollout engine is given."""
+    return dict(checkpoint_parameters(load_sharded_model(config, mesh(), trainable=True)))

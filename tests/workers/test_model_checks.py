@@ -59,6 +59,20 @@ def test_kernels_of_gpus_are_refused_without_one(config):
         check_model(replace(flash, attn_implementation="flash_attention_3"), "model", "cpu")
 
 
+def test_a_bound_on_attention_scores_is_not_left_out(config, tmp_path):
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8}
+    gemma = transformers.Gemma2Config(**sizes, num_key_value_heads=1, vocab_size=16, attn_logit_softcapping=0.5)
+    gemma.save_pretrained(tmp_path)
+    capped = replace(config, path=str(tmp_path))
+    with pytest.raises(
+        ValueError,
+        match=r"^critic.model.attn_implementation='sdpa': knows no bound on attention scores, as gemma2 has it "
+        r"\(attn_logit_softcapping=0.5\); set it to eager or flash_attention_2$",
+    ):
+        check_model(capped, "critic.model", "cpu")
+    check_model(replace(capped, attn_implementation="eager"), "critic.model", "cpu")
+
+
 def test_missing_packages_are_named(config, monkeypatch):
     monkeypatch.setattr(model_checks, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"liger-kernel is not installed; `pip install liger-kernel`, or set it to"):

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from tests.workers import sharding_cases as cases
 from tests.workers.groups import relative_difference
@@ -82,6 +83,24 @@ def test_weights_are_streamed_one_at_a_time(two, config):
     for lora in (config.lora, LoraConfig(rank=2, alpha=4.0, target_modules=["all-linear"])):
         most, count = two.run(cases.most_alive_while_streaming, replace(config, lora=lora))[0]
         assert most == 1 and count == 50
+
+
+def test_weights_are_streamed_as_the_files_have_them(two, config, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_hidden_layers": 2, "vocab_size": 50}
+    routed = {"moe_intermediate_size": 16, "n_routed_experts": 3, "head_dim": 8, "first_k_dense_replace": 1}
+    models = {
+        # transformers joins these three times three matrices of a layer to two, and calls the layer's part mlp.
+        "block_sparse_moe.experts.2.w3.weight": MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=3)),
+        "mlp.gate.e_score_correction_bias": Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **routed)),
+    }
+    for name, model in models.items():
+        model.save_pretrained(tmp_path)
+        expected = load_file(tmp_path / "model.safetensors")
+        assert f"model.layers.1.{name}" in expected
+        for found in two.run(cases.streamed, replace(config, path=str(tmp_path))):
+            torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("size", [-1, 1])

@@ -30,6 +30,7 @@ GB = 1e9
 PEAK_TFLOPS = {
     "B200": 2250,
     "GH200": 989,
+    "H200 NVL": 835,
     "H200": 989,
     "H100 NVL": 835,
     "H100 PCIe": 756,
@@ -105,7 +106,9 @@ class ModelCost:
 
     def flops(self, tokens: float, context: float, passes: int) -> float:
         """Operations on ``tokens`` tokens whose sequences' squared lengths add up to ``context``."""
-        return passes * (2 * self.num_parameters * tokens + 4 * self.attention_width * context)
+        # Attention has no weights that could be frozen: its backward pass takes two whatever is trained.
+        attention = FORWARD if passes == FORWARD else UPDATE
+        return passes * 2 * self.num_parameters * tokens + attention * 4 * self.attention_width * context
 
 
 def _num_multiplied(model: nn.Module, shape: PretrainedConfig) -> float:

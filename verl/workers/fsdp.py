@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from verl.workers.lora import (
     train_adapters_alone,
 )
 from verl.workers.offload import Offloaded, is_away
-from verl.workers.weights import fill, read_once, whole
+from verl.workers.weights import as_in_files, fill, read_once, whole
 
 
 def load_sharded_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
@@ -223,6 +224,18 @@ def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         if not is_adapter(name):
             yield name_without_adapters(name), merged(model, name, whole(parameter), whole)
+
+
+def checkpoint_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """As :func:`full_parameters`, but all that the model's files have, under their names and in their pieces.
+
+    ``transformers`` renames and joins some weights as it loads them, such as those of a mixture's experts. Some models
+    have buffers among their weights, which no step changes, but which an engine that slept has forgotten.
+    """
+    saved = model.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+    names = [name_without_adapters(name) for name in saved if not is_adapter(name)]
+    return as_in_files(model, names, chain(full_parameters(model), buffers))
 
 
 @contextmanager

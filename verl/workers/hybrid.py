@@ -17,7 +17,7 @@ from verl.workers.actor import Actor, Policy, scoring_batches
 from verl.workers.checkpoint import Checkpointed, CheckpointWorker, TrainedPart
 from verl.workers.critic import Critic
 from verl.workers.distributed import WorkerPlace, join_world, seed_everything
-from verl.workers.fsdp import full_parameters
+from verl.workers.fsdp import checkpoint_parameters
 from verl.workers.lora import adapters_disabled
 from verl.workers.reward_model import RewardModel
 from verl.workers.rollout import RolloutSetup, make_rollout
@@ -130,4 +130,4 @@ class HybridWorker(Checkpointed):
     def sync_weights(self) -> None:
         """Give the rollout engine the policy's weights."""
         with self.actor.parameters.loaded():
-            self.rollout.load_weights(full_parameters(self.actor.model))
+            self.rollout.load_weights(checkpoint_parameters(self.actor.model))

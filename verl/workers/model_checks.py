@@ -37,6 +37,7 @@ def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
         _require_gpu_package(field, *FLASH_PACKAGES[config.attn_implementation], device_type, "set it to sdpa")
         if config.param_dtype == "float32":
             raise ValueError(f"{field}: has no float32; set {prefix}.param_dtype=bfloat16, or it to sdpa")
+    _check_softcap(config, prefix)
     if config.use_liger:
         field = f"{prefix}.use_liger=True"
         how = "`pip install liger-kernel`"
@@ -81,6 +82,18 @@ def num_layers(config: ModelConfig) -> int:
     architecture = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
     depth: int = architecture.get_text_config().num_hidden_layers
     return depth
+
+
+def _check_softcap(config: ModelConfig, prefix: str) -> None:
+    """``sdpa`` leaves a bound on attention scores out without a word: it would compute another model."""
+    architecture = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    text = architecture.get_text_config()
+    cap = getattr(text, "attn_logit_softcapping", None)
+    if cap is not None and config.attn_implementation == "sdpa":
+        raise ValueError(
+            f"{prefix}.attn_implementation='sdpa': knows no bound on attention scores, as {text.model_type} has it "
+            f"(attn_logit_softcapping={cap:g}); set it to eager or flash_attention_2"
+        )
 
 
 def _require_gpu_package(field: str, module: str, package: str, how: str, device_type: str, otherwise: str) -> None:

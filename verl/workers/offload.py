@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 
+SMALLEST_PIECE = 1 << 20
+"""Bytes below which a host copy is not cut further."""
+
 
 class Offloaded:
     """A set of tensors that is on its device only inside ``with offloaded.loaded():``, and on the host between.
@@ -30,7 +33,7 @@ class Offloaded:
         self.enabled = enabled
         self._tensors = tensors
         self._constant = constant
-        self._on_host: list[tuple[UntypedStorage, Tensor]] = []
+        self._on_host: list[tuple[UntypedStorage, list[Tensor]]] = []
         self._depth = 0
         self._unload()
 
@@ -49,9 +52,11 @@ class Offloaded:
 
     @torch.no_grad()
     def _load(self) -> None:
-        for storage, host in self._on_host:
-            storage.resize_(len(host))
-            _bytes_of(storage).copy_(host, non_blocking=True)
+        for storage, pieces in self._on_host:
+            sizes = [len(piece) for piece in pieces]
+            storage.resize_(sum(sizes))
+            for part, piece in zip(_bytes_of(storage).split(sizes), pieces, strict=True):
+                part.copy_(piece, non_blocking=True)
         if any(storage.device.type == "cuda" for storage, _ in self._on_host):
             torch.cuda.synchronize()
         if not self._constant:
@@ -95,7 +100,22 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _copy_on_host(storage: UntypedStorage) -> Tensor:
+def _copy_on_host(storage: UntypedStorage) -> list[Tensor]:
+    """The bytes of ``storage`` in pieces of :func:`piece_sizes`."""
     # Page-locked memory is what a GPU copies at full speed, and while the CPU goes on.
-    host = torch.empty(len(storage), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
-    return host.copy_(_bytes_of(storage), non_blocking=True)
+    pinned = storage.device.type == "cuda"
+    parts = _bytes_of(storage).split(piece_sizes(len(storage)))
+    pieces = [torch.empty(len(part), dtype=torch.uint8, pin_memory=pinned) for part in parts]
+    return [piece.copy_(part, non_blocking=True) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def piece_sizes(num_bytes: int) -> list[int]:
+    """Sizes that add up to ``num_bytes``: powers of two, and last what is less than ``SMALLEST_PIECE``.
+
+    torch rounds page-locked memory up to a power of two: in one piece up to half of it would be lost.
+    """
+    sizes = []
+    while num_bytes >= SMALLEST_PIECE:
+        sizes.append(1 << (num_bytes.bit_length() - 1))
+        num_bytes -= sizes[-1]
+    return [*sizes, num_bytes] if num_bytes else sizes

@@ -4,7 +4,8 @@ Rank 0 alone reads a checkpoint; the other ranks build the model without memory 
 broadcast, parameter by parameter. So the host's memory holds a model once, and not once per worker.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 import torch
@@ -12,6 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+    revert_weight_conversion,
+)
 
 from verl.workers.offload import is_away, local_part
 
@@ -53,6 +60,33 @@ def whole(tensor: Tensor) -> Tensor:
     if is_away(tensor):
         raise RuntimeError("the model is offloaded to the host's memory; use it inside `with ....loaded():`")
     return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else local_part(tensor)
+
+
+def as_in_files(
+    model: nn.Module, names: Iterable[str], weights: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """``weights`` as the model's files have them, which ``transformers`` may have renamed, joined or cut on loading.
+
+    What was cut from one tensor is kept until the last part comes; anything else goes out at once.
+
+    Args:
+        model: loaded by ``from_pretrained``, which notes there what it converted.
+        names: of all ``weights``, and perhaps more.
+        weights: whole tensors by their name in ``model``.
+    """
+    conversions = [conversion.reverse_transform() for conversion in reversed(model._weight_conversions)]
+    renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
+    converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
+    target = {name: rename_source_key(name, renamings, converters, reverse=True)[0] for name in names}
+    num_parts = Counter(target.values())
+    held: dict[str, State] = defaultdict(dict)
+    for name, value in weights:
+        parts = held[target[name]]
+        parts[name] = value
+        if len(parts) == num_parts[target[name]]:
+            yield from revert_weight_conversion(model, held.pop(target[name])).items()
+        # Not to be here still while the next one is gathered.
+        del value, parts
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

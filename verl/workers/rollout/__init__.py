@@ -32,4 +32,8 @@ def engine_environment(device_type: str, name: str = "vllm") -> dict[str, str]:
     if device_type == "cpu":
         # vLLM compiles some helpers even in eager mode; on CPU that takes a C++ compiler and 15 s at the first batch.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
+    else:
+        # All-reduce by memory that GPUs share asks torch for peers with other device numbers, and each worker sees its
+        # own GPU alone, as number 0: it fails or, on some machines, waits for ever. NCCL does without.
+        wanted |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
     return {name: os.environ.get(name, value) for name, value in wanted.items()}

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 from vllm import LLM
+from vllm.config import set_current_vllm_config
+from vllm.platforms import current_platform
 
 
 def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> None:
@@ -17,11 +19,14 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
     """
     runner = engine.llm_engine.model_executor.driver_worker.worker.model_runner
     model = runner.get_model()
-    missing = _reload(runner, model, parameters)
-    if missing:
-        names = ", ".join(sorted(missing))
-        raise RuntimeError(f"vLLM's {type(model).__name__} was not given {names}: it would sample with old weights")
-    _refresh_tied_head(model)
+    # Some layers and attention backends ask for the config while they prepare new weights, as when they are made.
+    with set_current_vllm_config(runner.vllm_config):
+        missing = _reload(runner, model, parameters)
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise RuntimeError(f"vLLM's {type(model).__name__} was not given {names}: it would sample with old weights")
+        _refresh_tied_head(model)
+        _pack_experts(model)
     if not engine.reset_prefix_cache():
         raise RuntimeError("vLLM kept its prefix cache after a weight update; are requests still running?")
 
@@ -46,7 +51,13 @@ def _reload(runner: Any, model: nn.Module, parameters: Iterable[tuple[str, Tenso
         runner.reload_weights(weights_iterator=parameters)
     finally:
         del model.load_weights
-    return expected - received
+    given = {_reported(name) for name in received}
+    return {name for name in expected if _reported(name) not in given}
+
+
+def _reported(name: str) -> str:
+    """A parameter's name as every version of vLLM says that it was loaded: some leave out which experts it is of."""
+    return name.replace(".routed_experts.", ".")
 
 
 def _refresh_tied_head(model: nn.Module) -> None:
@@ -60,3 +71,17 @@ def _refresh_tied_head(model: nn.Module) -> None:
     owners = [module for module in model.modules() if getattr(module, "weight", None) is weight]
     if weight is not None and len(owners) > 1:
         head.quant_method.process_weights_after_loading(head)
+
+
+def _pack_experts(model: nn.Module) -> None:
+    """Pack the weights of a mixture's experts anew.
+
+    On CPU vLLM multiplies by packed weights of theirs too, and packs them at the start of the engine alone: a reload
+    would put unpacked ones in their place.
+    """
+    if not current_platform.is_cpu():
+        return
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
