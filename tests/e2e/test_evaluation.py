@@ -193,6 +193,7 @@ def test_what_is_broken_costs_itself_alone(tiny_model, benchmarks, tmp_path):
     (folder / "empty.jsonl").write_text("")
     command = overrides(tiny_model, folder, tmp_path / "out")
     command[command.index("benchmarks=sums")] = "benchmarks=torn,empty,amie24,sums"
+    command[command.index("trainer.n_gpus_per_node=2")] = "trainer.n_gpus_per_node=1"
     run = Evaluation(
         [*command, f"runs.bare={bare}", f"runs.good={tiny_model}", "runs.good.template=chat"], tmp_path / "log"
     )
