@@ -417,6 +417,8 @@ class RayPPOTrainer:
         """Responses with their rank metrics."""
         rollout = self.sampler.generate(prompts, self.config.rollout.val_kwargs, VALIDATION_STEP)
         if self._policy_measures:
+            # As in training, the engine makes room for the policy; further batches wake it.
+            self.workers.run("finish_generation")
             self._logprobs(rollout)
         return rollout
 
