@@ -8,6 +8,7 @@ from torch import nn
 from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
 from vllm.platforms import current_platform
 
+from verl.workers.rollout.vllm_rollout import check_own_classes
 from verl.workers.rollout.weights import reload_weights
 
 
@@ -69,3 +70,16 @@ def test_experts_count_as_given_under_the_name_that_some_versions_report():
     runner.model.mlp = nn.ModuleDict({"routed_experts": nn.Linear(2, 2, bias=False)})
     assert "mlp.routed_experts.weight" in dict(runner.model.named_parameters())
     reload_weights(engine_with(runner), [(name, torch.zeros(2, 2)) for name in ("weight", "bias", "mlp.weight")])
+
+
+def test_models_that_vllm_borrows_from_transformers_are_refused():
+    class TransformersForCausalLM(nn.Module):
+        config = SimpleNamespace(model_type="olmo2")
+
+    runner = Runner()
+    check_own_classes(engine_with(runner), "folder")
+    runner.model = TransformersForCausalLM()
+    with pytest.raises(
+        ValueError, match=r"^model.path='folder': vLLM .* has no model of its own for olmo2 .* rollout.name=hf$"
+    ):
+        check_own_classes(engine_with(runner), "folder")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import vllm
 from torch import Tensor
 from vllm import LLM, CompletionOutput, SamplingParams
 
@@ -23,7 +24,11 @@ class VLLMRollout:
     """
 
     def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
-        """``policy``: not used; the engine loads the model's folder and is given weights later."""
+        """``policy``: not used; the engine loads the model's folder and is given weights later.
+
+        Raises:
+            ValueError: vLLM has no model of its own for this architecture.
+        """
         config, model, place = setup.config.rollout, setup.config.model, setup.place
         self.setup = setup
         self.max_response_length = setup.config.data.max_response_length
@@ -44,6 +49,7 @@ class VLLMRollout:
                 enable_sleep_mode=sleeps,
                 **options,
             )
+        check_own_classes(self.engine, model.path)
         self.memory = EngineSleep(self.engine, sleeps)
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
@@ -91,6 +97,23 @@ class VLLMRollout:
             logprobs=_sampled_logprobs(completion),
             truncated=completion.finish_reason == "length",
             measured=None if self.setup.capture is None else measured(completion),
+        )
+
+
+def check_own_classes(engine: LLM, path: str) -> None:
+    """Whether vLLM runs the model at ``path`` by classes of its own.
+
+    Where it has none it takes those of ``transformers``, and prepares them for compilation: instances that were made
+    before, as those that learn in this process, can no longer be called.
+
+    Raises:
+        ValueError: it does not.
+    """
+    model = engine.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+    if type(model).__name__.startswith("Transformers"):
+        raise ValueError(
+            f"model.path={path!r}: vLLM {vllm.__version__} has no model of its own for {model.config.model_type} and "
+            "changes that of transformers, which learns in the same process; set rollout.name=hf"
         )
 
 
