@@ -20,7 +20,6 @@ from verl.trainer.resume import (
     check_resumable,
     differences,
     find_resumption,
-    run_folder,
     saved_validations,
     telling_how_to_go_on,
 )
@@ -124,14 +123,6 @@ def test_options_that_differ_are_shown_in_a_line_each(small_config, tmp_path):
     del values["seed"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     assert differences(tmp_path / "config.yaml", asdict(small_config)) == ["seed: was (no such option), is 0"]
-
-
-def test_one_process_at_a_time_works_in_a_folder(tmp_path):
-    with run_folder(tmp_path / "run"):
-        with pytest.raises(ConfigError, match="another run is writing there"), run_folder(tmp_path / "run"):
-            pass
-    with run_folder(tmp_path / "run"):
-        pass
 
 
 def test_what_does_not_fit_is_refused_in_one_line(small_config, tiny_model, tmp_path):

@@ -1,6 +1,5 @@
 """Going on where a run ended: which checkpoint, what differs, and whether there is anything left to do."""
 
-import fcntl
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import torch
 import yaml
 
 from verl.config.common import ModelConfig, RunConfig
-from verl.config.load import LOCK, ConfigError
+from verl.config.load import ConfigError
 from verl.trainer.checkpoints import (
     POINTER,
     DamagedCheckpoint,
@@ -41,25 +40,6 @@ class Resumption:
     step: int
     state: Mapping[str, Any]
     """The trainer's own."""
-
-
-@contextmanager
-def run_folder(folder: Path) -> Iterator[None]:
-    """Make ``folder`` and hold it for this process alone; the lock ends with the process, however that ends.
-
-    Raises:
-        ConfigError: another run works in it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"trainer.default_local_dir={str(folder)!r}: another run is writing there; wait for its end, or name "
-                "another folder"
-            ) from None
-        yield
 
 
 def find_resumption(config: Any, trainer: RunConfig, say: Say) -> Resumption | None:

@@ -15,6 +15,7 @@ from verl.protocol import ConversationBatch
 from verl.single_controller import WorkerGroup
 from verl.single_controller.dispatch import run_rows, run_update
 from verl.trainer.checkpoints import remove_unfinished
+from verl.trainer.folders import locked
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.performance import UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.profiling import StepProfiler, check_profile_steps
@@ -24,7 +25,6 @@ from verl.trainer.resume import (
     best_validation,
     check_resumable,
     find_resumption,
-    run_folder,
     saved_validations,
     telling_how_to_go_on,
 )
@@ -181,7 +181,7 @@ def run_sft(config: SFTConfig) -> None:
 
     folder = Path(trainer.default_local_dir)
     with ExitStack() as stack:
-        stack.enter_context(run_folder(folder))
+        stack.enter_context(locked(folder))
         stack.enter_context(telling_how_to_go_on(trainer))
         display = RunDisplay(trainer.experiment_name, steps, COLUMNS)
         resumption = find_resumption(config, trainer, display.say)

@@ -16,7 +16,7 @@ from verl.rewards.pool import VerifierPool
 from verl.single_controller import WorkerError
 from verl.trainer.evaluation import run as run_module
 from verl.trainer.evaluation.run import count_workers, run_evaluation
-from verl.trainer.evaluation.store import locked
+from verl.trainer.folders import locked
 from verl.workers.generation import EngineModel
 
 QUESTIONS = [{"question": f"What is {i} - {i}?", "answer": "0"} for i in range(3)]
@@ -246,7 +246,7 @@ def test_an_interrupt_keeps_samples(engines, configure, tmp_path, monkeypatch, c
 
 def test_a_second_evaluation_of_the_same_waits_for_its_turn(engines, configure, tmp_path):
     with locked(tmp_path / "outputs" / "evaluation" / "embedded" / "model"):
-        with pytest.raises(ConfigError, match="another evaluation is at work there"):
+        with pytest.raises(ConfigError, match="another run is at work there"):
             run_evaluation(configure())
     assert engines == []
 

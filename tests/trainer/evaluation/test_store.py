@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from verl.config import ConfigError
-from verl.trainer.evaluation.store import SampleStore, StoredSample, locked, model_digest
+from verl.trainer.evaluation.store import SampleStore, StoredSample, model_digest
 
 SETTINGS = {"model": "0123", "temperature": 0.6, "stop": ["</s>"], "calculator": None}
 PROMPTS = [[1, 2, 3], [4, 5]]
@@ -89,15 +89,6 @@ def test_nothing_is_stored_twice(tmp_path: Path):
         store.append([sample(0, 0)])
         with pytest.raises(AssertionError):
             store.append([replace(sample(0, 0), response="again")])
-
-
-def test_one_evaluation_at_a_time(tmp_path: Path):
-    with locked(tmp_path / "new"):
-        with pytest.raises(ConfigError, match=r"trainer\.default_local_dir=.*another evaluation is at work there"):
-            with locked(tmp_path / "new"):
-                pass
-    with locked(tmp_path / "new"):
-        pass
 
 
 def test_models_are_told_apart_by_content_and_not_by_place(tmp_path: Path):

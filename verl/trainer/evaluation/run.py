@@ -33,8 +33,8 @@ from verl.trainer.evaluation.jobs import (
 from verl.trainer.evaluation.publish import publish
 from verl.trainer.evaluation.results import RunResult
 from verl.trainer.evaluation.scoring import score
-from verl.trainer.evaluation.store import locked
 from verl.trainer.evaluation.targets import Target, select_targets
+from verl.trainer.folders import locked
 from verl.trainer.launch import INTERRUPTED, ray_cluster, resolve_device
 from verl.trainer.metrics_calculator import capture_options
 from verl.workers.generation import EngineModel

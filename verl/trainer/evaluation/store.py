@@ -8,11 +8,9 @@ A folder holds the samples of one model on one benchmark at one temperature::
 Lines are only ever appended. A process that was killed leaves at most its last line torn; that line is dropped.
 """
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +20,6 @@ from verl.trainer.evaluation.results import write_text
 
 SETTINGS_FILE = "generation.json"
 SAMPLES_FILE = "samples.jsonl"
-LOCK_FILE = ".lock"
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
@@ -108,27 +105,6 @@ class SampleStore:
         elif (self.folder / SAMPLES_FILE).exists():
             raise ConfigError(f"{self.folder}: holds {SAMPLES_FILE} without {SETTINGS_FILE}; {MEND}")
         write_text(path, json.dumps({"settings": settings, "prompts": digests}, indent=1) + "\n")
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other evaluations out of ``folder`` for the ``with`` block; the lock goes with the process.
-
-    Raises:
-        ConfigError: another one is at work there.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"trainer.default_local_dir={str(folder)!r}: another evaluation is at work there; wait for it, or name "
-                "another folder"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
-        yield
 
 
 def model_digest(path: str) -> str:

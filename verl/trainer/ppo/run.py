@@ -16,6 +16,7 @@ from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.single_controller import WorkerGroup
 from verl.trainer.checkpoints import latest_checkpoint, remove_unfinished
+from verl.trainer.folders import locked
 from verl.trainer.launch import ray_cluster, resolve_device
 from verl.trainer.metrics_calculator import RepresentationMetricsCalculator, capture_options
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
@@ -27,7 +28,6 @@ from verl.trainer.resume import (
     best_validation,
     check_resumable,
     find_resumption,
-    run_folder,
     saved_validations,
     telling_how_to_go_on,
 )
@@ -90,7 +90,7 @@ def run_ppo(config: PPOConfig) -> None:
 
     folder, trainer = Path(config.trainer.default_local_dir), config.trainer
     with ExitStack() as stack:
-        stack.enter_context(run_folder(folder))
+        stack.enter_context(locked(folder))
         stack.enter_context(telling_how_to_go_on(trainer))
         display = RunDisplay(trainer.experiment_name, steps, COLUMNS)
         if trainer.val_only and (folder / "summary.json").exists() and latest_checkpoint(folder) is None:
