@@ -1,6 +1,7 @@
 import json
 import os
 import subprocess
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -170,7 +171,10 @@ def test_wandb_writes_its_run_into_the_runs_folder(tmp_path: Path, monkeypatch: 
     tracker.close()
     identity = (tmp_path / "wandb_id.txt").read_text()
     (record,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    content = record.read_bytes()
+    # A process of wandb's own writes the file, and may still do so when the run is closed.
+    deadline = time.monotonic() + 30
+    while b"score/mean" not in (content := record.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert all(text in content for text in (b"score/mean", b"project", b"experiment", b"betas"))
     # The same run there when this one is resumed.
     assert identity.strip().encode() in content
