@@ -186,8 +186,8 @@ class RolloutConfig(EngineConfig):
 
     name: str
     """``vllm``; or ``hf``: the policy itself through ``transformers``, slower, for models that vLLM has no classes of
-    its own for. It computes in ``model.param_dtype``, with the whole policy on every worker while it generates, and decodes
-    ``max_num_seqs`` responses at a time, each batch until its last response has ended."""
+    its own for. It computes in ``model.param_dtype``, with the whole policy on every worker while it generates, and
+    decodes ``max_num_seqs`` responses at a time, each batch until its last response has ended."""
     free_cache_engine: bool
     """Let go of the engine's weights and KV cache while the models learn (vLLM's sleep mode, level 2); they come back
     with the next weights. GPU only; nothing changes on a CPU."""
