@@ -216,6 +216,7 @@ def contestant(name: str, folder_name: str, options: argparse.Namespace, folder:
         "data.val_files=[]",
         f"data.train_batch_size={options.prompts}",
         f"data.max_response_length={options.tokens}",
+        f"calculator.diff_stride={options.stride}",
         f"actor.ppo_mini_batch_size={options.prompts // 2}",
         f"actor.micro_batch_size_per_gpu={options.micro_batch}",
         "actor.optim.lr=1e-30",
@@ -340,7 +341,7 @@ def describe(options: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "command": shlex.join(["python", "scripts/bench_shaping.py", *argv]),
         "what": f"Model `{options.shape}`, {options.workers} workers, {options.prompts} prompts with {options.samples} "
-        f"responses of {options.tokens} tokens a step.",
+        f"responses of {options.tokens} tokens a step, a prefix every {options.stride} tokens.",
     }
 
 
@@ -352,7 +353,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, help="default: 2 on a CPU, 1 on a GPU")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=8, help="responses to each prompt")
-    parser.add_argument("--tokens", type=int, help="of a response; default: 128 on a CPU, 1024 on a GPU")
+    parser.add_argument("--tokens", type=int, help="of a response; default: 160 on a CPU, 1024 on a GPU")
+    parser.add_argument("--stride", type=int, default=40, help="tokens between two prefixes; default: the paper's 40")
     parser.add_argument("--micro-batch", type=int, help="responses; default: 32 on a CPU, 4 on a GPU")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.4)
     parser.add_argument("--pairs", type=int, help="default: 40 on a CPU, 12 on a GPU")
@@ -361,7 +363,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.device = resolve_device(options.device)
     on_cpu = options.device == "cpu"
-    defaults = {"shape": ("embedded", "1.5b"), "workers": (2, 1), "tokens": (128, 1024), "micro_batch": (32, 4)}
+    defaults = {"shape": ("embedded", "1.5b"), "workers": (2, 1), "tokens": (160, 1024), "micro_batch": (32, 4)}
     for name, (cpu, gpu) in (defaults | {"pairs": (40, 12)}).items():
         if getattr(options, name) is None:
             setattr(options, name, cpu if on_cpu else gpu)

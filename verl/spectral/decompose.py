@@ -55,7 +55,9 @@ def spectra(matrices: Tensor, prefixes: Tensor, method: str, svd_rank: int | Non
             leading = matrices[source, :k]
             values = torch.linalg.svdvals(leading - leading.mean(1, keepdim=True))
         elif k <= width:
-            values = _singular_values(gram[source, :k, :k], k)
+            # Mostly all responses have the prefix: then nothing need be copied.
+            leading = gram[:, :k, :k]
+            values = _singular_values(leading if len(source) == len(gram) else leading[source], k)
         else:
             leading = matrices[source, :k]
             values = _singular_values(leading.mT @ leading, k)
