@@ -89,7 +89,7 @@ def overrides(model: Path, benchmarks: Path, folder: Path) -> list[str]:
         f"n_sampling={N}",
         f"data.benchmark_dir={benchmarks}",
         f"trainer.default_local_dir={folder}",
-        "trainer.n_gpus_per_node=2",
+        "trainer.n_gpus_per_node=1",
         # Few at a time, so that there is a middle in which it can be killed.
         "rollout.max_num_seqs=2",
         "rollout.max_num_batched_tokens=64",
@@ -175,7 +175,7 @@ def test_tensor_parallel_engines_and_rank_metrics(tiny_model, benchmarks, whole,
     assert all(set(sample["metrics"]) == names for sample in samples.values())
     assert all(1 <= sample["metrics"]["layer_2/Effective Rank"] <= 24 for sample in samples.values())
     assert "sums/layer_2/Effective Rank diff/all/mean" in metrics
-    # Two engines of two workers each sample as two of one do; sums over halves round otherwise, hardly ever visibly.
+    # Two engines of two workers each sample as one of one does; sums over halves round otherwise, hardly ever visibly.
     alike = sum(sample["response"] == outcome(whole)[0][place]["response"] for place, sample in samples.items())
     assert alike >= 0.95 * len(samples)
     # What the workers of an engine share is not left behind, where it would stand in the next engine's way.
@@ -193,7 +193,6 @@ def test_what_is_broken_costs_itself_alone(tiny_model, benchmarks, tmp_path):
     (folder / "empty.jsonl").write_text("")
     command = overrides(tiny_model, folder, tmp_path / "out")
     command[command.index("benchmarks=sums")] = "benchmarks=torn,empty,amie24,sums"
-    command[command.index("trainer.n_gpus_per_node=2")] = "trainer.n_gpus_per_node=1"
     run = Evaluation(
         [*command, f"runs.bare={bare}", f"runs.good={tiny_model}", "runs.good.template=chat"], tmp_path / "log"
     )
@@ -228,7 +227,7 @@ def always_ending_model(source: Path, folder: Path) -> Path:
 
 def test_a_base_model_ends_where_its_template_does(tiny_model, benchmarks, tmp_path):
     model = always_ending_model(tiny_model, tmp_path / "model")
-    options = ["model.template=qwen-boxed", "n_sampling=1", "data.max_problems=2", "trainer.n_gpus_per_node=1"]
+    options = ["model.template=qwen-boxed", "n_sampling=1", "data.max_problems=2"]
     run = Evaluation([*overrides(model, benchmarks, tmp_path / "out"), *options], tmp_path / "log")
     assert run.finish() == 0, run.log.read_text()
     (path,) = (tmp_path / "out").glob("*/step_0/sums/T1/samples.jsonl")

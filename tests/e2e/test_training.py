@@ -98,6 +98,7 @@ EXPERIMENTS = {
     # off is left out of the losses. Rows are packed, and the policy measures the hidden states.
     "verl_ppo": [
         "trainer.n_gpus_per_node=2",
+        "rollout.name=hf",
         "trainer.critic_warmup=1",
         "trainer.remove_clip=true",
         "reward_model.enable=true",
@@ -106,6 +107,7 @@ EXPERIMENTS = {
         "actor.use_dynamic_bsz=true",
     ],
     "dapo": [
+        "rollout.name=hf",
         "algorithm.filter_groups.max_num_gen_batches=2",
         "reward_score.overlong_buffer.len=4",
         "calculator.compute_diff=false",

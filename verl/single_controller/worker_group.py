@@ -35,6 +35,8 @@ class WorkerGroup:
         workers_per_node: workers on each machine, one per GPU or that many CPU processes.
         device_type: ``cpu`` or ``cuda``.
         environment: environment variables of the workers, set before they import anything.
+
+    On a CPU each worker computes with as many threads as OMP_NUM_THREADS says, by default its share of the machine's.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class WorkerGroup:
                 f"{nnodes} machines with {workers_per_node} free {resource}s each are needed; the Ray cluster has "
                 f"{ray.cluster_resources().get(resource, 0):g} in all. Lower trainer.n_gpus_per_node or trainer.nnodes"
             )
-        threads = max(1, (os.cpu_count() or 1) // workers_per_node)
+        # OpenMP allows a list, whose first number is that of the outermost level.
+        wanted = os.environ.get(THREAD_VARIABLES[0], "").split(",")[0]
+        threads = int(wanted or max(1, (os.cpu_count() or 1) // workers_per_node))
         thread_environment = dict.fromkeys(THREAD_VARIABLES, str(threads))
         actor_class = ray.remote(_Host)
         self._workers = [

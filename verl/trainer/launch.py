@@ -41,6 +41,8 @@ def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Workers have an environment of their own: processes that Ray starts beforehand would serve nobody.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     options: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):
         # Workers are one process each; on a machine with fewer cores they share them, rather than wait for ever.
