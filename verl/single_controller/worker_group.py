@@ -21,6 +21,13 @@ from verl.workers.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+def cpu_threads(workers_per_node: int) -> int:
+    """Threads that each worker computes with: what OMP_NUM_THREADS asks for, or its share of the machine's cores."""
+    # OpenMP allows a list, whose first number is that of the outermost level.
+    wanted = os.environ.get(THREAD_VARIABLES[0], "").split(",")[0]
+    return int(wanted) if wanted.isdecimal() else max(1, (os.cpu_count() or 1) // workers_per_node)
+
+
 class WorkerError(RuntimeError):
     """A worker raised or died; the message says which, where and why."""
 
@@ -36,7 +43,7 @@ class WorkerGroup:
         device_type: ``cpu`` or ``cuda``.
         environment: environment variables of the workers, set before they import anything.
 
-    On a CPU each worker computes with as many threads as OMP_NUM_THREADS says, by default its share of the machine's.
+    On a CPU each worker computes with :func:`cpu_threads` threads.
     """
 
     def __init__(
@@ -62,9 +69,7 @@ class WorkerGroup:
                 f"{nnodes} machines with {workers_per_node} free {resource}s each are needed; the Ray cluster has "
                 f"{ray.cluster_resources().get(resource, 0):g} in all. Lower trainer.n_gpus_per_node or trainer.nnodes"
             )
-        # OpenMP allows a list, whose first number is that of the outermost level.
-        wanted = os.environ.get(THREAD_VARIABLES[0], "").split(",")[0]
-        threads = int(wanted or max(1, (os.cpu_count() or 1) // workers_per_node))
+        threads = cpu_threads(workers_per_node)
         thread_environment = dict.fromkeys(THREAD_VARIABLES, str(threads))
         actor_class = ray.remote(_Host)
         self._workers = [
