@@ -98,7 +98,6 @@ EXPERIMENTS = {
     # off is left out of the losses. Rows are packed, and the policy measures the hidden states.
     "verl_ppo": [
         "trainer.n_gpus_per_node=2",
-        "rollout.name=hf",
         "trainer.critic_warmup=1",
         "trainer.remove_clip=true",
         "reward_model.enable=true",
