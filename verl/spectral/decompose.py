@@ -43,24 +43,29 @@ def spectra(matrices: Tensor, prefixes: Tensor, method: str, svd_rank: int | Non
     ``prefixes [b, P]`` are rows k of each prefix; only the ``svd_rank`` largest singular values are given, None for
     all.
     """
-    width = matrices.shape[2]
+    batch, _, width = matrices.shape
     sizes = [k for k in prefixes.unique().tolist() if k >= 2]
     if method == "eigh":
         largest = max((k for k in sizes if k <= width), default=0)
         gram = matrices[:, :largest] @ matrices[:, :largest].mT
+    scatter, summed = matrices.new_zeros(()), 0
     for k in sizes:
         response, column = (prefixes == k).nonzero(as_tuple=True)
         source, inverse = response.unique(return_inverse=True)
+        # Mostly all responses have the prefix: then nothing need be copied.
+        chosen = slice(None) if len(source) == batch else source
         if method == "svd":
-            leading = matrices[source, :k]
+            leading = matrices[chosen, :k]
             values = torch.linalg.svdvals(leading - leading.mean(1, keepdim=True))
         elif k <= width:
-            # Mostly all responses have the prefix: then nothing need be copied.
-            leading = gram[:, :k, :k]
-            values = _singular_values(leading if len(source) == len(gram) else leading[source], k)
+            values = _singular_values(gram[chosen, :k, :k], k)
         else:
-            leading = matrices[source, :k]
-            values = _singular_values(leading.mT @ leading, k)
+            # Contrasts do not depend on later rows: each block of D rows is summed once for all prefixes.
+            while summed + width <= k:
+                block = matrices[:, summed : summed + width]
+                scatter, summed = scatter + block.mT @ block, summed + width
+            rest = matrices[chosen, summed:k]
+            values = _singular_values(scatter[chosen] + rest.mT @ rest, k)
         yield Spectra(response, column, values[inverse, :svd_rank])
 
 

@@ -89,9 +89,9 @@ def contrasts(rows: Tensor, lengths: Tensor) -> Tensor:
     """
     before = torch.arange(1, rows.shape[1], dtype=rows.dtype, device=rows.device)[:, None]
     means = rows[:, :-1].cumsum(1).div_(before)
-    result = torch.zeros_like(rows)
-    torch.sub(rows[:, 1:], means, out=result[:, 1:])
-    result[:, 1:].mul_((before / (before + 1)).sqrt())
+    result = torch.empty_like(rows)
+    result[:, 0] = 0.0
+    torch.sub(rows[:, 1:], means, out=result[:, 1:]).mul_((before / (before + 1)).sqrt())
     past_end = torch.arange(rows.shape[1], device=rows.device) >= lengths[:, None]
     return result.masked_fill_(past_end[:, :, None], 0.0)
 

@@ -90,5 +90,5 @@ def chunks(
         rows = hidden[index, :longest].double().div_(scale[:, None, None])
         # A constant row subtracted from all changes no centred scatter. One of the prefix's own rows keeps the
         # differences, and their rounding, within the prefix's extent however far from the origin it lies.
-        yield Chunk(index, lengths[index], rows - rows[:, :1], scale)
+        yield Chunk(index, lengths[index], rows.sub_(rows[:, :1].clone()), scale)
         start = stop
