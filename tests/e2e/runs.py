@@ -1,14 +1,17 @@
-"""Training processes of the tests, and what they leave behind."""
+"""Trainings and evaluations that the tests start, and what they leave behind."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
 
 from verl.trainer.checkpoints import checkpoints, read_state, verify_checkpoint
@@ -17,21 +20,76 @@ from verl.trainer.tracking import TIMING_PREFIXES
 MARKER = "VERL_TEST_RUN"
 """Environment variable that every process of a run inherits, by which survivors are found."""
 
+STARTED: list["Job"] = []
+"""Those that the end of a test has yet to look after."""
 
-class Run:
-    """A training process in a process group of its own, as a terminal would start it."""
+RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""After their driver was killed they ask its dead control service for a minute."""
+
+
+class Job:
+    """A process of ``module`` in a process group of its own, as a terminal would start it."""
+
+    module: str
 
     def __init__(self, overrides: list[str], log: Path, prefix: tuple[str, ...] = ()) -> None:
         self.identity = uuid.uuid4().hex
         self.log = log
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
+            [*prefix, sys.executable, "-m", self.module, *overrides],
             cwd=ROOT,
             env=os.environ | {MARKER: self.identity},
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        STARTED.append(self)
+
+    def finish(self, timeout_s: float = 240) -> int:
+        """The exit code, once it has ended."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout_s} s:\n{self.log.read_text()}")
+
+    def processes(self) -> dict[int, str]:
+        """Living processes of this job: id -> command line."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARKER}={self.identity}".encode() in (folder / "environ").read_bytes():
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+        return found
+
+    def survivors(self, besides: tuple[str, ...] = ()) -> list[str]:
+        """Command lines of the processes that live on after a while, but for those that begin with ``besides``."""
+        deadline = time.monotonic() + 30
+        while True:
+            found = [command for command in self.processes().values() if not command.startswith(besides)]
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """End all of its processes."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Evaluation(Job):
+    """An evaluation."""
+
+    module = "verl.trainer.main_eval"
+
+
+class Run(Job):
+    """A training run."""
+
+    module = "verl.trainer.main_ppo"
 
     def wait_for_line(self, text: str) -> None:
         """Until the output holds ``text``."""
@@ -45,30 +103,13 @@ class Run:
             assert time.monotonic() < deadline, f"waited for {timeout_s} s:\n{self.log.read_text()}"
             time.sleep(0.002)
 
-    def finish(self, timeout_s: float = 240) -> int:
-        return self.process.wait(timeout_s)
-
-    def processes(self) -> dict[int, str]:
-        """Living processes of this run: id -> command line."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if f"{MARKER}={self.identity}".encode() in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue
-        return found
-
     def workers(self) -> list[int]:
         """The ids of the processes that hold the models."""
         return sorted(pid for pid, command in self.processes().items() if command.startswith("ray::_Host"))
 
     def assert_nothing_left(self, folder: Path) -> None:
         """No process lives on, and no checkpoint is there that is not complete."""
-        deadline = time.monotonic() + 20
-        while (survivors := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert not survivors
+        assert self.survivors() == []
         assert not list(folder.glob(".*unfinished"))
         for step, checkpoint in checkpoints(folder).items():
             verify_checkpoint(checkpoint)

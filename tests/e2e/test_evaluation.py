@@ -1,74 +1,24 @@
 """Evaluations with real engines: Ray, vLLM on the CPU, the tiny model."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from tests.e2e.runs import RAY_AGENTS, Evaluation
 from verl.data.arithmetic import ArithmeticTask
 
 pytestmark = pytest.mark.e2e
 
-MARKER = "VERL_TEST_EVALUATION"
-"""Environment variable that every process of an evaluation inherits, by which survivors are found."""
-
-RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-
 PROBLEMS, N = 20, 8
-
-
-class Evaluation:
-    """An evaluation in a process group of its own, as a terminal would start it."""
-
-    def __init__(self, overrides: list[str], log: Path) -> None:
-        self.identity = uuid.uuid4().hex
-        self.log = log
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "verl.trainer.main_eval", *overrides],
-            cwd=ROOT,
-            env=os.environ | {MARKER: self.identity},
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def finish(self, timeout_s: float = 240) -> int:
-        return self.process.wait(timeout_s)
-
-    def survivors(self, timeout_s: float = 30) -> list[str]:
-        """Command lines of processes that live on after a while.
-
-        Ray's own agents do not count: after a kill they ask their dead control service for a minute.
-        """
-        deadline = time.monotonic() + timeout_s
-        while (found := self._processes()) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return found
-
-    def _processes(self) -> list[str]:
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (folder / "cmdline").read_text().replace("\0", " ")
-                ours = f"{MARKER}={self.identity}".encode() in (folder / "environ").read_bytes()
-                if ours and not command.startswith(RAY_AGENTS):
-                    found.append(command)
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +69,7 @@ def whole(tiny_model: Path, benchmarks: Path, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("whole")
     run = Evaluation(overrides(tiny_model, benchmarks, folder / "out"), folder / "log")
     assert run.finish() == 0, run.log.read_text()
-    assert run.survivors() == []
+    assert run.survivors(RAY_AGENTS) == []
     assert "pass@8" in run.log.read_text() and "tok/s" in run.log.read_text()
     assert (folder / "out" / "index.html").is_file()
     return folder / "out"
@@ -146,7 +96,7 @@ def test_killed_in_the_middle_it_goes_on_and_generates_nothing_twice(tiny_model,
     again = Evaluation(overrides(tiny_model, benchmarks, folder), tmp_path / "second.log")
     assert again.finish() == 0, again.log.read_text()
     assert f"{count - 1} of {PROBLEMS * N} samples are there already" in again.log.read_text()
-    assert run.survivors() == [] == again.survivors()
+    assert run.survivors(RAY_AGENTS) == [] == again.survivors(RAY_AGENTS)
     # What was there is there as it was, and the rest was added after it.
     complete = kept[: kept[:-20].rfind(b"\n") + 1]
     assert path.read_bytes().startswith(complete)
