@@ -45,6 +45,18 @@ class Job:
         )
         STARTED.append(self)
 
+    def wait_for_line(self, text: str) -> None:
+        """Until the output holds ``text``."""
+        self.wait_until(lambda: text in self.log.read_text())
+
+    def wait_until(self, happened: Callable[[], bool], timeout_s: float = 240) -> None:
+        """Look every few milliseconds until something has happened."""
+        deadline = time.monotonic() + timeout_s
+        while not happened():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline, f"waited for {timeout_s} s:\n{self.log.read_text()}"
+            time.sleep(0.002)
+
     def finish(self, timeout_s: float = 240) -> int:
         """The exit code, once it has ended."""
         try:
@@ -90,18 +102,6 @@ class Run(Job):
     """A training run."""
 
     module = "verl.trainer.main_ppo"
-
-    def wait_for_line(self, text: str) -> None:
-        """Until the output holds ``text``."""
-        self.wait_until(lambda: text in self.log.read_text())
-
-    def wait_until(self, happened: Callable[[], bool], timeout_s: float = 240) -> None:
-        """Look every few milliseconds until something has happened."""
-        deadline = time.monotonic() + timeout_s
-        while not happened():
-            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.log.read_text()}"
-            assert time.monotonic() < deadline, f"waited for {timeout_s} s:\n{self.log.read_text()}"
-            time.sleep(0.002)
 
     def workers(self) -> list[int]:
         """The ids of the processes that hold the models."""

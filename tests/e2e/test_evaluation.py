@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -78,14 +77,14 @@ def whole(tiny_model: Path, benchmarks: Path, tmp_path_factory: pytest.TempPathF
 def test_killed_in_the_middle_it_goes_on_and_generates_nothing_twice(tiny_model, benchmarks, whole, tmp_path):
     folder = tmp_path / "out"
     run = Evaluation(overrides(tiny_model, benchmarks, folder), tmp_path / "first.log")
-    deadline = time.monotonic() + 120
-    path = None
-    while path is None or path.read_bytes().count(b"\n") < PROBLEMS * N // 4:
-        assert run.process.poll() is None and time.monotonic() < deadline, run.log.read_text()
-        path = next(folder.glob("*/step_0/sums/T1/samples.jsonl"), None)
-        time.sleep(0.005)
+
+    def samples() -> list[Path]:
+        return list(folder.glob("*/step_0/sums/T1/samples.jsonl"))
+
+    run.wait_until(lambda: any(p.read_bytes().count(b"\n") >= PROBLEMS * N // 4 for p in samples()), timeout_s=120)
     run.process.send_signal(signal.SIGKILL)
     run.finish()
+    (path,) = samples()
     kept = path.read_bytes()
     count = kept.count(b"\n")
     assert PROBLEMS * N // 4 <= count < PROBLEMS * N

@@ -90,7 +90,7 @@ def test_dynamic_sampling_goes_on_to_the_bit(tiny_model, arithmetic_prompts, tmp
     folder = tmp_path / "run"
     (tmp_path / "chance.py").write_text(CHANCE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), *DYNAMIC, "rollout.name=hf"]
+    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), *DYNAMIC]
     run = Run(overrides, tmp_path / "whole.log")
     assert run.finish() == 0, run.log.read_text()
     whole = records(folder)
