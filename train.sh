@@ -14,7 +14,7 @@ bash scripts/setup.sh
 python=.venv/bin/python
 
 # A flag that cannot be translated ends the script here, with the translator's exit code.
-mapfile -d '' -t overrides < <("$python" -m verl.config.flags "$@")
+mapfile -d '' -t overrides < <("$python" -m verl.cli.release_flags "$@")
 wait "$!"
 
 # The embedded data and model are made once, and only for a run that uses them.

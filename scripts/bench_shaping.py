@@ -38,16 +38,16 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from verl.config import PPOConfig, load_config
 from verl.data.prompts import PromptDataset, train_loader
-from verl.data.tokenizers import load_tokenizer
+from verl.models.tokenizer import load_tokenizer
+from verl.rank.calculator import RepresentationMetricsCalculator, capture_options
 from verl.rewards.pool import VerifierPool
+from verl.rollout import engine_environment
+from verl.run.display import RunDisplay
+from verl.run.tracking import Tracker, versions
 from verl.single_controller import WorkerGroup
-from verl.trainer.launch import ray_cluster, resolve_device
-from verl.trainer.metrics_calculator import RepresentationMetricsCalculator, capture_options
+from verl.single_controller.cluster import ray_cluster, resolve_device
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.sampling import Sampler
-from verl.trainer.progress import RunDisplay
-from verl.trainer.tracking import Tracker, versions
-from verl.workers.rollout import engine_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 

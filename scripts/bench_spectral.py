@@ -33,11 +33,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from verl.rank.dynamics import prefix_rows
 from verl.spectral import SUM_S, SUM_S_LOG_S, SpectralOptions, prefix_functionals
 from verl.spectral.cost import cheapest_method
 from verl.spectral.nodes import node_set
 from verl.spectral.responses import WORKSPACE_BYTES
-from verl.trainer.metrics_utils import prefix_rows
 
 
 def library(method: str, hidden: Tensor, lengths: Tensor, prefixes: Tensor) -> Tensor:

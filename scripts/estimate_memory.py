@@ -15,8 +15,8 @@ from rich.table import Table
 
 from verl.config import PPOConfig, load_config
 from verl.config.common import ModelConfig
-from verl.config.load import ConfigError
-from verl.data.model_files import model_config
+from verl.config.errors import ConfigError
+from verl.models.info import model_config
 
 GB = 1e9
 CONTEXT_GB = 2.0

@@ -25,10 +25,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from verl.checkpoint.folders import checkpoints
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
-from verl.trainer.checkpoints import checkpoints
-from verl.trainer.tracking import TIMING_PREFIXES
+from verl.run.tracking import TIMING_PREFIXES
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = "VERL_KILL_TEST"

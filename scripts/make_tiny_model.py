@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from verl.checkpoint.folders import latest_checkpoint
 from verl.data.tiny_tokenizer import make_tiny_tokenizer
-from verl.trainer.checkpoints import latest_checkpoint
 
 
 def make_random_model(folder: Path, seed: int) -> None:

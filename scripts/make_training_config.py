@@ -17,7 +17,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from verl.config.flags import FLAGS
+from verl.cli.release_flags import FLAGS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "TRAINING_CONFIG.md"

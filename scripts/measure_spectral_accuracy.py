@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from verl.rank.dynamics import acceleration, prefix_counts, prefix_rows, velocity
 from verl.spectral import SUM_S, SUM_S_LOG_S, SpectralOptions, effective_rank, prefix_functionals, response_entropy
 from verl.spectral.nodes import node_set
 from verl.spectral.prefixes import DEFAULTS
-from verl.trainer.metrics_utils import acceleration, prefix_counts, prefix_rows, velocity
 
 SHAPES = [(256, 448), (256, 256), (384, 96)]
 """T below, equal to and above D."""

@@ -17,8 +17,8 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
+from verl.rank.dynamics import acceleration, velocity  # noqa: E402
 from verl.spectral import prefix_functionals  # noqa: E402
-from verl.trainer.metrics_utils import acceleration, velocity  # noqa: E402
 
 
 def sample_states(model_path: str, prompt: str, max_tokens: int, seed: int) -> Tensor:

@@ -12,7 +12,7 @@ from verl.config import PPOConfig, load_config
 from verl.config.signal import RewardScoreConfig
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
-from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
+from verl.rank.calculator import RepresentationMetricsCalculator
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -85,7 +85,7 @@ def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """A local Ray cluster for the tests of this process."""
-    from verl.trainer.launch import ray_cluster
+    from verl.single_controller.cluster import ray_cluster
 
     with ray_cluster(world_size=6, device_type="cpu"):
         yield

@@ -122,7 +122,7 @@ def test_settings_that_cannot_be_are_named(settings: dict[str, str], line: str, 
 
 
 def test_an_override_as_written_is_what_the_config_reads(checkout: Path):
-    from tests.trainer.evaluation.fakes import evaluation_config
+    from tests.evaluation.fakes import evaluation_config
 
     _, (call,), _ = evaluate(checkout, "benchmarks=x", RUN_NAME_MAP='([a]="outputs/it\'s a/b=c")')
     overrides = call.removeprefix(f"{JOB} ").removesuffix(" benchmarks=x")

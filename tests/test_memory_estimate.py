@@ -16,8 +16,8 @@ from transformers import Qwen2Config, Qwen2Model
 
 from verl.config import PPOConfig, load_config
 from verl.config.ppo import SamplingConfig
-from verl.workers.head import score_logits
-from verl.workers.rollout.decoding import draw, logits_processors
+from verl.models.output_head import score_logits
+from verl.rollout.decoding import draw, logits_processors
 
 QWEN_7B = (3584, 18944, 28, 3584, 512, 152064, False)
 PAPER = ["preset=paper", "experiment=verl_grpo", "trainer=gpus8"]

@@ -89,7 +89,7 @@ def test_failed_installation_does_not_look_complete(tmp_path: Path):
 
 FAKE_PYTHON = f"""#!/usr/bin/env bash
 # Translates as the real one; everything else is only written down.
-if [[ $1 == -m && $2 == verl.config.flags ]]; then
+if [[ $1 == -m && $2 == verl.cli.release_flags ]]; then
   exec {sys.executable} "$@"
 fi
 printf '%s\\n' "call: $*" >>calls

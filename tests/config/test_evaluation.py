@@ -6,10 +6,10 @@ import sys
 import pytest
 from hydra import compose, initialize_config_dir
 
+from verl.cli.eval_arguments import plain_arguments
+from verl.cli.release_flags import FlagError
 from verl.config import CONFIG_DIR, ConfigError
-from verl.config.arguments import plain_arguments
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
-from verl.config.flags import FlagError
 
 SETS = {"FULL_PASS1": (32, 1), "SMALL_SAMPLES_PASS16": (11, 16), "LITTLE_SAMPLES_PASS32": (5, 32)} | {
     "TINY_SAMPLES_PASS256": (5, 256),

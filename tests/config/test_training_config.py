@@ -7,9 +7,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from verl.cli.release_flags import FLAGS
 from verl.config import PPOConfig, SFTConfig
 from verl.config.evaluation import EvaluationConfig
-from verl.config.flags import FLAGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "TRAINING_CONFIG.md"

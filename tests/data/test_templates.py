@@ -1,10 +1,10 @@
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from verl.config.load import ConfigError
-from verl.data.benchmarks import BENCHMARKS
+from verl.config.errors import ConfigError
 from verl.data.demonstrations import DEMONSTRATIONS
 from verl.data.templates import TEMPLATES, render_prompt, stop_token_ids, template_stops
+from verl.evaluation.benchmarks import BENCHMARKS
 from verl.rewards import compute_score
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."

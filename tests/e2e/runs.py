@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from verl.trainer.checkpoints import checkpoints, read_state, verify_checkpoint
-from verl.trainer.tracking import TIMING_PREFIXES
+from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
+from verl.run.tracking import TIMING_PREFIXES
 
 MARKER = "VERL_TEST_RUN"
 """Environment variable that every process of a run inherits, by which survivors are found."""

@@ -9,7 +9,7 @@ import pytest
 from conftest import small_overrides
 
 from tests.e2e.runs import Run, records
-from verl.trainer.checkpoints import checkpoints
+from verl.checkpoint.folders import checkpoints
 
 pytestmark = pytest.mark.e2e
 

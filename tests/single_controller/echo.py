@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from verl.protocol import ConversationBatch
-from verl.workers.distributed import WorkerPlace
+from verl.utils.distributed import WorkerPlace
 
 
 class EchoWorker:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from verl.workers.distributed import WorkerPlace
+from verl.utils.distributed import WorkerPlace
 
 
 class Laborer:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from verl.rank.dynamics import acceleration, prefix_counts, prefix_rows, velocity
 from verl.spectral import SpectralOptions, prefix_functionals, prefix_spectral_sums
 from verl.spectral.functions import SpectralFunction
-from verl.trainer.metrics_utils import acceleration, prefix_counts, prefix_rows, velocity
 
 NESTED = SpectralOptions(method="nested")
 NAMES = ["effective_rank", "response_entropy"]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from verl.config import SFTConfig, load_config
 from verl.protocol import ConversationBatch
-from verl.trainer.progress import RunDisplay
+from verl.run.display import RunDisplay
+from verl.run.tracking import Tracker
 from verl.trainer.sft_trainer import COLUMNS, SFTTrainer
-from verl.trainer.tracking import Tracker
 
 
 class CountingWorkers:

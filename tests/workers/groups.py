@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizerBase
 from verl.config import PPOConfig
 from verl.data.prompts import PromptDataset, PromptSample, val_batches
 from verl.protocol import PolicyBatch, RolloutBatch
+from verl.rank.calculator import capture_options
+from verl.rollout import engine_environment
 from verl.single_controller import WorkerGroup
-from verl.trainer.metrics_calculator import capture_options
-from verl.workers.rollout import engine_environment
 
 
 def start_group(config: PPOConfig, world_size: int, device_type: str = "cpu") -> WorkerGroup:

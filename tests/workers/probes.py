@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.distributed.tensor import distribute_tensor
 
 from verl.config.ppo import ActorConfig
+from verl.models.fsdp import full_parameters
+from verl.models.learner import Learner
+from verl.models.packing import position_ids
+from verl.models.policy import scoring_batches
 from verl.protocol import PolicyBatch, PromptBatch, ValueBatch
-from verl.workers.actor import scoring_batches
-from verl.workers.fsdp import full_parameters
 from verl.workers.hybrid import HybridWorker
-from verl.workers.layout import position_ids
-from verl.workers.learner import Learner
 
 
 def gradients_of(learner: Learner, update: Callable[[], object]) -> dict[str, Tensor]:

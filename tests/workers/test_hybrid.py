@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 from tests.workers.groups import all_prompts, policy_batch, relative_difference, start_group
 from verl.config import PPOConfig
 from verl.data.prompts import PromptSample
+from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.single_controller import WorkerError, WorkerGroup, concat
 from verl.single_controller.dispatch import run_rows, run_update
-from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
 from verl.workers.hybrid import HybridWorker
 
 

@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests.models.test_value_models import value_batch
 from tests.workers.groups import all_prompts, start_group
 from tests.workers.test_hybrid import policy_batch
-from tests.workers.test_value_models import value_batch
+from verl.checkpoint.export import export_checkpoint
+from verl.checkpoint.saver import CheckpointSaver
 from verl.config import PPOConfig
 from verl.config.common import LoraConfig
 from verl.data.prompts import PromptSample
+from verl.models.forward import LogprobForward
 from verl.single_controller import WorkerGroup, concat
-from verl.trainer.exporting import export_checkpoint
-from verl.trainer.saver import CheckpointSaver
-from verl.workers.forward import LogprobForward
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """Frozen dataclasses: the only schema of VERL's configuration. Imports nothing heavy."""
 
 from verl.config.common import ModelConfig, OptimConfig
-from verl.config.load import CONFIG_DIR, ConfigError, load_config, parse_config
+from verl.config.errors import ConfigError
+from verl.config.load import CONFIG_DIR, load_config, parse_config
 from verl.config.ppo import ActorConfig, DataConfig, PPOConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from verl.config.sft import SFTConfig, SFTDataConfig, SFTTrainerConfig
 from verl.config.signal import (

@@ -54,7 +54,7 @@ class BenchmarkDataConfig:
     for a file of your own. Null: the hub alone."""
     fields: dict[str, dict[str, str]]
     """Fields that are not recognised: benchmark -> our field, such as ``question`` or ``answer`` (all:
-    ``verl.data.benchmarks.rows.FIELD_NAMES``) -> the file's."""
+    ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the file's."""
     max_problems: int
     """Evaluate the first so many problems of each benchmark; -1: all."""
     few_shot: bool
@@ -117,7 +117,7 @@ class EvaluationConfig:
     runs_dir: str
     """Folder below which training runs are looked for, and evaluations are written."""
     benchmarks: list[str]
-    """Names of benchmarks, of ``verl.data.benchmarks.BENCHMARKS`` or of files in ``data.benchmark_dir``."""
+    """Names of benchmarks, of ``verl.evaluation.benchmarks.BENCHMARKS`` or of files in ``data.benchmark_dir``."""
     n_sampling: int
     """Responses per problem. More than an earlier evaluation in the same folder had: only the missing ones are
     generated; fewer: the first ones are used."""

@@ -13,8 +13,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from verl.config.cli import explain
 from verl.config.common import RunConfig
+from verl.config.errors import ConfigError
+from verl.config.overrides import explain
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
@@ -26,10 +27,6 @@ LOCK = ".lock"
 ConfigT = TypeVar("ConfigT")
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-
-
-class ConfigError(ValueError):
-    """A config that cannot be run; the message names the field, the value and the mend."""
 
 
 def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:

@@ -1,1 +1,1 @@
-"""Prompt datasets: generators, converters to the record layout, tokenizers of the embedded data."""
+"""Prompts and conversations: record layouts, datasets, templates, generated tasks, published sets of problems."""

@@ -12,10 +12,10 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
-from verl.config.load import ConfigError
+from verl.config.errors import ConfigError
 from verl.config.sft import SFTDataConfig
+from verl.data.dataloader import ResumableRandomSampler, whole_batches
 from verl.data.records import read_parquet
-from verl.data.shuffling import ResumableRandomSampler, whole_batches
 from verl.protocol import ConversationBatch
 
 Conversation = tuple[list[int], list[int]]

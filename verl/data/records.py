@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl.config.load import ConfigError
+from verl.config.errors import ConfigError
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 """A chat: role is ``system``, ``user`` or ``assistant``."""

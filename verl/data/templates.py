@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 from transformers import PreTrainedTokenizerBase
 
-from verl.config.load import ConfigError
+from verl.config.errors import ConfigError
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 

@@ -15,8 +15,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tensordict import TensorDictBase, is_tensorclass
 from torch.profiler import record_function
 
-from verl.workers.distributed import WorkerPlace
-from verl.workers.profiling import MemoryPeak, PeakMemory, WorkerProfiler
+from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
+from verl.utils.distributed import WorkerPlace
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 

@@ -1,1 +1,1 @@
-"""The training loop, its entry points and what they measure: metrics, reward manager, validation, checkpoints."""
+"""Training: the loops, their entry points, validation, and what is logged."""

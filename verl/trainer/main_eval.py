@@ -5,11 +5,12 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from verl.config.arguments import plain_arguments
-from verl.config.cli import run_hydra
+from verl.cli.eval_arguments import plain_arguments
+from verl.cli.hydra_app import run_hydra
+from verl.cli.release_flags import FlagError
+from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
-from verl.config.flags import FlagError
-from verl.config.load import CONFIG_DIR, ConfigError
+from verl.config.load import CONFIG_DIR
 
 
 @hydra.main(config_path=str(CONFIG_DIR), config_name="evaluation", version_base="1.3")
@@ -21,8 +22,8 @@ def run(tree: DictConfig) -> None:
         raise SystemExit(f"error: {error}") from None
 
     # Late, so that --help, --cfg and a wrong config answer at once.
-    from verl.trainer.evaluation.run import run_evaluation
-    from verl.trainer.launch import exit_with
+    from verl.evaluation.evaluate import run_evaluation
+    from verl.run.exit_codes import exit_with
 
     exit_with(lambda: run_evaluation(config))
 

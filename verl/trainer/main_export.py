@@ -20,8 +20,8 @@ def main() -> None:
     """The command line."""
     arguments = parse_arguments()
     # Late, so that --help answers at once.
-    from verl.config.load import ConfigError
-    from verl.trainer.exporting import export_checkpoint
+    from verl.checkpoint.export import export_checkpoint
+    from verl.config.errors import ConfigError
 
     try:
         out = export_checkpoint(arguments.source, arguments.out, arguments.part, arguments.trust_remote_code)

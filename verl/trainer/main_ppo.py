@@ -3,8 +3,9 @@
 import hydra
 from omegaconf import DictConfig
 
-from verl.config.cli import run_hydra
-from verl.config.load import CONFIG_DIR, ConfigError, parse_run_config
+from verl.cli.hydra_app import run_hydra
+from verl.config.errors import ConfigError
+from verl.config.load import CONFIG_DIR, parse_run_config
 from verl.config.ppo import PPOConfig
 
 
@@ -17,7 +18,7 @@ def run(tree: DictConfig) -> None:
         raise SystemExit(f"error: {error}") from None
 
     # Late, so that --help, --cfg and a wrong config answer at once.
-    from verl.trainer.launch import exit_with
+    from verl.run.exit_codes import exit_with
     from verl.trainer.ppo.run import run_ppo
 
     exit_with(lambda: run_ppo(config))

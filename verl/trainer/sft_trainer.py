@@ -7,20 +7,8 @@ from typing import Any
 
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from verl.config.load import ConfigError
-from verl.config.sft import SFTConfig
-from verl.data.conversations import ConversationDataset, collate_conversations, conversation_loader
-from verl.data.tokenizers import load_tokenizer
-from verl.protocol import ConversationBatch
-from verl.single_controller import WorkerGroup
-from verl.single_controller.dispatch import run_rows, run_update
-from verl.trainer.checkpoints import remove_unfinished
-from verl.trainer.folders import locked
-from verl.trainer.launch import ray_cluster, resolve_device
-from verl.trainer.performance import UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
-from verl.trainer.profiling import StepProfiler, check_profile_steps
-from verl.trainer.progress import RunDisplay, share_rows
-from verl.trainer.resume import (
+from verl.checkpoint.folders import remove_unfinished
+from verl.checkpoint.resume import (
     Resumption,
     best_validation,
     check_resumable,
@@ -28,12 +16,24 @@ from verl.trainer.resume import (
     saved_validations,
     telling_how_to_go_on,
 )
-from verl.trainer.saver import CheckpointSaver
-from verl.trainer.steps import is_due, numbered_batches
-from verl.trainer.timing import PhaseTimer, Work
-from verl.trainer.tracking import Tracker, write_summary
+from verl.checkpoint.run_lock import locked
+from verl.checkpoint.saver import CheckpointSaver
+from verl.config.errors import ConfigError
+from verl.config.sft import SFTConfig
+from verl.data.conversations import ConversationDataset, collate_conversations, conversation_loader
+from verl.models.checks import check_length, check_model
+from verl.models.tokenizer import load_tokenizer
+from verl.protocol import ConversationBatch
+from verl.run.display import RunDisplay, share_rows
+from verl.run.tracking import Tracker, write_summary
+from verl.single_controller import WorkerGroup
+from verl.single_controller.cluster import ray_cluster, resolve_device
+from verl.single_controller.dispatch import run_rows, run_update
+from verl.trainer.logging.speed import UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
+from verl.trainer.logging.step_profiler import StepProfiler, check_profile_steps
+from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.schedule import is_due, numbered_batches
 from verl.utils.json_state import from_json, to_json
-from verl.workers.model_checks import check_length, check_model
 
 COLUMNS = {
     "loss": ("train/loss", ".3f"),

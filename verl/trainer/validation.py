@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verl.data.prompts import PromptSample
 from verl.protocol import RolloutBatch
-from verl.trainer.rollout_metrics import (
+from verl.trainer.logging.rollout_metrics import (
     correctness_groups,
     length_metrics,
     rank_scalars,

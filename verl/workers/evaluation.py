@@ -7,13 +7,13 @@ from vllm import LLM, CompletionOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from verl.config.evaluation import EvaluationEngineConfig
-from verl.workers.distributed import WorkerPlace, join_world, seed_everything
-from verl.workers.generation import EngineModel, FinishedSample, SampleRequest
-from verl.workers.rollout.engine import engine_options, measured
-from verl.workers.rollout.shared_memory import own_shared_memory
+from verl.rollout.requests import EngineModel, FinishedSample, SampleRequest
+from verl.rollout.shared_memory import own_shared_memory
+from verl.rollout.vllm_engine import engine_options, measured
+from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 MEAN_STATE = "mean_state"
-"""What ``verl.trainer.metrics_calculator.reduce_states`` returns besides metrics."""
+"""What ``verl.rank.calculator.reduce_states`` returns besides metrics."""
 
 
 class EvaluationWorker:

@@ -9,18 +9,19 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
+from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig, SamplingConfig
-from verl.data.model_files import end_tokens
-from verl.data.tokenizers import load_tokenizer
+from verl.models.fsdp import checkpoint_parameters
+from verl.models.info import end_tokens
+from verl.models.lora import adapters_disabled
+from verl.models.policy import Policy, scoring_batches
+from verl.models.tokenizer import load_tokenizer
 from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch, TextBatch, ValueBatch
-from verl.workers.actor import Actor, Policy, scoring_batches
-from verl.workers.checkpoint import Checkpointed, CheckpointWorker, TrainedPart
+from verl.rollout import RolloutSetup, make_rollout
+from verl.utils.distributed import WorkerPlace, join_world, seed_everything
+from verl.workers.actor import Actor
 from verl.workers.critic import Critic
-from verl.workers.distributed import WorkerPlace, join_world, seed_everything
-from verl.workers.fsdp import checkpoint_parameters
-from verl.workers.lora import adapters_disabled
 from verl.workers.reward_model import RewardModel
-from verl.workers.rollout import RolloutSetup, make_rollout
 
 
 class HybridWorker(Checkpointed):

@@ -5,9 +5,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from verl.config.ppo import RewardModelConfig
+from verl.models.forward import ValueForward
+from verl.models.fsdp import load_sharded_value_model, offloaded_parameters
 from verl.protocol import TextBatch
-from verl.workers.forward import ValueForward
-from verl.workers.fsdp import load_sharded_value_model, offloaded_parameters
 
 
 class RewardModel:

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.losses import token_mean
+from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.sft import SFTConfig
-from verl.data.tokenizers import load_tokenizer
+from verl.models.forward import LogprobForward
+from verl.models.fsdp import load_sharded_model, offloaded_parameters
+from verl.models.learner import Learner
+from verl.models.tokenizer import load_tokenizer
 from verl.protocol import ConversationBatch
-from verl.workers.checkpoint import Checkpointed, CheckpointWorker, TrainedPart
-from verl.workers.distributed import WorkerPlace, join_world, seed_everything
-from verl.workers.forward import LogprobForward
-from verl.workers.fsdp import load_sharded_model, offloaded_parameters
-from verl.workers.learner import Learner
+from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 
 class SFTWorker(Checkpointed):

@@ -5,7 +5,7 @@ from verl.algorithms.kl import KL_ESTIMATORS
 from verl.algorithms.kl_control import kl_controller, kl_penalised_rewards
 from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, token_mean
 from verl.algorithms.overlong import overlong_penalty
-from verl.algorithms.shaping import shaped_advantages
+from verl.rank.shaping import shaped_advantages
 
 __all__ = [
     "ADVANTAGE_ESTIMATORS",

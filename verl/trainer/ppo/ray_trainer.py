@@ -11,26 +11,18 @@ import torch
 from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from verl.checkpoint.resume import Resumption, best_validation, saved_validations
+from verl.checkpoint.saver import CheckpointSaver
 from verl.config.ppo import PPOConfig
 from verl.data.prompts import PromptSample
 from verl.protocol import PolicyBatch, RolloutBatch, ValueBatch, layer_metrics
+from verl.rank.calculator import RepresentationMetricsCalculator
+from verl.rank.reward_manager import RewardManager
+from verl.run.display import RunDisplay
+from verl.run.tracking import Tracker
 from verl.single_controller import WorkerGroup
 from verl.single_controller.dispatch import run_rows, run_update
-from verl.trainer.metrics_calculator import RepresentationMetricsCalculator
-from verl.trainer.performance import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
-from verl.trainer.ppo.core_algos import (
-    ADVANTAGE_ESTIMATORS,
-    EstimatorOptions,
-    gae_advantages,
-    kl_controller,
-    kl_penalised_rewards,
-)
-from verl.trainer.ppo.sampling import GREEDY, VALIDATION_STEP, Sampled, Sampler, generated, score_tensors
-from verl.trainer.profiling import StepProfiler
-from verl.trainer.progress import RunDisplay
-from verl.trainer.resume import Resumption, best_validation, saved_validations
-from verl.trainer.reward_manager_versions import RewardManager
-from verl.trainer.rollout_metrics import (
+from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
     filtered_length_metrics,
     group_metrics,
@@ -40,10 +32,18 @@ from verl.trainer.rollout_metrics import (
     rank_scalars,
     response_metrics,
 )
-from verl.trainer.saver import CheckpointSaver
-from verl.trainer.steps import endless, is_due
-from verl.trainer.timing import PhaseTimer, Work
-from verl.trainer.tracking import Tracker
+from verl.trainer.logging.speed import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
+from verl.trainer.logging.step_profiler import StepProfiler
+from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.ppo.core_algos import (
+    ADVANTAGE_ESTIMATORS,
+    EstimatorOptions,
+    gae_advantages,
+    kl_controller,
+    kl_penalised_rewards,
+)
+from verl.trainer.ppo.sampling import GREEDY, VALIDATION_STEP, Sampled, Sampler, generated, score_tensors
+from verl.trainer.schedule import endless, is_due
 from verl.trainer.validation import validate
 from verl.utils.json_state import from_json, to_json
 

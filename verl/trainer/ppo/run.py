@@ -6,24 +6,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from verl.config.load import ConfigError
-from verl.config.ppo import PPOConfig
-from verl.data.judged import check_judgeable
-from verl.data.model_files import check_sequence_fits
-from verl.data.prompts import PromptDataset, train_loader, val_batches
-from verl.data.tokenizers import load_tokenizer
-from verl.rewards import use_custom_functions
-from verl.rewards.pool import VerifierPool
-from verl.single_controller import WorkerGroup
-from verl.trainer.checkpoints import latest_checkpoint, remove_unfinished
-from verl.trainer.folders import locked
-from verl.trainer.launch import ray_cluster, resolve_device
-from verl.trainer.metrics_calculator import RepresentationMetricsCalculator, capture_options
-from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
-from verl.trainer.ppo.sampling import Sampler
-from verl.trainer.profiling import check_profile_steps
-from verl.trainer.progress import RunDisplay, share_rows
-from verl.trainer.resume import (
+from verl.checkpoint.folders import latest_checkpoint, remove_unfinished
+from verl.checkpoint.resume import (
     Resumption,
     best_validation,
     check_resumable,
@@ -31,12 +15,28 @@ from verl.trainer.resume import (
     saved_validations,
     telling_how_to_go_on,
 )
-from verl.trainer.reward_manager_versions import RewardManager
-from verl.trainer.tracking import Tracker, write_summary
-from verl.workers.fsdp import check_value_architecture
-from verl.workers.model_checks import check_length, check_model, num_layers
-from verl.workers.rollout import engine_environment
-from verl.workers.states import resolve_layers
+from verl.checkpoint.run_lock import locked
+from verl.config.errors import ConfigError
+from verl.config.ppo import PPOConfig
+from verl.data.prompts import PromptDataset, train_loader, val_batches
+from verl.data.reward_model_inputs import check_judgeable
+from verl.models.checks import check_length, check_model, num_layers
+from verl.models.fsdp import check_value_architecture
+from verl.models.hidden_states import resolve_layers
+from verl.models.info import check_sequence_fits
+from verl.models.tokenizer import load_tokenizer
+from verl.rank.calculator import RepresentationMetricsCalculator, capture_options
+from verl.rank.reward_manager import RewardManager
+from verl.rewards import use_custom_functions
+from verl.rewards.pool import VerifierPool
+from verl.rollout import engine_environment
+from verl.run.display import RunDisplay, share_rows
+from verl.run.tracking import Tracker, write_summary
+from verl.single_controller import WorkerGroup
+from verl.single_controller.cluster import ray_cluster, resolve_device
+from verl.trainer.logging.step_profiler import check_profile_steps
+from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
+from verl.trainer.ppo.sampling import Sampler
 
 COLUMNS = {
     "reward": ("score/mean", "+.2f"),

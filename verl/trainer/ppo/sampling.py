@@ -15,15 +15,15 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.algorithms.overlong import overlong_penalty
 from verl.config.ppo import PPOConfig, SamplingConfig
-from verl.data.judged import judged_texts
 from verl.data.prompts import PromptSample
+from verl.data.reward_model_inputs import judged_texts
 from verl.protocol import RolloutBatch
 from verl.rewards import Score
 from verl.rewards.pool import PendingScores, VerifierPool
 from verl.single_controller import WorkerGroup, concat
 from verl.single_controller.dispatch import run_rows
-from verl.trainer.rollout_metrics import group_metrics
-from verl.trainer.timing import PhaseTimer, Work
+from verl.trainer.logging.rollout_metrics import group_metrics
+from verl.trainer.logging.timing import PhaseTimer, Work
 
 VALIDATION_STEP = 1 << 20
 """Stands for the step in the seed of validation's draws: the same at every validation, none of them training's."""

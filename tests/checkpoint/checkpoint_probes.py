@@ -1,0 +1,80 @@
+"""A worker that learns without a rollout engine, to be saved and loaded."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart, training_state
+from verl.config import PPOConfig
+from verl.models.forward import LogprobForward, ValueForward
+from verl.models.fsdp import load_sharded_model, load_sharded_value_model, offloaded_parameters
+from verl.models.learner import Learner
+from verl.models.tokenizer import load_tokenizer
+from verl.utils.distributed import WorkerPlace, join_world, seed_everything
+
+TOTAL_STEPS = 10
+
+
+class LearningWorker(Checkpointed):
+    """An actor and a critic on fixed tokens. The critic's head has one row, so that all ranks but the first hold none
+    of it."""
+
+    def __init__(self, config: PPOConfig, place: WorkerPlace) -> None:
+        seed_everything(config.seed)
+        mesh = join_world(place)
+        self.rank, self.world_size = place.rank, place.world_size
+        optim = replace(config.actor.optim, lr=1e-3, lr_warmup_steps=2, lr_scheduler_type="cosine")
+        actor = load_sharded_model(config.model, mesh, trainable=True)
+        critic = load_sharded_value_model(config.model, mesh, trainable=True, new_head=True)
+        self.learners = {"actor": Learner(actor, optim, TOTAL_STEPS), "critic": Learner(critic, optim, TOTAL_STEPS)}
+        self.logprobs = LogprobForward(actor, config.model, "cpu").logprobs
+        self.values = ValueForward(critic, config.model, "cpu").values
+        tokenizer = load_tokenizer(config.model.path, False)
+        parts = [
+            TrainedPart(name, learner, offloaded_parameters(learner.model, False), config.model, tokenizer)
+            for name, learner in self.learners.items()
+        ]
+        self.checkpoints = CheckpointWorker(parts, config.seed)
+
+    def learn(self, batch: Tensor, steps: int, names: list[str]) -> list[dict[str, float]]:
+        """Optimizer steps on ``batch`` [B, S] of tokens, of which every rank takes its share; what each reports."""
+        share = batch.tensor_split(self.world_size)[self.rank]
+        mask = torch.ones_like(share)
+        curve = []
+        for _ in range(steps):
+            record: dict[str, float] = {}
+            for name in names:
+                learner = self.learners[name]
+                if name == "actor":
+                    logprobs, _ = self.logprobs(share, mask, mask[:, 1:], 1.0)
+                    loss = -logprobs.sum() / batch.numel()
+                else:
+                    loss = (self.values(share, mask) - 1).square().sum() / batch.numel()
+                sums, state = learner.step([(loss, {"loss": loss})])
+                record |= {f"{name}/{key}": value for key, value in (sums | state).items()}
+            curve.append(record)
+        return curve
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """Every tensor that is trained or helps to, whole."""
+        return {
+            f"{name}.{key}": value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
+            for name, learner in self.learners.items()
+            for key, value in training_state(learner).items()
+        }
+
+    def draw(self) -> list[Any]:
+        """What the global generators give next."""
+        return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+    def stop_writing(self) -> None:
+        """Let nothing be written from now on."""
+
+        def fail(*arguments: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        self.checkpoints._write = fail  # type: ignore[method-assign]

@@ -1,0 +1,180 @@
+"""Which checkpoint a run goes on from, and what it is told."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import yaml
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from transformers import AutoModelForCausalLM
+
+from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
+from verl.checkpoint.resume import (
+    Resumption,
+    best_validation,
+    check_resumable,
+    differences,
+    find_resumption,
+    saved_validations,
+    telling_how_to_go_on,
+)
+from verl.config import PPOConfig
+from verl.config.errors import ConfigError
+
+
+def with_trainer(config: PPOConfig, folder: Path, **changes: object) -> PPOConfig:
+    return replace(config, trainer=replace(config.trainer, default_local_dir=str(folder), **changes))
+
+
+def save(root: Path, step: int) -> Path:
+    folder = begin_checkpoint(root, step)
+    (folder / "actor").mkdir()
+    (folder / "actor" / "weights").write_text("weights")
+    return complete_checkpoint(folder, root, step, json.dumps({"job": "ppo", "step": step}))
+
+
+def damage(folder: Path) -> None:
+    (folder / "actor" / "weights").write_text("wEights")
+
+
+def find(config: PPOConfig) -> tuple[Resumption | None, list[str]]:
+    lines: list[str] = []
+    return find_resumption(config, config.trainer, lines.append), lines
+
+
+def test_a_new_folder_starts_at_the_beginning(small_config, tmp_path):
+    assert find(with_trainer(small_config, tmp_path)) == (None, [])
+
+
+def test_the_newest_intact_checkpoint_is_taken_and_damaged_ones_are_named(small_config, tmp_path):
+    for step in (2, 4, 6, 8):
+        save(tmp_path, step)
+    damage(tmp_path / "global_step_8")
+    (tmp_path / "global_step_6" / "actor" / "weights").unlink()
+    (tmp_path / ".global_step_9.abc.unfinished").mkdir()
+    resumption, lines = find(with_trainer(small_config, tmp_path))
+    assert resumption == Resumption(tmp_path / "global_step_4", 4, {"job": "ppo", "step": 4})
+    assert lines == [
+        f"warning: {tmp_path}/global_step_8/actor/weights was altered: its checksum is not that of the manifest; this "
+        "checkpoint is not used",
+        f"warning: {tmp_path}/global_step_6/actor/weights is missing; this checkpoint is not used",
+        f"resuming from {tmp_path}/global_step_4",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("global_step_2", "global_step_4", "global_step_6.damaged", "global_step_8.damaged"),
+        "latest_checkpointed_iteration.txt",
+    ]
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "4\n"
+    # Damaged a second time at the same step, it takes another name.
+    damage(save(tmp_path, 8))
+    find(with_trainer(small_config, tmp_path))
+    assert (tmp_path / "global_step_8.damaged_2").is_dir()
+
+
+def test_a_run_without_an_intact_checkpoint_is_not_started_anew(small_config, tmp_path):
+    damage(save(tmp_path, 2))
+    with pytest.raises(ConfigError, match="none of its 1 checkpoints is intact"):
+        find(with_trainer(small_config, tmp_path))
+    assert (tmp_path / "global_step_2").is_dir()
+
+
+def test_a_finished_run_without_checkpoints_is_not_written_over(small_config, tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds a finished run without checkpoints"):
+        find(with_trainer(small_config, tmp_path))
+
+
+def test_a_named_checkpoint(small_config, tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    checkpoint = save(other, 4)
+    save(other, 8)
+
+    def named(path: Path, folder: Path = run) -> PPOConfig:
+        return with_trainer(small_config, folder, resume_mode="path", resume_from_path=str(path))
+
+    resumption, lines = find(named(checkpoint))
+    assert resumption is not None and (resumption.folder, resumption.step) == (checkpoint, 4)
+    assert lines == [f"resuming from {checkpoint}"]
+    assert (other / "latest_checkpointed_iteration.txt").read_text() == "8\n"
+    with pytest.raises(ConfigError, match=r"global_step_8 beside it is newer, and the run would write over"):
+        find(named(checkpoint, folder=other))
+    with pytest.raises(ConfigError, match=r"^trainer\.resume_from_path=.*: no such checkpoint; name a folder"):
+        find(named(other))
+    damage(checkpoint)
+    with pytest.raises(ConfigError, match=r"^trainer\.resume_from_path=.*global_step_4/actor/weights was altered"):
+        find(named(checkpoint))
+    assert checkpoint.is_dir()
+
+
+def test_options_that_differ_are_shown_in_a_line_each(small_config, tmp_path):
+    values = asdict(small_config)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    save(tmp_path, 2)
+    changed = with_trainer(small_config, tmp_path, save_freq=7)
+    changed = replace(changed, actor=replace(changed.actor, optim=replace(changed.actor.optim, betas=[0.5, 0.9])))
+    _, lines = find(changed)
+    assert lines[1:] == [
+        "  actor.optim.betas: was [0.9, 0.99], is [0.5, 0.9]",
+        "  trainer.save_freq: was 0, is 7",
+    ]
+    del values["seed"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    assert differences(tmp_path / "config.yaml", asdict(small_config)) == ["seed: was (no such option), is 0"]
+
+
+def test_what_does_not_fit_is_refused_in_one_line(small_config, tiny_model, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    state = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
+
+    def resumption(name: str, tensors: dict[str, torch.Tensor]) -> Resumption:
+        shards = tmp_path / name / "actor" / "shards"
+        dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(shards), save_distributed=True), no_dist=True)
+        return Resumption(tmp_path / name, 4, {"job": "ppo", "num_examples": 16})
+
+    def refused(found: Resumption, message: str, job: str = "ppo", examples: int = 16, **parts: object) -> None:
+        with pytest.raises(ConfigError, match=message) as caught:
+            check_resumable(found, job, examples, {"actor": small_config.model, **parts})
+        assert "\n" not in str(caught.value)
+
+    fits = resumption("fits", state)
+    check_resumable(fits, "ppo", 16, {"actor": small_config.model})
+    refused(fits, "is a checkpoint of main_ppo and not of main_sft; name another", job="sft")
+    refused(fits, r"^data\.train_files: hold 17 examples, and 16 when", examples=17)
+    refused(fits, "holds no critic", critic=small_config.critic.model)
+    wider = resumption("wider", state | {"model.model.norm.weight": torch.ones(7)})
+    refused(wider, r"model\.norm\.weight has shape \[7\] there and has shape \[\d+\] in the run's model$")
+    lora = replace(small_config.model, lora=replace(small_config.model.lora, rank=4))
+    refused(fits, r"embed_tokens\.weight has shape .* there and is missing in the run's model$", actor=lora)
+    shorter = resumption("shorter", {name: value for name, value in state.items() if "norm" not in name})
+    refused(shorter, r"input_layernorm\.weight is missing there and has shape")
+
+
+def test_the_best_validation_so_far():
+    validations = {0: {"a": 0.5}, 2: {"a": 0.75, "b": 1.0}, 4: {"a": 0.75}}
+    assert best_validation(validations, "a") == {"name": "a", "value": 0.75, "step": 2}
+    assert best_validation(validations, "c") is None
+    assert saved_validations(json.loads(json.dumps({"validations": validations}))) == validations
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), RuntimeError()])
+def test_an_interrupted_run_says_how_to_go_on(small_config, tmp_path, capsys, error):
+    trainer = with_trainer(small_config, tmp_path, resume_mode="disable").trainer
+    named = replace(trainer, resume_mode="path", resume_from_path="other/global_step_2")
+    for config in (trainer, named):
+        with pytest.raises(type(error)), telling_how_to_go_on(config):
+            raise error
+    save(tmp_path, 4)
+    for config in (replace(trainer, resume_mode="auto"), named):
+        with pytest.raises(type(error)), telling_how_to_go_on(config):
+            raise error
+    folder = f"the same command with trainer.default_local_dir={tmp_path}"
+    changed = "trainer.resume_mode=auto trainer.resume_from_path=null"
+    assert capsys.readouterr().err.splitlines() == [
+        f"to start again; it has no checkpoint yet: {folder} {changed}",
+        f"to start again; it has no checkpoint yet: {folder}",
+        f"to go on from step 4: {folder}",
+        f"to go on from step 4: {folder} {changed}",
+    ]

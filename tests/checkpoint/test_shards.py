@@ -1,0 +1,210 @@
+"""Saving and loading sharded learners, over worlds of one, two and three workers."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from verl.checkpoint.export import export_checkpoint
+from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
+from verl.checkpoint.saver import CheckpointSaver
+from verl.config import PPOConfig
+from verl.single_controller import WorkerError, WorkerGroup
+from verl.utils.files import file_record
+
+BOTH = ["actor", "critic"]
+
+
+def start(config: PPOConfig, world_size: int) -> WorkerGroup:
+    environment = {"PYTHONPATH": str(Path(__file__).parent)}
+    return WorkerGroup("checkpoint_probes:LearningWorker", config, (), 1, world_size, "cpu", environment)
+
+
+@pytest.fixture(scope="module")
+def two(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
+    group = start(small_config, 2)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def one(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
+    group = start(small_config, 1)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def batch() -> torch.Tensor:
+    return torch.randint(4, 20, (6, 9), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def trained(two: WorkerGroup, batch: torch.Tensor, tmp_path_factory: pytest.TempPathFactory):
+    """Two workers after three steps: the checkpoint's folder, the next three steps, and the state at saving."""
+    root = tmp_path_factory.mktemp("run")
+    two.run("learn", batch, 3, BOTH)
+    CheckpointSaver(root, two, background=False, huggingface=True, newest=0).save(3, {"step": 3}, {})
+    state, draws = two.run("whole_state")[0], two.run("draw")
+    curve = two.run("learn", batch, 3, BOTH)[0]
+    return root / "global_step_3", state, curve, draws
+
+
+def content(path: Path) -> object:
+    """What a file says; the order of what a safetensors header says varies, and so do the file's bytes."""
+    if path.suffix != ".safetensors":
+        return path.read_bytes()
+    with safe_open(path, "pt") as file:
+        pieces = json.loads(file.metadata().get("DCP_SHARDING_INFO", "{}"))
+        return {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}, pieces
+
+
+def assert_close(curve: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
+    for record, other in zip(curve, expected, strict=True):
+        assert record == pytest.approx(other, rel=1e-5, abs=1e-5)
+
+
+def test_the_same_number_of_workers_goes_on_to_the_bit(two, batch, trained):
+    folder, state, curve, draws = trained
+    two.run("load", folder, 3)
+    restored = two.run("whole_state")[0]
+    assert restored.keys() == state.keys()
+    assert {"actor.optimizer.model.embed_tokens.weight.step", "critic.model.score.weight"} <= state.keys()
+    for name, value in state.items():
+        assert torch.equal(restored[name], value), name
+    assert two.run("draw") == draws
+    assert two.run("learn", batch, 3, BOTH)[0] == curve
+    assert curve[0]["actor/loss"] != curve[2]["actor/loss"] and curve[0]["actor/lr"] > curve[2]["actor/lr"]
+
+
+def goes_on_alike(group: WorkerGroup, batch: torch.Tensor, trained) -> None:
+    folder, state, curve, _ = trained
+    group.run("load", folder, 3)
+    restored = group.run("whole_state")[0]
+    assert all(torch.equal(restored[name], value) for name, value in state.items())
+    # Seeded by the run's seed and the step: the same whenever it is loaded.
+    draws = group.run("draw")
+    group.run("load", folder, 3)
+    assert draws == group.run("draw")
+    assert_close(group.run("learn", batch, 3, BOTH)[0], curve)
+
+
+def test_two_workers_to_three(small_config, ray_session, batch, trained):
+    three = start(small_config, 3)
+    goes_on_alike(three, batch, trained)
+    three.close()
+
+
+def test_two_workers_to_one(one, batch, trained):
+    goes_on_alike(one, batch, trained)
+
+
+def test_one_worker_to_two(one, two, batch, trained, tmp_path):
+    one.run("load", trained[0], 3)
+    one.run("learn", batch, 1, BOTH)
+    CheckpointSaver(tmp_path, one, background=False, huggingface=False, newest=0).save(4, {}, {})
+    state, curve = one.run("whole_state")[0], one.run("learn", batch, 3, BOTH)[0]
+    two.run("load", tmp_path / "global_step_4", 4)
+    assert all(torch.equal(value, state[name]) for name, value in two.run("whole_state")[0].items())
+    assert_close(two.run("learn", batch, 3, BOTH)[0], curve)
+
+
+def test_an_optimizer_before_its_first_step_is_saved_as_such(one, batch, trained, tmp_path):
+    fresh = tmp_path / "fresh" / "global_step_1"
+    one.run("load", trained[0], 3)
+    one.run("learn", batch, 1, ["actor"])
+    # As with critic_warmup: here the critic's moments are there already, so they are first loaded away.
+    saver = CheckpointSaver(tmp_path / "fresh", one, background=False, huggingface=False, newest=0)
+    saver.save(1, {}, {})
+    for file in (fresh / "critic" / "shards").iterdir():
+        weights = {name: value for name, value in load_file(file).items() if name.startswith("model.")}
+        with safe_open(file, "pt") as opened:
+            offsets = json.loads(opened.metadata()["DCP_SHARDING_INFO"])
+        kept = {name: offsets[name] for name in weights}
+        save_file(weights, file, {"DCP_SHARDING_INFO": json.dumps(kept)})
+    one.run("load", fresh, 1)
+    state = one.run("whole_state")[0]
+    assert not [name for name in state if name.startswith("critic.optimizer")]
+    assert [name for name in state if name.startswith("actor.optimizer")]
+    # Saving makes no state either.
+    saver.save(2, {}, {})
+    assert one.run("whole_state")[0].keys() == state.keys()
+
+
+def test_writing_in_the_background_gives_the_same_files(two, batch, trained, tmp_path):
+    folder, _, curve, _ = trained
+    two.run("load", folder, 3)
+    saver = CheckpointSaver(tmp_path, two, background=True, huggingface=True, newest=0)
+    saver.save(3, {"step": 3}, {})
+    # Training changes every parameter while the workers write.
+    assert two.run("learn", batch, 3, BOTH)[0] == curve
+    assert checkpoints(tmp_path) == {}
+    saver.finish()
+    again = tmp_path / "global_step_3"
+    verify_checkpoint(again)
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    assert files == sorted(path.relative_to(again) for path in again.rglob("*") if path.is_file())
+    for path in files:
+        # Of generators the draws above lie between; the manifest holds their checksums.
+        if path.parts[0] not in ("generators", "manifest.json"):
+            assert content(folder / path) == content(again / path), path
+    saver.save(4, {"step": 4}, {})
+    saver.save(5, {"step": 5}, {})  # completes the one before
+    assert list(checkpoints(tmp_path)) == [3, 4]
+    while 5 not in checkpoints(tmp_path):
+        saver.poll()
+    assert read_state(tmp_path / "global_step_5") == {"step": 5}
+
+
+def test_old_checkpoints_are_removed_once_a_new_one_is_complete(one, tmp_path):
+    saver = CheckpointSaver(tmp_path, one, background=True, huggingface=False, newest=1, always=[3])
+    for step in range(1, 6):
+        saver.save(step, {}, {2: 0.5, 4: 0.25})
+    assert list(checkpoints(tmp_path)) == [2, 3, 4]
+    saver.finish()
+    assert list(checkpoints(tmp_path)) == [2, 3, 5]
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "5\n"
+
+
+def test_the_export_is_the_model_in_the_checkpoint(trained, tmp_path):
+    folder, state, _, _ = trained
+    for part, kind in (("actor", AutoModelForCausalLM), ("critic", AutoModelForTokenClassification)):
+        out = export_checkpoint(folder, tmp_path / part, part, trust_remote_code=False)
+        written = {path.name: file_record(path) for path in (folder / part / "huggingface").iterdir()}
+        assert {path.name: file_record(path) for path in out.iterdir()} == written
+        model = kind.from_pretrained(out)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, state[f"{part}.model.{name}"]), name
+    # The tied head is the embedding, and no second copy in the file.
+    assert "lm_head.weight" not in load_file(tmp_path / "actor" / "model.safetensors")
+
+
+def test_nothing_in_a_checkpoint_is_a_pickle(trained):
+    suffixes = {path.suffix for path in trained[0].rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".safetensors", ".jinja"}
+
+
+def test_another_architecture_is_refused_in_one_line(one, trained, tmp_path):
+    folder = trained[0]
+    (tmp_path / "actor").symlink_to(folder / "critic")
+    message = r"another architecture: score\.bias has shape \[1\] there and is missing in the run's model"
+    with pytest.raises(WorkerError, match=message):
+        one.run("load", tmp_path, 3)
+
+
+def test_an_error_in_the_background_is_raised(small_config, ray_session, tmp_path):
+    group = start(small_config, 1)
+    saver = CheckpointSaver(tmp_path, group, background=True, huggingface=False, newest=0)
+    saver.save(1, {}, {})
+    saver.finish()
+    group.run("stop_writing")
+    saver.save(2, {}, {})
+    with pytest.raises(WorkerError, match="No space left on device"):
+        saver.finish()
+    assert sorted(path.name for path in tmp_path.glob("*global*")) == ["global_step_1"]
+    group.close()

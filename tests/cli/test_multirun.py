@@ -1,0 +1,75 @@
+"""Sweeps: ``-m`` runs every combination, each in a folder of its own, and a job that fails ends them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FAKE = """
+import hydra
+from verl.cli.hydra_app import run_hydra
+from verl.config.load import CONFIG_DIR, parse_config
+from verl.config.ppo import PPOConfig
+
+@hydra.main(config_path=str(CONFIG_DIR), config_name="ppo_trainer", version_base="1.3")
+def run(tree):
+    config = parse_config(PPOConfig, tree)
+    trainer = config.trainer
+    print("job", config.reward_manager.hypothesis_type, trainer.experiment_name, trainer.default_local_dir)
+    if config.seed == 9:
+        raise SystemExit("error: nine")
+
+run_hydra(run, PPOConfig)
+"""
+"""A main job that trains nothing."""
+
+
+def sweep(folder: Path, *arguments: str) -> tuple[int, list[list[str]], str]:
+    """Run the fake job in ``folder``: exit code, what each job printed, stderr."""
+    (folder / "fake.py").write_text(FAKE)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "fake.py", *arguments]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    jobs = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("job ")]
+    return result.returncode, jobs, result.stderr
+
+
+def test_every_job_has_its_own_folder(tmp_path: Path):
+    overrides = [
+        "reward_manager.hypothesis_type=PlanB,FixTwo,FixOne",
+        "trainer.experiment_name=${reward_manager.hypothesis_type}",
+    ]
+    code, jobs, _ = sweep(tmp_path, "-m", *overrides)
+    assert code == 0
+    (home,) = (tmp_path / "outputs" / "verl" / "multirun").iterdir()
+    assert jobs == [
+        ["PlanB", "PlanB", str(home / "0")],
+        ["FixTwo", "FixTwo", str(home / "1")],
+        ["FixOne", "FixOne", str(home / "2")],
+    ]
+    # The folders are new and empty, as a run demands, and nothing lies anywhere else.
+    assert sorted(path.name for path in home.iterdir()) == ["0", "1", "2", "multirun.yaml"]
+    assert not any(path for job in "012" for path in (home / job).iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fake.py", "outputs"]
+
+
+def test_the_users_own_folder_wins(tmp_path: Path):
+    code, jobs, _ = sweep(tmp_path, "seed=1,2", "trainer.default_local_dir=mine/${seed}", "--multirun")
+    assert code == 0
+    assert [job[2] for job in jobs] == ["mine/1", "mine/2"]
+
+
+def test_a_job_that_fails_ends_the_sweep(tmp_path: Path):
+    code, jobs, errors = sweep(tmp_path, "-m", "seed=1,9,2")
+    assert (code, len(jobs)) == (1, 2)
+    assert errors == "error: nine\n"
+
+
+def test_a_sweep_over_nothing_known_is_explained(tmp_path: Path):
+    code, jobs, errors = sweep(tmp_path, "-m", "reward_manager.hypotesis_type=PlanB,FixTwo")
+    assert (code, jobs) == (1, [])
+    assert errors == (
+        "error: reward_manager.hypotesis_type: unknown key; did you mean reward_manager.hypothesis_type?\n"
+    )

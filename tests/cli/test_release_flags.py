@@ -1,0 +1,327 @@
+"""The flags of the paper's release: what each becomes, and the message of each that becomes nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl.cli.release_flags import FLAGS, FlagError, translate
+from verl.config import PPOConfig, load_config
+
+RELEASE_FLAGS = """
+    train_batch_size val_batch_size max_prompt_length max_response_length learning_rate ppo_mini_batch_size
+    ppo_micro_batch_size kl_loss_coef entropy_coefficient clip_ratio kl_loss_type temperature log_prob_micro_batch_size
+    rollout_n rollout_gpu_memory_util rollout_tp micro_rollout_batch_size kl_coef total_epochs dataset_name model_name
+    save_freq test_freq remove_clip remove_previous_ckpt suffix logger_config exp_name reward_ema_alpha
+    reward_indicator_names reward_weights reward_weights_exploit val_before_train val_sample_size diff_stride
+    enable_calculator add_reward add_adv compute_log_effective_rank metric_indices metric_indices_add modulation_gain
+    adv_estimator critic_model_path aux_reward_global_weight hypothesis_type return_hidden_states return_prefill
+    return_decode aux_fix adv_shaping_kappa svd_rank svd_niter zeroth_order_svd_method diff_svd_method
+    compute_global_metrics compute_cumulative_global_metrics global_diff_stride_train global_diff_stride_val except_save
+    diff_calculator_method total_steps val_only motivation_mode plot_x_metrics plot_y_metrics plot_layer confidence_k
+""".split()
+
+SHIPPED = {
+    "model_name": "mistralai/Mathstral-7B-v0.1",
+    "max_prompt_length": "512",
+    "max_response_length": "1536",
+    "critic_model_path": "",
+    "adv_estimator": "grpo",
+    "exp_name": "GRPO_VERL",
+    "add_reward": "False",
+    "add_adv": "True",
+    "train_batch_size": "48",
+    "ppo_mini_batch_size": "24",
+    "val_batch_size": "48",
+    "rollout_n": "4",
+    "ppo_micro_batch_size": "1",
+    "log_prob_micro_batch_size": "12",
+    "micro_rollout_batch_size": "12",
+    "compute_global_metrics": "True",
+    "compute_cumulative_global_metrics": "True",
+    "global_diff_stride_train": "20",
+    "global_diff_stride_val": "20",
+    "kl_loss_coef": "0.001",
+    "entropy_coefficient": "0.001",
+    "rollout_gpu_memory_util": "0.65",
+    "logger_config": "['console','wandb']",
+    "rollout_tp": "1",
+    "save_freq": "40",
+    "except_save": "",
+    "test_freq": "10",
+    "total_epochs": "2",
+    "total_steps": "161",
+    "dataset_name": "simplelr_abel_level3to5",
+    "val_before_train": "True",
+    "val_sample_size": "-1",
+    "enable_calculator": "True",
+    "metric_indices": "[1,2]",
+    "reward_weights": "[0.0, 0.0, 1.0]",
+    "reward_weights_exploit": "[0.0, 1.0, 0.0]",
+    "reward_indicator_names": "['Effective Rank diff 2', 'Effective Rank diff', 'Effective Rank']",
+    "diff_stride": "40",
+    "modulation_gain": "2.0",
+    "aux_reward_global_weight": "1.0",
+    "aux_fix": "True",
+    "reward_ema_alpha": "0.3",
+    "adv_shaping_kappa": "2.0",
+    "return_hidden_states": "True",
+    "return_prefill": "False",
+    "return_decode": "True",
+}
+"""The flags of the command that the release's train.sh runs."""
+
+
+@pytest.fixture(autouse=True)
+def no_release_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("HDFS_DATA_PATH", raising=False)
+    monkeypatch.delenv("HDFS_MODEL_PATH", raising=False)
+
+
+def command(flags: dict[str, str]) -> list[str]:
+    return [word for name, value in flags.items() for word in (f"--{name}", value)]
+
+
+def config_of(*arguments: str) -> PPOConfig:
+    return load_config(PPOConfig, "ppo_trainer", translate(arguments))
+
+
+def test_every_flag_of_the_release_is_known():
+    assert set(FLAGS) == set(RELEASE_FLAGS)
+
+
+def test_the_shipped_command_becomes_the_config_it_means(capsys: pytest.CaptureFixture[str]):
+    config = config_of(*command(SHIPPED))
+    assert config.model.path == "mistralai/Mathstral-7B-v0.1"
+    data, actor, signal, trainer = config.data, config.actor, config.reward_manager, config.trainer
+    assert data.train_files == ["data/simplelr_abel_level3to5/train.parquet"]
+    assert data.val_files == ["data/simplelr_abel_level3to5/test.parquet"]
+    assert (data.max_prompt_length, data.max_response_length) == (512, 1536)
+    assert (data.train_batch_size, data.val_batch_size, data.val_sample_size) == (48, 48, -1)
+    assert (actor.ppo_mini_batch_size, actor.micro_batch_size_per_gpu) == (24, 1)
+    assert actor.log_prob_micro_batch_size_per_gpu == 12
+    assert (actor.kl_loss_coef, actor.entropy_coeff) == (0.001, 0.001)
+    assert (config.rollout.n, config.rollout.gpu_memory_utilization) == (4, 0.65)
+    assert config.algorithm.adv_estimator == "grpo"
+    assert config.calculator.enable and config.calculator.metric_indices == [1, 2]
+    assert config.calculator.diff_stride == 40
+    assert config.calculator.compute_global_metrics and config.calculator.compute_cumulative_global_metrics
+    assert config.calculator.global_diff_stride_train == config.calculator.global_diff_stride_val == 20
+    assert (signal.add_reward, signal.add_adv, signal.aux_fix) == (False, True, True)
+    assert signal.indicator_names == ["Effective Rank diff 2", "Effective Rank diff", "Effective Rank"]
+    assert (signal.w_explore, signal.w_exploit) == ([0.0, 0.0, 1.0], [0.0, 1.0, 0.0])
+    assert (signal.gain, signal.kappa, signal.ema_alpha, signal.aux_reward_global_weight) == (2.0, 2.0, 0.3, 1.0)
+    assert trainer.experiment_name == "GRPO_VERL"
+    assert trainer.logger == ["console", "wandb"]
+    assert (trainer.total_epochs, trainer.total_training_steps) == (2, 161)
+    assert (trainer.save_freq, trainer.test_freq, trainer.except_save) == (40, 10, [])
+    assert trainer.val_before_train
+    # What the release's script had without a flag: not the embedded task's learning rate of 2e-4.
+    assert (actor.optim.lr, actor.optim.lr_scheduler_type, actor.optim.lr_warmup_steps) == (5e-7, "constant", 0)
+    assert (config.model.param_dtype, config.reward_score.mode) == ("bfloat16", "independent")
+    notes = capsys.readouterr().err.splitlines()
+    assert [line.split()[1].rstrip(":") for line in notes] == [
+        "--model_name",
+        "--micro_rollout_batch_size",
+        "--return_hidden_states",
+        "--return_decode",
+    ]
+    assert all(line.startswith("note: ") for line in notes)
+
+
+def test_the_two_spellings_mean_the_same():
+    spelled = [f"--{name}={value}" for name, value in SHIPPED.items()]
+    assert translate(spelled) == translate(command(SHIPPED))
+
+
+OTHERS = {
+    "learning_rate": ("1e-6", "actor.optim.lr=1e-6"),
+    "kl_loss_type": ("mse", "actor.kl_loss_type=mse"),
+    "temperature": ("0.7", "rollout.temperature=0.7"),
+    "kl_coef": ("0.01", "algorithm.kl_ctrl.kl_coef=0.01"),
+    "remove_clip": ("TRUE", "trainer.remove_clip=true"),
+    "remove_previous_ckpt": ("true", "trainer.remove_previous_ckpt=true"),
+    "val_only": ("True", "trainer.val_only=true"),
+    "compute_log_effective_rank": ("True", "calculator.compute_log_effective_rank=true"),
+    "hypothesis_type": ("FixTwo", "reward_manager.hypothesis_type=FixTwo"),
+    "svd_rank": ("50", "calculator.svd_rank=50"),
+    "svd_niter": ("2", "calculator.svd_niter=2"),
+    "zeroth_order_svd_method": ("lowrank", "calculator.zeroth_order_svd_method=lowrank"),
+    "diff_svd_method": ("lowrank", "calculator.diff_svd_method=lowrank"),
+    "diff_calculator_method": ("original", "calculator.diff_calculator_method=original"),
+    "except_save": ("40,80", "trainer.except_save=[40,80]"),
+    "save_freq": ("-1", "trainer.save_freq=0"),
+    "test_freq": ("-1", "trainer.test_freq=0"),
+    "logger_config": ("console", "trainer.logger=['console']"),
+}
+
+
+@pytest.mark.parametrize(("flag", "value", "override"), [(flag, *pair) for flag, pair in OTHERS.items()])
+def test_a_flag_becomes_an_override_that_the_config_takes(flag: str, value: str, override: str):
+    assert translate([f"--{flag}", value]) == [override]
+    config_of(f"--{flag}", value)
+
+
+def test_one_clip_ratio_sets_both_sides():
+    assert translate(["--clip_ratio", "0.3"]) == ["actor.clip_ratio_low=0.3", "actor.clip_ratio_high=0.3"]
+
+
+def test_epochs_are_not_cut_short_by_the_steps_of_another_task():
+    assert translate(["--total_epochs", "20"]) == ["trainer.total_epochs=20", "trainer.total_training_steps=0"]
+    assert translate(["--total_epochs", "20", "--total_steps", "7"]) == [
+        "trainer.total_epochs=20",
+        "trainer.total_training_steps=7",
+    ]
+
+
+@pytest.mark.parametrize("value", ["", '""', "''", " "])
+def test_an_empty_value_is_a_flag_that_is_not_given(value: str):
+    assert translate(["--except_save", value, "--motivation_mode", value, f"--rollout_tp={value}"]) == []
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'say "x"', "a,b", "[a]", "x=1", "4", "back\\slash\\", "\\'", "ä{}"])
+def test_any_text_reaches_the_config_as_it_is(name: str):
+    assert config_of("--exp_name", name).trainer.experiment_name == name
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("['Effective Rank']", ["Effective Rank"]),
+        ("('Effective Rank',)", ["Effective Rank"]),
+        ("[Effective Rank]", ["Effective Rank"]),
+        ("Effective Rank", ["Effective Rank"]),
+        ('["Effective Rank", "Effective Rank diff"]', ["Effective Rank", "Effective Rank diff"]),
+    ],
+)
+def test_lists_may_be_written_as_in_python_or_hydra(value: str, expected: list[str]):
+    weights = ",".join("1" for _ in expected)
+    weighed = ["--reward_weights", weights, "--reward_weights_exploit", weights]
+    config = config_of("--reward_indicator_names", value, *weighed)
+    assert config.reward_manager.indicator_names == expected
+
+
+def test_overrides_win_over_flags_wherever_they_stand():
+    arguments = [
+        "trainer.test_freq=5",
+        "--test_freq",
+        "10",
+        "--rollout_n=4",
+        "algorithm=rloo",
+        "--adv_estimator",
+        "grpo",
+    ]
+    assert translate(arguments) == ["rollout.n=4", "trainer.test_freq=5", "algorithm=rloo"]
+
+
+def test_a_repeated_flag_counts_as_given_last():
+    assert translate(["--rollout_n", "4", "--rollout_n", "8"]) == ["rollout.n=8"]
+
+
+def test_overrides_and_hydras_flags_pass_unchanged_in_one_piece_each():
+    arguments = ["seed=1", "--cfg", "job", "+a='x y'", "--rollout_n", "4", "--package=trainer", "--resolve", "~b"]
+    assert translate(arguments) == [
+        "rollout.n=4",
+        "seed=1",
+        "+a='x y'",
+        "~b",
+        "--cfg",
+        "job",
+        "--package=trainer",
+        "--resolve",
+    ]
+    assert translate(["-m", "seed=1,2", "--hypothesis_type", "PlanB,FixTwo"]) == [
+        "reward_manager.hypothesis_type=PlanB,FixTwo",
+        "seed=1,2",
+        "-m",
+    ]
+    assert translate(["--info", "defaults", "seed=1"]) == ["seed=1", "--info", "defaults"]
+    assert translate(["--info", "seed=1"]) == ["seed=1", "--info"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--rolout_n 4", "--rolout_n: unknown flag; did you mean --rollout_n?"),
+        ("--rollout-n 4", "--rollout-n: unknown flag; did you mean --rollout_n?"),
+        ("--multi-run", "--multi-run: unknown flag; did you mean --multirun?"),
+        ("--rollout.n=4", "--rollout.n: unknown flag; options are set without dashes: rollout.n=VALUE"),
+        ("--zzz 4", "--zzz: unknown flag; TRAINING_CONFIG.md lists them"),
+        ("--rollout_n", "--rollout_n: needs a value after it"),
+        ("--rollout_n --add_adv True", "--rollout_n: needs a value after it"),
+        ("--rollout_n -m", "--rollout_n: needs a value after it"),
+        ("--cfg", "--cfg: needs a value after it"),
+        ("--adv_estimator grop", "--adv_estimator grop: must be one of gae, grpo, reinforce_plus_plus, "),
+        ("--metric_indices_add ['x']", "--metric_indices_add ['x']: metrics of token confidence are not there"),
+        ("--motivation_mode allin", "--motivation_mode allin: the motivation experiment's Excel sheets are not part"),
+        ("-m --cfg job", "--multirun: --cfg and --info are about one configuration"),
+    ],
+)
+def test_what_cannot_be_translated_is_named(arguments: str, message: str):
+    with pytest.raises(FlagError) as caught:
+        translate(arguments.split())
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        ("--micro_rollout_batch_size 12", "--micro_rollout_batch_size 12 has no effect: vLLM schedules by itself"),
+        ("--return_prefill True", "--return_prefill True has no effect: the hidden states of prompts are not measured"),
+        ("--plot_layer 3", "--plot_layer 3 has no effect: it belongs to the motivation experiment"),
+        ("--critic_model_path x/y", "--critic_model_path is ignored: grpo has no critic"),
+        ("--adv_estimator rloo --critic_model_path x/y", "--critic_model_path is ignored: rloo has no critic"),
+    ],
+)
+def test_what_has_no_effect_is_said(arguments: str, note: str, capsys: pytest.CaptureFixture[str]):
+    assert [override for override in translate(arguments.split()) if "algorithm" not in override] == []
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"note: {note}")
+
+
+@pytest.mark.parametrize("chosen", [["--adv_estimator", "gae"], ["algorithm=gae"], ["experiment=verl_ppo"]])
+def test_the_critics_model_goes_with_gae(chosen: list[str], capsys: pytest.CaptureFixture[str]):
+    config = config_of(*chosen, "--critic_model_path", "some/critic")
+    assert (config.algorithm.adv_estimator, config.critic.model.path) == ("gae", "some/critic")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_suffix_follows_the_name_of_the_experiment():
+    assert config_of("--suffix", "x").trainer.experiment_name == "verl_grpo_x"
+    assert config_of("--suffix", "x", "experiment=dapo").trainer.experiment_name == "dapo_x"
+    assert config_of("--suffix", "x", "--exp_name", "mine").trainer.experiment_name == "mine_x"
+
+
+def test_data_and_models_are_found_below_the_releases_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my models" / "Qwen2.5-1.5B").mkdir(parents=True)
+    monkeypatch.setenv("HDFS_DATA_PATH", "/sets")
+    monkeypatch.setenv("HDFS_MODEL_PATH", str(tmp_path / "my models"))
+    config = config_of("--dataset_name", "level 3", "--model_name", "Qwen2.5-1.5B")
+    assert config.data.train_files == ["/sets/level 3/train.parquet"]
+    assert config.data.val_files == ["/sets/level 3/test.parquet"]
+    assert config.model.path == str(tmp_path / "my models" / "Qwen2.5-1.5B")
+    assert config_of("--model_name", "Qwen/Qwen2.5-1.5B").model.path == "Qwen/Qwen2.5-1.5B"
+
+
+def test_a_preset_of_ones_own_replaces_the_papers(capsys: pytest.CaptureFixture[str]):
+    assert translate(["--model_name", "a/b", "preset=null"]) == ["model.path='a/b'", "preset=null"]
+    assert capsys.readouterr().err == ""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "verl.cli.release_flags", *arguments], capture_output=True, text=True)
+
+
+def test_the_command_line_ends_each_argument_with_a_nul_byte():
+    result = run("--reward_indicator_names", "['a b', 'c']", "x=\n", "--cfg", "job")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "reward_manager.indicator_names=['a b','c']\0x=\n\0--cfg\0job\0"
+    assert run().stdout == ""
+
+
+def test_the_command_line_leaves_with_one_line_and_code_2():
+    result = run("--rolout_n", "4")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: --rolout_n: unknown flag; did you mean --rollout_n?\n"

@@ -1,0 +1,164 @@
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import verl.evaluation.benchmarks.loader as loader
+from verl.config.errors import ConfigError
+from verl.data.records import RL_SCHEMA, rl_record, write_parquet
+from verl.evaluation.benchmarks import BENCHMARKS, load_benchmark
+from verl.rewards.registry import VERIFIERS
+
+ROW = {"question": "1+1?", "answer": "2"}
+
+NAMES = """
+math24o OlymMATH-EN-EASY OlymMATH-EN-HARD OlymMATH-ZH-EASY OlymMATH-ZH-HARD BeyondAIME aime24 aime25 amc23 amc24 aqua
+asdiv carp_en cmath cn_middle_school college_math gaokao2023en gaokao2024_I gaokao2024_II gaokao2024_mix
+gaokao_math_cloze gaokao_math_qa gsm8k math math500 mawps minerva_math mmlu_stem olympiadbench sat_math svamp tabmwp
+arithmetic
+""".split()
+
+
+def write(path: Path, *rows: dict | str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+
+
+def message_of(name: str, folder: Path | None, fields: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_benchmark(name, folder, fields)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_registry():
+    assert sorted(BENCHMARKS) == sorted(NAMES)
+    for name, benchmark in BENCHMARKS.items():
+        assert benchmark.name == name
+        assert benchmark.verifier in VERIFIERS
+        assert benchmark.language in ("en", "zh")
+        assert benchmark.licence
+        # One can be had from the hub, or it is said where else.
+        assert (benchmark.hub_id is None) == bool(benchmark.home)
+
+
+def test_local_files(tmp_path: Path):
+    write(tmp_path / "mine.jsonl", ROW, "", "  ", ROW | {"answer": "3"})
+    problems = load_benchmark("mine", tmp_path)
+    assert [(p.index, p.question, p.answer, p.data_source) for p in problems] == [
+        (0, "1+1?", "2", "open_answer"),
+        (1, "1+1?", "3", "open_answer"),
+    ]
+    write(tmp_path / "mine" / "test.jsonl", ROW | {"answer": "4"})
+    assert [p.answer for p in load_benchmark("mine", tmp_path)] == ["4"]
+
+
+def test_local_files_win_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loader, "load_dataset", lambda *args, **kwargs: pytest.fail("asked the hub"))
+    write(tmp_path / "gsm8k.jsonl", ROW)
+    assert load_benchmark("gsm8k", tmp_path)[0].data_source == "gsm8k"
+
+
+def test_line_separators_inside_a_text(tmp_path: Path):
+    write(tmp_path / "mine.jsonl", '{"question": "1\u2028+1?\u0085", "answer": "2"}')
+    assert load_benchmark("mine", tmp_path)[0].question == "1\u2028+1?"
+
+
+def test_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked = []
+
+    def load_dataset(*args: str | None, **kwargs: str | None) -> list[dict]:
+        asked.append((args, kwargs))
+        return [{"query": "Which? (A) 1 (B) 2", "choices": ["(A)1", "(B)2"], "gold": [1]}]
+
+    monkeypatch.setattr(loader, "load_dataset", load_dataset)
+    assert load_benchmark("gaokao_math_qa", tmp_path)[0].answer == "B"
+    load_benchmark("asdiv", None, {"question": "query"})
+    assert asked == [
+        (("hails/agieval-gaokao-mathqa", None), {"split": "test", "revision": None}),
+        (("EleutherAI/asdiv", None), {"split": "validation", "revision": "refs/convert/parquet"}),
+    ]
+
+
+def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def load_dataset(*args: str | None, **kwargs: str | None) -> list[dict]:
+        raise ConnectionError("Couldn't reach the Hub\nat all")
+
+    monkeypatch.setattr(loader, "load_dataset", load_dataset)
+    assert message_of("gsm8k", tmp_path) == (
+        "benchmark gsm8k: cannot load openai/gsm8k: Couldn't reach the Hub; "
+        "or put it into data.benchmark_dir as gsm8k/test.jsonl"
+    )
+    assert message_of("tabmwp", tmp_path) == (
+        "benchmark tabmwp: no copy on the hub is known; get it from "
+        "https://github.com/lupantech/PromptPG/tree/main/data/tabmwp, put it into data.benchmark_dir as "
+        "tabmwp/test.jsonl"
+    )
+
+
+def test_unknown_names(tmp_path: Path):
+    write(tmp_path / "my_own_set.jsonl", ROW)
+    assert message_of("Math5000", tmp_path) == (
+        f"benchmarks='Math5000': no such benchmark; did you mean 'math500'? One of your own goes into "
+        f"{tmp_path}/Math5000/test.jsonl"
+    )
+    assert "did you mean 'my_own_set'?" in message_of("my-own-set", tmp_path)
+    assert "did you mean 'OlymMATH-EN-HARD'?" in message_of("olymmath_en_hard", None)
+    assert "known are arithmetic, math24o, " in message_of("zzzzzz", tmp_path)
+    assert message_of("../secret", tmp_path).startswith("benchmarks='../secret': no such benchmark")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([ROW, "", '{"question": "1+1?", "answer": '], "line 3: is not JSON: Expecting value, column 32"),
+        ([ROW, "[1, 2]"], "line 2: is not a JSON object but list"),
+        ([], "holds no problem at all"),
+        (["", " "], "holds no problem at all"),
+        ([ROW, "", {"question": "1+1?", "answer": ""}], "line 3: has no answer in answer"),
+        ([{"text": "1+1?", "answer": "2"}], "cannot tell which field holds the question; its fields are text, answer"),
+    ],
+)
+def test_broken_files(tmp_path: Path, lines: list[dict | str], message: str):
+    path = tmp_path / "mine.jsonl"
+    write(path, *lines)
+    text = message_of("mine", tmp_path)
+    assert text.startswith(str(path)) and message in text
+
+
+def test_not_text(tmp_path: Path):
+    (tmp_path / "mine.jsonl").write_bytes(b'{"question": "\xff"}')
+    assert "is not UTF-8 text" in message_of("mine", tmp_path)
+
+
+def test_not_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine.jsonl").write_text("{}")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ConfigError, match=r"mine\.jsonl: cannot be read: Permission denied$"):
+        load_benchmark("mine", tmp_path)
+
+
+def test_mapped_fields(tmp_path: Path):
+    write(tmp_path / "mine.jsonl", {"text": "1+1?", "answer": "2"})
+    assert load_benchmark("mine", tmp_path, {"question": "text"})[0].question == "1+1?"
+    assert "has no field 'txt'" in message_of("mine", tmp_path, {"question": "txt"})
+
+
+def test_the_embedded_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    record = rl_record(
+        data_source="arithmetic", question="What is 3 + 4?", ground_truth="7", split="test", index=0, solution="7"
+    )
+    write_parquet(tmp_path / "test.parquet", [record], RL_SCHEMA)
+    assert pq.read_table(tmp_path / "test.parquet").num_rows == 1
+    monkeypatch.setattr(loader, "ARITHMETIC", tmp_path / "test.parquet")
+    (problem,) = load_benchmark("arithmetic", None)
+    assert (problem.question, problem.answer, problem.data_source) == ("What is 3 + 4?", "7", "arithmetic")
+    monkeypatch.setattr(loader, "ARITHMETIC", tmp_path / "none.parquet")
+    assert message_of("arithmetic", None).endswith(
+        "none.parquet: no such file; `bash train.sh` makes the embedded data"
+    )

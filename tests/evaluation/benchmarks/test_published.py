@@ -1,0 +1,161 @@
+"""The published benchmarks, where they lie beside the project: all load, and the verifiers know their own answers."""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conftest import scoring
+
+from verl.evaluation.benchmarks import Problem, load_benchmark
+from verl.rewards.answers import normalise
+from verl.rewards.notation import split_answers, unify
+from verl.rewards.pool import VerifierPool
+
+FOLDER = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "benchmarks"
+
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the benchmark files are not at {FOLDER}")
+
+SIZES = {
+    "BeyondAIME": 100,
+    "OlymMATH-EN-EASY": 100,
+    "OlymMATH-EN-HARD": 100,
+    "OlymMATH-ZH-EASY": 100,
+    "OlymMATH-ZH-HARD": 100,
+    "aime24": 30,
+    "aime25": 30,
+    "amc23": 40,
+    "amc24": 45,
+    "aqua": 254,
+    "asdiv": 2215,
+    "carp_en": 976,
+    "cn_middle_school": 101,
+    "college_math": 2818,
+    "gaokao2023en": 385,
+    "gaokao2024_I": 14,
+    "gaokao2024_II": 14,
+    "gaokao2024_mix": 91,
+    "gaokao_math_cloze": 118,
+    "gaokao_math_qa": 351,
+    "gsm8k": 1319,
+    "math24o": 21,
+    "math500": 500,
+    "mawps": 2065,
+    "minerva_math": 272,
+    "mmlu_stem": 3018,
+    "olympiadbench": 675,
+}
+"""Non-blank lines of each file."""
+
+CHOICES = {"aqua": 254, "cn_middle_school": 41, "gaokao2023en": 47, "gaokao2024_I": 11, "gaokao2024_II": 11} | {
+    "gaokao2024_mix": 55,
+    "gaokao_math_qa": 351,
+    "math500": 3,
+    "mmlu_stem": 3018,
+}
+"""How many of their problems are multiple choice; of all others none."""
+
+SEED = 7
+
+SAMPLE = 25
+"""Wrong answers tried of each benchmark where telling them apart needs algebra, tens of milliseconds each."""
+
+
+@cache
+def problems_of(name: str) -> list[Problem]:
+    return load_benchmark(name, FOLDER)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[VerifierPool]:
+    with VerifierPool(scoring(mode="mix", num_workers=2, timeout_s=8.0, memory_limit_mb=1024)) as pool:
+        yield pool
+
+
+def share_correct(pool: VerifierPool, problems: Sequence[Problem], responses: Sequence[str]) -> float:
+    scores = pool.score_batch(
+        [p.data_source for p in problems],
+        responses,
+        [p.answer for p in problems],
+        [p.extra_info for p in problems],
+    )
+    return sum(score["correctness"] for score in scores) / len(scores)
+
+
+def deranged(answers: list[str]) -> list[str]:
+    """A random order of ``answers`` in which every one meets a different text, as far as there are any."""
+    rng = random.Random(SEED)
+    order = rng.sample(answers, len(answers))
+    texts = [normalise(answer) for answer in answers]
+    for i in range(len(order)):
+        for j in rng.sample(range(len(order)), len(order)):
+            if normalise(order[i]) != texts[i]:
+                break
+            if normalise(order[j]) != texts[i] and normalise(order[i]) != texts[j]:
+                order[i], order[j] = order[j], order[i]
+    assert sorted(order) == sorted(answers)
+    return order
+
+
+def restyled(answer: str) -> str:
+    """``answer`` as another author would set it."""
+    text = re.sub(r"\\frac(?![a-z])", r"\\dfrac", re.sub(r"\\?\$", "", answer))
+    text = re.sub(r"(?<=[a-z)}])\s*=\s*", " = ", re.sub(r",(?=[^\d\\])", ", ", text))
+    return f" {text} ."
+
+
+def test_every_file_is_known():
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(SIZES)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_loads(name: str):
+    problems = problems_of(name)
+    assert [p.index for p in problems] == list(range(SIZES[name]))
+    assert all(len(p.question.strip()) >= 10 and p.answer.strip("$ ") for p in problems)
+    choices = [p for p in problems if p.data_source == "multiple_choice"]
+    assert len(choices) == CHOICES.get(name, 0)
+    assert all(len(p.extra_info["options"]) >= 2 for p in choices if p.extra_info)
+    assert sum(not p.extra_info for p in choices) <= 1
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_its_own_answers_are_right(pool: VerifierPool, name: str):
+    problems = problems_of(name)
+    assert share_correct(pool, problems, [rf"Thus \boxed{{{p.answer}}}." for p in problems]) >= 0.99
+    few = random.Random(SEED).sample(problems, min(len(problems), 200))
+    assert share_correct(pool, few, [rf"\boxed{{{restyled(p.answer)}}}" for p in few]) >= 0.99
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_other_problems_answers_are_wrong(pool: VerifierPool, name: str):
+    problems = problems_of(name)
+    pairs = []
+    # Apart, because the answer of an open question may be the text of the right option of another one.
+    for source in {p.data_source for p in problems}:
+        same = [p for p in problems if p.data_source == source]
+        others = deranged([p.answer for p in same])
+        pairs += [(p, o) for p, o in zip(same, others, strict=True) if normalise(o) != normalise(p.answer)]
+    assert len(pairs) >= 0.9 * len(problems)
+    if len(pairs) > SAMPLE and not re.fullmatch(r"[-0-9. ]+(\([^0-9]*\))?|[A-E]+", "".join(pairs[0][1])):
+        pairs = random.Random(SEED).sample(pairs, SAMPLE)
+    assert share_correct(pool, [p for p, _ in pairs], [rf"\boxed{{{other}}}" for _, other in pairs]) <= 0.03
+
+
+@pytest.mark.parametrize("name", ["math500", "gsm8k", "aime24", "minerva_math"])
+def test_its_own_solutions_are_right(pool: VerifierPool, name: str):
+    problems = problems_of(name)
+    assert share_correct(pool, problems, [p.solution or "" for p in problems]) >= 0.98
+
+
+def test_proofs_with_their_answers_boxed_are_right(pool: VerifierPool):
+    # Those of OlympiadBench end in no statement of the answer, so it is added, each of several in a box of its own.
+    problems = problems_of("olympiadbench")
+    responses = []
+    for problem in problems:
+        parts, _ = split_answers(unify(problem.answer))
+        boxes = " and ".join(rf"\boxed{{{part}}}" for part in parts)
+        responses.append(f"{problem.solution}\n\nSo the final answer is ${boxes}$.")
+    assert share_correct(pool, problems, responses) >= 0.98

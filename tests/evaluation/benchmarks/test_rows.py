@@ -1,0 +1,193 @@
+import pytest
+
+from verl.config.errors import ConfigError
+from verl.evaluation.benchmarks import Benchmark, Problem
+from verl.evaluation.benchmarks.rows import inline_options, read_problem, recognise_fields
+
+OWN = Benchmark("own", hub_id=None)
+
+
+def read(row: dict, mapping: dict[str, str] | None = None, benchmark: Benchmark = OWN) -> Problem:
+    return read_problem(row, 0, recognise_fields([row], mapping, "own", "own.jsonl"), benchmark)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "1+1?", "answer": "2"},
+        {"problem": "1+1?", "final_answer": "2", "id": 7},
+        {"Problem": "1+1?", "Answer": 2.0, "level": "easy"},
+        {"content": "1+1?", "ground_truth": 2},
+        {"input": "1+1?", "target": 2.0, "type": "sum"},
+        {"body": "1+1?", "label": "2"},
+        {"query": "1+1?", "correct": "2", "answer": None},
+        {"problem": "1+1?", "question": "1+1?", "answer": ["2"], "solution": ""},
+        {"prompt": "1+1?", "gold": " 2\n"},
+    ],
+)
+def test_names_of_fields(row: dict):
+    assert read(row) == Problem(0, "1+1?", "2", "open_answer", {}, None)
+
+
+def test_a_body_goes_before_its_question():
+    row = {"Body": "There are 3 apples.", "Question": "How many?", "Answer": 3.0, "Type": "Sum"}
+    assert read(row).question == "There are 3 apples. How many?"
+    assert read(row | {"question_concat": "There are 3 apples. How many?"}).question == "There are 3 apples. How many?"
+    assert read({"passage": None, "question": "How many?", "answer": "3"}).question == "How many?"
+
+
+def test_the_answer_ends_the_solution():
+    row = {"problem": "1+1?", "solution": "It is \\boxed{2}.", "type": "sum"}
+    assert read(row) == Problem(0, "1+1?", "2", "open_answer", {}, "It is \\boxed{2}.")
+    worked = "She has 1200 + 5 = 1205.\n#### 1,205"
+    assert read({"question": "How many?", "answer": worked}) == Problem(
+        0, "How many?", "1205", "open_answer", {}, worked
+    )
+
+
+def test_the_answer_ends_the_question():
+    row = {"question": "Which?(A) 1(B) 2\nAnswer: B", "answer": ""}
+    assert read(row).question == "Which?(A) 1(B) 2"
+    assert read(row).answer == "B"
+    assert read({"question": "How many? answers: $\\frac{3}{10}$", "answer": "$$"}).answer == "$\\frac{3}{10}$"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Which?", "options": ["A)1", "B)2"], "correct": "B"},
+        {"question": "Which?", "choices": ["1", "2"], "answer": 1},
+        {"question": "Which?", "choices": ["1", "2"], "gold": [1]},
+        {"question": "Which?", "options": {"A": "1", "B": "2"}, "label": "B", "answer": None},
+        {"question": "Which?", "options": "A. 1 B. 2", "answer": "(B)"},
+    ],
+)
+def test_options_beside_the_question(row: dict):
+    problem = read(row)
+    assert problem.question == "Which?\n(A) 1\n(B) 2"
+    assert problem.answer in ("B", "(B)")
+    assert (problem.data_source, problem.extra_info) == ("multiple_choice", {"options": {"A": "1", "B": "2"}})
+
+
+@pytest.mark.parametrize(
+    ("question", "options"),
+    [
+        ("最小的数是()\nA.-2  B.0  C. 3", {"A": "-2", "B": "0", "C": "3"}),
+        ("结果为（Ａ）", {}),
+        ("Which (A) $x<1$ (B) $x>1$", {"A": "$x<1$", "B": "$x>1$"}),
+        ("of set B(A) The median of A(B) The mean\\n(C) None", {"A": "The median of A", "B": "The mean", "C": "None"}),
+        ("which: (F) $a$ (G) $b$ (H) $c$", {"F": "$a$", "G": "$b$", "H": "$c$"}),
+        (
+            "$\\textbf{(A)}\\ 3(1 + r) = 7\\qquad \\textbf{(B)}\\ 3r = 7$",
+            {"A": "3(1 + r) = 7", "B": "3r = 7"},
+        ),
+        ("A) Line\nB) Plane\n\nEnter the letter.", {"A": "Line", "B": "Plane"}),
+        ("A triangle has corners A. and B. Which? A. 1 B. 2", {"A": "1", "B": "2"}),
+        ("How many apples has A?", {}),
+    ],
+)
+def test_options_inside_the_question(question: str, options: dict[str, str]):
+    assert inline_options(question) == options
+
+
+def test_letters_are_options_only_where_there_are_some():
+    assert read({"question": "Which bin, A or B?", "answer": "B"}).data_source == "open_answer"
+    assert read({"question": "Which? A. 1 B. 2", "answer": "2"}).data_source == "open_answer"
+    assert read({"question": "What is P(A) if P(B)=1?", "answer": "P"}).data_source == "open_answer"
+    assert read({"question": "Which? A. 1 B. 2", "answer": "AB"}).data_source == "multiple_choice"
+    assert read({"question": "Which? A 1 B. 2", "answer": "1", "choice_answer": "A"}).answer == "A"
+    row = {"question": "Which? A 1 B. 2", "answer": "1", "choice_answer": "A"}
+    assert (read(row).data_source, read(row).extra_info) == ("multiple_choice", {})
+    assert read(row | {"choice_answer": ""}).data_source == "open_answer"
+
+
+def test_tolerances_reach_the_verifier():
+    row = {"question": "r?", "final_answer": ["4.2"], "error": "1e-1", "unit": "%"}
+    assert read(row).extra_info == {"tolerance": "1e-1"}
+    loose = Benchmark("loose", hub_id=None, relative_tolerance=0.01)
+    assert read({"question": "r?", "answer": "4.2"}, benchmark=loose).extra_info == {"relative_tolerance": 0.01}
+
+
+def test_several_answers():
+    assert read({"question": "x?", "final_answer": ["$1$,$2$"]}).answer == "$1$,$2$"
+    assert read({"question": "x?", "final_answer": ["1", "2"]}).answer == "1, 2"
+
+
+def test_mapped_fields():
+    row = {"aufgabe": "1+1?", "question": "Number 1", "loesung": "2", "by": "mine"}
+    mapping = {"question": "aufgabe", "answer": "loesung"}
+    assert read(row, mapping) == Problem(0, "1+1?", "2", "open_answer", {}, None)
+    assert read(row, mapping | {"verifier": "by"}).data_source == "mine"
+
+
+@pytest.mark.parametrize(
+    ("rows", "mapping", "message"),
+    [
+        (
+            [{"text": "1+1?", "answer": "2"}],
+            None,
+            "own.jsonl: cannot tell which field holds the question; its fields are text, answer; map them: "
+            "+data.fields.own.question=<field>",
+        ),
+        (
+            [{"question": "1+1?", "id": 3}, {"question": "1+1?", "level": 3}],
+            None,
+            "own.jsonl: cannot tell which field holds the answer; its fields are question, id, level; map them: "
+            "+data.fields.own.answer=<field>",
+        ),
+        (
+            [{"question": "1+1?", "answer": "2"}],
+            {"answer": "answr"},
+            "own.jsonl: has no field 'answr'; its fields are question, answer",
+        ),
+        (
+            [{"question": "1+1?", "answer": "2"}],
+            {"anwser": "answer"},
+            "own.jsonl: maps 'anwser', which is no field of ours; these are context, question, options, answer, "
+            "solution, tolerance, verifier",
+        ),
+    ],
+)
+def test_fields_that_are_not_recognised(rows: list[dict], mapping: dict[str, str] | None, message: str):
+    with pytest.raises(ConfigError) as error:
+        recognise_fields(rows, mapping, "own", "own.jsonl")
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": " ", "answer": "2"}, "has no question in question"),
+        ({"question": "1+1?", "answer": None}, "has no answer in answer"),
+        ({"question": "1+1?", "solution": "Two."}, "has no answer in solution"),
+    ],
+)
+def test_rows_without_question_or_answer(row: dict, message: str):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        read(row)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2"},
+            "its question, prompt, is no text; write it out in a field of its own",
+        ),
+        (
+            {"question": "1+1?", "answer": {"value": "2"}},
+            "its answer, answer, is no text; write it out in a field of its own",
+        ),
+        (
+            {"question": "Which?", "options": ["5", "6"], "answer": 2},
+            "its answer 2 is not among its 2 options; indices count from 0",
+        ),
+    ],
+)
+def test_rows_that_would_be_misread(row: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        read(row)
+
+
+def test_a_number_may_be_an_option():
+    assert read({"question": "Which?", "options": ["1", "2"], "answer": 2}).answer == "2"

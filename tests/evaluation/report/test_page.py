@@ -1,0 +1,340 @@
+import base64
+import importlib.util
+import json
+import random
+import string
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.evaluation.made_up import HOSTILE, hostile_result, problem, result, sample, with_metrics
+from verl.evaluation.report.page import LIMITS, build_page
+from verl.evaluation.results import EvaluatedProblem, RunResult, valid_unicode
+from verl.evaluation.statistics.summary import summarise
+
+CHROMIUM = Path(__file__).with_name("chromium.py")
+READY = {"until": "document.documentElement.hasAttribute('data-ready')"}
+
+RESULTS = [
+    with_metrics(result(["cwwn", "wwww", "cccc"]), {"Effective Rank": [float(i) for i in range(12)]}),
+    result(["cccc", "wwwt", "cccc"], step=300),
+    result(["wwww", "cwww"], benchmark="amc23"),
+    result(["cwww", "cwww"], step=300, benchmark="amc23"),
+]
+
+
+class Elements(HTMLParser):
+    """What a parser of HTML sees: tags, and the text of each script by its id."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.scripts: dict[str, str] = {}
+        self._script: str | None = None
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attributes
+        self._script = dict(attributes).get("id", "") if tag == "script" else None
+
+    def handle_endtag(self, tag: str) -> None:
+        self._script = None
+
+    def handle_data(self, text: str) -> None:
+        if self._script is not None:
+            self.scripts[self._script] = self.scripts.get(self._script, "") + text
+
+
+def make_page(results: list[RunResult], **options: object) -> str:
+    return build_page(summarise(results), results, **options)
+
+
+def unpack(page: Elements, number: int) -> list:
+    return json.loads(zlib.decompress(base64.b64decode(page.scripts[f"chunk-{number}"])))
+
+
+def index_of(page: Elements) -> dict:
+    return json.loads(page.scripts["data"])
+
+
+def test_the_page_holds_everything():
+    page = Elements(make_page(RESULTS, title="Runs <1> & 2"))
+    index = index_of(page)
+    assert [label["name"] for label in index["labels"]] == ["grpo@0", "grpo@300"]
+    assert [entry["verdicts"] for entry in index["benchmarks"]] == [
+        [["cwwn", "wwww", "cccc"], ["cccc", "wwwt", "cccc"]],
+        [["wwww", "cwww"], ["cwww", "cwww"]],
+    ]
+    assert unpack(page, index["benchmarks"][0]["questions"])[1] == [1, "What is problem 1?", "7"]
+    ((first, end, number),) = index["benchmarks"][0]["chunks"][0]
+    assert (first, end) == (0, 3)
+    # text, tokens, truncated, answer, characters left out, metrics
+    assert unpack(page, number)[0][3] == ["So it is \\boxed{}.", 10, 1, "", 0, [3.0]]
+    assert {row["benchmark"] for row in index["rows"]} == {0, 1, -1}
+    assert "<title>Runs &lt;1&gt; &amp; 2</title>" in make_page(RESULTS, title="Runs <1> & 2")
+
+
+def test_the_page_loads_nothing():
+    text = make_page(RESULTS)
+    page = Elements(text)
+    assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert not {"src", "srcset", "data", "action"} & {name for name, _ in page.attributes}
+    assert all(value.startswith("#") for name, value in page.attributes if name == "href")
+    assert "url(" not in text and "@import" not in text and "fetch(" not in text
+    assert "innerHTML" not in text and "eval(" not in text and "insertAdjacent" not in text
+
+
+def test_hostile_text_ends_no_element():
+    harmless, hostile = Elements(make_page([result(["cw"] * 7)])), Elements(make_page([hostile_result()]))
+    assert hostile.tags == harmless.tags
+    data = hostile.scripts["data"]
+    assert data.isascii() and not set("<>&") & set(data)
+    index = index_of(hostile)
+    questions = unpack(hostile, index["benchmarks"][0]["questions"])
+    assert [question for _, question, _ in questions] == list(HOSTILE.values())
+    samples = unpack(hostile, index["benchmarks"][0]["chunks"][0][0][2])
+    assert [first[0] for first, _ in samples] == list(HOSTILE.values())
+
+
+def test_long_responses_lose_their_middle():
+    text = "begin " + "x" * 1_000_000 + " end \U0001f600"
+    results = [RunResult("grpo", 0, "aime24", 1.0, [EvaluatedProblem(0, "q", "a", [sample("c", response=text)])])]
+    page = Elements(make_page(results))
+    index = index_of(page)
+    (head, tail), *_, left_out, _ = unpack(page, index["benchmarks"][0]["chunks"][0][0][2])[0][0]
+    assert len(head) + len(tail) == 20_000 and left_out == len(text) - 20_000
+    assert head.startswith("begin ") and tail.endswith(" end \U0001f600")
+    assert "longer than 20,000 characters" in index["limits"]
+
+
+def noise(length: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices(string.ascii_letters + string.digits, k=length))
+
+
+def test_a_page_of_many_responses_keeps_its_size():
+    # 32 benchmarks of 256 samples that hardly compress, 25 MB of them, on a page of 2 MB
+    results = []
+    for b in range(32):
+        samples = [sample("c" if s % 256 == 200 else "w", response=noise(3000, 256 * b + s)) for s in range(256)]
+        results.append(RunResult("grpo", 0, f"benchmark{b}", 1.0, [EvaluatedProblem(0, "q", "a", samples)]))
+    text = make_page(results, max_bytes=2 << 20)
+    assert 1 << 20 < len(text.encode()) <= 2 << 20
+    page = Elements(text)
+    index = index_of(page)
+    assert "at most 16 responses per problem and run" in index["limits"]
+    kept = unpack(page, index["benchmarks"][5]["chunks"][0][0][2])[0]
+    assert [i for i, found in enumerate(kept) if found] == [*range(15), 200]
+    assert len(index["benchmarks"][5]["verdicts"][0][0]) == 256
+
+
+def test_a_page_without_room_has_no_responses():
+    page = Elements(make_page(RESULTS, max_bytes=1))
+    index = index_of(page)
+    assert index["limits"].startswith("To keep the page small, responses are left out.")
+    assert index["benchmarks"][0]["chunks"] == [[], []]
+
+
+def test_limits_grow_narrower():
+    sizes = [(limits.characters, limits.samples or 10**9) for limits in LIMITS]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_problems_of_different_text_are_different():
+    other = RunResult("grpo", 9, "aime24", 1.0, [problem(0, "c"), problem(1, "w", question="another")])
+    index = index_of(Elements(make_page([result(["c", "w"]), other])))
+    assert index["benchmarks"][0]["count"] == 3
+    assert index["benchmarks"][0]["verdicts"] == [["c", "w", ""], ["c", "", "w"]]
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[dict]], dict]:
+    """Opens a page in Chromium, takes steps there and returns what chromium.py says; skips without a browser."""
+    if importlib.util.find_spec("PyQt6") is None or importlib.util.find_spec("PyQt6.QtWebEngineCore") is None:
+        pytest.skip("no browser: PyQt6-WebEngine is not installed (pip install -r requirements/dev.txt)")
+    folder = tmp_path_factory.mktemp("pages")
+
+    def start(page: str, steps: list[dict]) -> subprocess.CompletedProcess:
+        path = folder / "page.html"
+        path.write_text(page, encoding="utf-8")
+        return subprocess.run(
+            [sys.executable, CHROMIUM, path], input=json.dumps(steps), capture_output=True, text=True, timeout=300
+        )
+
+    def visit(page: str, steps: list[dict]) -> dict:
+        done = start(page, steps)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    trial = start("<!doctype html><title>t</title><p>", [{"value": "document.title"}])
+    if trial.returncode != 0:
+        # It needs libraries of a desktop (libnss3, libxkbcommon0, libegl1, ...) that a server may lack.
+        pytest.skip(f"no browser: Chromium does not start here: {trial.stderr.strip().splitlines()[-1:]}")
+    return visit
+
+
+@pytest.fixture
+def browser(chromium: Callable[[str, list[dict]], dict]) -> Callable[[str, list[dict]], list]:
+    """Opens a page of ours, takes steps there and returns their values; there are no errors and no requests."""
+
+    def run(page: str, steps: list[dict]) -> list:
+        said = chromium(page, [READY, *steps])
+        assert said["loaded"] and said["console"] == [] and said["requests"] == []
+        return said["values"]
+
+    return run
+
+
+def test_errors_and_requests_would_be_seen(chromium):
+    page = "<!doctype html><img src='https://example.org/x.png'><script>missing()</script>"
+    said = chromium(page, [{"until": "document.readyState === 'complete'"}])
+    assert said["requests"] == ["https://example.org/x.png"]
+    assert any("missing is not defined" in message for message in said["console"])
+
+
+def test_the_policy_stops_scripts_that_are_not_ours(chromium):
+    added = "<script>window.broken = 1</script><img src='https://example.org/x.png'></body>"
+    page = make_page(RESULTS).replace("</body>", added)
+    said = chromium(page, [READY, {"value": "String(window.broken)"}])
+    assert said["values"] == ["undefined"] and said["requests"] == []
+    assert len([message for message in said["console"] if "Content Security Policy" in message]) == 2
+
+
+COUNT = "document.getElementById('count').textContent"
+OPEN_TEXTS = "[...document.querySelectorAll('.response')].map((e) => e.textContent)"
+
+
+def choose(name: str, value: str) -> dict:
+    """Set a filter as a user does."""
+    field = f"document.getElementById('filter-{name}')"
+    changed = f"{field}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+    return {"value": f"({field}.value = {json.dumps(value)}, {changed})"}
+
+
+def test_the_page_works_in_a_browser(browser):
+    values = browser(
+        make_page(RESULTS),
+        [
+            {"value": COUNT},
+            {"value": "document.querySelector('#results-table tbody tr:last-child').innerText.split(/\\s+/)"},
+            {"value": "document.querySelectorAll('#curves-grid svg polyline').length"},
+            choose("benchmark", "1"),
+            {"until": f"{COUNT} === '2 of 5 problems'"},
+            choose("benchmark", ""),
+            choose("verdict", "t"),
+            {"until": f"{COUNT} === '1 of 5 problems'"},
+            {"until": "document.querySelectorAll('.response').length === 1"},
+            {"value": OPEN_TEXTS},
+            {"value": "document.querySelector('.cell[aria-pressed=true]').title"},
+            choose("run", "0"),
+            {"until": f"{COUNT} === '0 of 5 problems'"},
+            {"value": "document.getElementById('detail').textContent"},
+            choose("verdict", "all"),
+            {"until": f"{COUNT} === '1 of 5 problems'"},
+            {"value": "document.getElementById('filters').reset()"},
+            {"until": f"{COUNT} === '5 of 5 problems'"},
+            choose("text", "PROBLEM 1"),
+            {"until": f"{COUNT} === '2 of 5 problems'"},
+        ],
+    )
+    assert values[0] == "5 of 5 problems"
+    # pass@1: (5/12 + 1/8) / 2 and (2/3 + 1/4) / 2, with intervals and the difference between
+    assert values[1][:3] == ["macro", "average", "27.1"] and "45.8" in values[1]
+    assert values[2] == 6
+    assert ["So it is \\boxed{9}."] in values
+    assert "Response 4: timeout" in values
+    assert "No problem matches the filters." in values
+
+
+def press(key: str, target: str = "document.body") -> dict:
+    event = f"new KeyboardEvent('keydown', {{key: {json.dumps(key)}, bubbles: true, cancelable: true}})"
+    return {"value": f"{target}.dispatchEvent({event})"}
+
+
+def test_the_page_is_used_by_keyboard(browser):
+    chosen = "document.querySelector('.item[aria-selected=true] .where').textContent"
+    pressed = "[...document.querySelectorAll('.cell[aria-pressed=true]')].map((e) => e.title)"
+    listbox = "document.getElementById('list')"
+    values = browser(
+        make_page(RESULTS),
+        [
+            press("j"),
+            {"until": f"{chosen}.startsWith('aime24 · 1')"},
+            press("End", listbox),
+            {"until": f"{chosen}.startsWith('amc23 · 1')"},
+            press("k"),
+            {"until": f"{chosen}.startsWith('amc23 · 0')"},
+            press("Home", listbox),
+            {"until": f"{chosen}.startsWith('aime24 · 0')"},
+            press("p"),
+            {"until": f"{pressed}[0] === 'Response 4: no answer'"},
+            press("n"),
+            {"until": f"{pressed}[0] === 'Response 1: correct'"},
+            press("/"),
+            {"value": "document.activeElement.id"},
+            # A letter that is typed into a field moves nothing.
+            press("j", "document.activeElement"),
+            {"value": chosen},
+        ],
+    )
+    assert values[-3] == "filter-text"
+    assert values[-1].startswith("aime24 · 0")
+
+
+def test_hostile_text_is_text_in_a_browser(browser):
+    shown = "document.querySelector('.response').textContent"
+    steps = [{"value": "document.querySelectorAll('.item').length"}, {"value": shown}]
+    for _ in range(len(HOSTILE) - 1):
+        steps += [
+            {"value": "(window.last = document.querySelector('#detail h3').textContent, 0)"},
+            press("j"),
+            {"until": "document.querySelector('#detail h3').textContent !== window.last"},
+            {"value": shown},
+        ]
+    steps += [{"value": "String(window.broken)"}, {"value": "document.querySelectorAll('img, b > *').length"}]
+    values = browser(make_page([hostile_result()]), steps)
+    texts = [value for value in values if isinstance(value, str)]
+    assert values[0] == len(HOSTILE) and values[-2:] == ["undefined", 0]
+    expected = dict(HOSTILE)
+    expected["separators"] = "a\u2028b\u2029c\x85d\u240be"
+    expected["null"] = "null \u2400 byte, escape \u241b[31m, bell \u2407"
+    for name, text in expected.items():
+        assert valid_unicode(text) in [valid_unicode(shown) for shown in texts], name
+
+
+def test_a_long_list_is_drawn_in_part(browser):
+    values = browser(
+        make_page([result(["cw"] * 3000)]),
+        [
+            {"value": COUNT},
+            {"value": "document.querySelectorAll('.item').length < 60"},
+            press("End", "document.getElementById('list')"),
+            {"until": "document.querySelector('.item[aria-selected=true] .where').textContent.includes('2999')"},
+            {"value": "document.querySelectorAll('.item').length < 60"},
+        ],
+    )
+    assert values[0] == "3,000 of 3,000 problems" and values[1] and values[-1]
+
+
+def test_a_shortened_page_says_so(browser):
+    long = "x" * 30_000
+    results = [RunResult("grpo", 0, "aime24", 1.0, [EvaluatedProblem(0, "q", "a", [sample("c", response=long)])])]
+    (shown,) = browser(make_page(results), [{"value": "document.querySelector('.response .cut').textContent"}])
+    assert shown.strip() == "[… 10,000 characters are left out on this page …]"
+    said = browser(make_page(results, max_bytes=1), [{"value": "document.getElementById('detail').textContent"}])
+    assert "This response was left out to keep the page small" in said[0]
+
+
+@pytest.mark.parametrize("results", [[], [result([])], [result(["", ""])]])
+def test_a_page_without_responses(browser, results: list[RunResult]):
+    values = browser(make_page(results), [{"value": COUNT}, {"value": "document.getElementById('curves').hidden"}])
+    assert values == [
+        f"{len(results and results[0].problems)} of {len(results and results[0].problems)} problems",
+        True,
+    ]

@@ -1,0 +1,115 @@
+"""maj@k against enumeration and exact counting."""
+
+import math
+from collections import Counter
+from fractions import Fraction
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl.evaluation.statistics.majority import majority_at_k
+
+
+def majority_by_enumeration(classes: list[int], correct: int | None, k: int) -> Fraction:
+    won = Fraction(0)
+    subsets = list(combinations(classes, k))
+    for subset in subsets:
+        votes = Counter(answer for answer in subset if answer >= 0)
+        leaders = [answer for answer, count in votes.items() if count == max(votes.values())]
+        if correct in leaders:
+            won += Fraction(1, len(leaders))
+    return won / len(subsets)
+
+
+CLASSES = [
+    [0, 0, 0, 1, 1, 2],
+    [0, 1, 1, 1, 2, 2, 2],
+    [0, 0, 1, 1, -1, -1],
+    [0, -1, -1],
+    [0, 1, 2, 3, 4, 5, 6],
+    [0, 0, 0, 0],
+    [0, 0, 1, 1, 2, 2, 3, 3, -1],
+]
+
+
+@pytest.mark.parametrize("classes", CLASSES)
+def test_majority_is_the_mean_over_all_subsets(classes: list[int]):
+    for correct in {*classes, None} - {-1}:
+        for k in range(1, len(classes) + 1):
+            exact = float(majority_by_enumeration(classes, correct, k))
+            assert majority_at_k(classes, correct, k) == pytest.approx(exact, abs=1e-12)
+
+
+@given(st.lists(st.integers(-1, 4), min_size=1, max_size=9), st.data())
+@settings(max_examples=80, deadline=None)
+def test_majority_of_random_votes(classes: list[int], data: st.DataObject):
+    k = data.draw(st.integers(1, len(classes)))
+    exact = float(majority_by_enumeration(classes, 0, k))
+    assert majority_at_k(classes, 0, k) == pytest.approx(exact, abs=1e-12)
+
+
+def majority_by_counting(n: int, k: int, supporters: int, rivals: list[int]) -> float:
+    """Exact in integers: subsets by the supporters' votes, how many others come, and how many rivals tie."""
+    won = Fraction(0)
+    for votes in range(1, min(k, supporters) + 1):
+        ways = {(0, 0): math.comb(supporters, votes)}
+        for size in rivals:
+            grown = Counter()
+            for (came, ties), count in ways.items():
+                for more in range(min(size, votes) + 1):
+                    grown[came + more, ties + (more == votes)] += count * math.comb(size, more)
+            ways = grown
+        silent = n - supporters - sum(rivals)
+        for (came, ties), count in ways.items():
+            if 0 <= k - votes - came <= silent:
+                won += Fraction(count * math.comb(silent, k - votes - came), 1 + ties)
+    return float(won / math.comb(n, k))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8, 24, 47, 64])
+@pytest.mark.parametrize(
+    ("supporters", "rivals"),
+    [
+        (1, [1] * 20),
+        (5, [3, 3, 2, 2, 1, 1, 1]),
+        (12, [12, 12, 12, 12]),
+        (20, [30, 6]),
+        (30, [20, 5, 1]),
+        (64, []),
+    ],
+)
+def test_majority_of_64_is_the_mean_over_all_subsets(supporters: int, rivals: list[int], k: int):
+    classes = [0] * supporters + [i for i, size in enumerate(rivals, start=1) for _ in range(size)]
+    classes += [-1] * (64 - len(classes))
+    exact = majority_by_counting(64, k, supporters, rivals)
+    assert majority_at_k(classes, 0, k) == pytest.approx(exact, abs=1e-12)
+
+
+def test_majority_ties_share_the_prize():
+    assert majority_at_k([0, 1, 2], 0, 3) == pytest.approx(1 / 3)
+    assert majority_at_k([0, 0, 1, 1, 2], 0, 5) == pytest.approx(1 / 2)
+
+
+def test_one_vote_is_the_mean_correctness():
+    assert majority_at_k([0, 0, 0, 1, 2, 3, -1, -1], 0, 1) == pytest.approx(3 / 8)
+
+
+def test_who_gives_no_answer_does_not_vote():
+    assert majority_at_k([0, -1, -1, -1], 0, 4) == 1.0
+    assert majority_at_k([-1, -1], None, 2) == 0.0
+    assert majority_at_k([1, 1, 2], None, 2) == 0.0
+
+
+def test_majority_of_many_samples():
+    # Two classes of 2048 (more than a float's binomials hold): by symmetry each wins half the votes.
+    assert majority_at_k([0, 1] * 2048, 0, 64) == pytest.approx(0.5, abs=1e-9)
+    # 256 different answers never agree: the winner is one of the k at random, so it is the correct one in 1 of 256.
+    assert majority_at_k(list(range(256)), 0, 128) == pytest.approx(1 / 256, rel=1e-9)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_majority_k_out_of_range(k: int):
+    with pytest.raises(ValueError, match=f"k={k}: must lie between 1 and the number of samples"):
+        majority_at_k([0, 0, 1], 0, k)

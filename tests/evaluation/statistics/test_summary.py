@@ -1,0 +1,200 @@
+import math
+
+import pytest
+
+from tests.evaluation.made_up import problem, result, sample, with_metrics
+from verl.evaluation.results import RunResult
+from verl.evaluation.statistics.summary import AVERAGE, answer_classes, k_grid, repetition_rate, summarise
+
+
+def value(row, k: int) -> float:
+    return row.pass_at_k[k].value
+
+
+@pytest.mark.parametrize(
+    ("n", "ks"), [(0, []), (1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (16, [1, 2, 4, 8, 16]), (17, [1, 2, 4, 8, 16, 17])]
+)
+def test_k_grid(n: int, ks: list[int]):
+    assert k_grid(n) == ks
+
+
+def test_figures_of_one_result():
+    (row,) = summarise([result(["cwww", "cccn", "wwww"])]).rows
+    # per problem pass@1: 1/4, 3/4, 0; pass@2: 1/2, 1, 0
+    assert value(row, 1) == pytest.approx(1 / 3)
+    assert value(row, 2) == pytest.approx(0.5)
+    assert value(row, 4) == pytest.approx(2 / 3)
+    # votes of 4: 8 wins; 7 wins (one abstains); 8 wins
+    assert row.maj_at_k[4].value == pytest.approx(1 / 3)
+    assert row.maj_at_k[1].value == pytest.approx(1 / 3)
+    assert (row.num_problems, row.num_missing, row.samples, row.largest_k) == (3, 0, (4, 4), 4)
+    assert (row.mean_tokens, row.truncation_rate) == (10.0, pytest.approx(1 / 12))
+    assert row.reasons == {"correct": 4, "wrong": 7, "no_answer": 1}
+    assert row.baseline is None and row.differences == {}
+
+
+def test_problems_with_different_numbers_of_samples():
+    (row,) = summarise([result(["cw", "cwww", ""])]).rows
+    assert list(row.pass_at_k) == [1, 2]
+    # k=2: of two samples both, of four 1 - C(3,2)/C(4,2) = 1/2
+    assert value(row, 2) == pytest.approx(0.75)
+    assert (row.num_problems, row.num_missing, row.samples) == (2, 1, (2, 4))
+
+
+def test_results_without_samples_or_problems():
+    summary = summarise([result(["", ""]), result([], benchmark="empty")])
+    without, empty = summary.rows
+    assert (without.pass_at_k, without.num_problems, without.num_missing) == ({}, 0, 2)
+    assert math.isnan(without.mean_tokens)
+    assert (empty.num_problems, empty.num_missing) == (0, 0)
+    assert summary.averages == [] and summary.ks() == []
+    assert summarise([]).rows == []
+
+
+def test_classes_of_answers():
+    samples = [
+        sample("c", "1/2"),
+        sample("c", "0.5"),
+        sample("w", "3.0"),
+        sample("w", " $3$ "),
+        sample("w", "x + 1"),
+        sample("w", "x+1"),
+        sample("n"),
+        sample("t", "3.0"),
+    ]
+    assert answer_classes(samples) == ([0, 0, 1, 1, 2, 2, -1, 1], 0)
+    assert answer_classes([sample("w")]) == ([1], None)
+    assert answer_classes([]) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("", 0.0),
+        ("one two three", 0.0),
+        ("a b c d e f", 0.0),
+        ("a b c d a b c d", 1 / 5),
+        ("wait " * 100, 96 / 97),
+        ("答案是七。答案是七。", 2 / 7),
+        ("x=1,x=1,", 1 / 5),
+    ],
+)
+def test_repetition_rate(text: str, rate: float):
+    assert repetition_rate(text) == pytest.approx(rate)
+
+
+EASY, HARD = ["cccc"] * 8 + ["wwww"] * 8, ["wwww"] * 16
+
+
+def test_step_0_of_the_same_run_is_the_baseline():
+    results = [result(HARD), result(EASY, step=9), result(HARD, run="verl"), result(EASY, run="verl", step=9)]
+    rows = {row.label: row for row in summarise(results).rows}
+    assert [rows[label].baseline for label in rows] == [None, "grpo@0", "grpo@0", "verl@0"]
+    difference = rows["verl@9"].differences[1]
+    assert difference.estimate.value == pytest.approx(0.5) and difference.outside_noise
+    assert rows["verl@0"].differences[1].estimate.value == 0 and not rows["verl@0"].differences[1].outside_noise
+
+
+def test_other_baselines():
+    results = [result(HARD, run="other", step=3), result(HARD), result(EASY, step=9)]
+    assert [row.baseline for row in summarise(results, "first").rows] == [None, "other@3", "other@3"]
+    assert [row.baseline for row in summarise(results, "step0").rows] == [None, None, "grpo@0"]
+    with pytest.raises(ValueError, match="compare_to='base': must be one of auto, first, step0"):
+        summarise(results, "base")
+
+
+def test_baselines_have_the_same_temperature():
+    results = [
+        result(["cw"], run, step, temperature=temperature)
+        for run in ("a", "b")
+        for temperature in (0.5, 1.0)
+        for step in (0, 9)
+    ]
+    labels = [row.label for row in summarise(results).rows]
+    assert labels[:4] == ["a@0 T=0.5", "a@9 T=0.5", "a@0 T=1", "a@9 T=1"]
+    assert [row.baseline for row in summarise(results).rows] == [
+        *(None, "a@0 T=0.5", "a@0 T=0.5", "a@0 T=1"),
+        *("a@0 T=0.5", "b@0 T=0.5", "a@0 T=1", "b@0 T=1"),
+    ]
+    assert [row.baseline for row in summarise(results, "first").rows] == [
+        *(None, "a@0 T=0.5", "a@0 T=0.5", "a@0 T=1"),
+        *("a@0 T=0.5", "a@0 T=0.5", "a@0 T=1", "a@0 T=1"),
+    ]
+
+
+def test_where_the_first_has_no_result_nothing_stands_in_for_it():
+    results = [result(["c"], "a"), result(["c"], "b"), result(["c"], "b", benchmark="amc23"), result(["w"], "c")]
+    results.append(result(["w"], "c", benchmark="amc23"))
+    found = {(row.label, row.benchmark): row.baseline for row in summarise(results).rows}
+    assert found["c@0", "aime24"] == "a@0" and found["c@0", "amc23"] is None
+
+
+def test_the_average_of_single_problems_has_no_interval():
+    results = [result(["wc"[step]], step=step, benchmark=f"b{i}") for step in (0, 1) for i in range(6)]
+    (_, trained) = summarise(results).averages
+    assert value(trained, 1) == 1.0 and math.isnan(trained.pass_at_k[1].low)
+    assert trained.differences[1].estimate.value == 1.0 and not trained.differences[1].outside_noise
+
+
+def test_few_problems_that_differ_are_noise():
+    # All five of ten are solved anew: the bootstrap alone would call that a difference.
+    few = summarise([result(["w"] * 10), result(["c"] * 5 + ["w"] * 5, step=9)]).rows[1].differences[1]
+    assert few.estimate.low > 0 and not few.outside_noise
+    six = summarise([result(["w"] * 12), result(["c"] * 6 + ["w"] * 6, step=9)]).rows[1].differences[1]
+    assert six.outside_noise
+    worse = summarise([result(["c"] * 12), result(["w"] * 8 + ["c"] * 4, step=9)]).rows[1].differences[1]
+    assert worse.estimate.high < 0 and worse.outside_noise
+
+
+def test_differences_are_over_the_problems_that_both_have():
+    base = RunResult("grpo", 0, "aime24", 1.0, [problem(0, "w"), problem(1, "w"), problem(2, "c", question="old")])
+    new = RunResult("grpo", 9, "aime24", 1.0, [problem(1, "c"), problem(2, "w", question="new"), problem(3, "w")])
+    row = summarise([base, new]).rows[1]
+    assert row.differences[1].estimate.value == 1.0
+    strangers = RunResult("grpo", 8, "aime24", 1.0, [problem(7, "c")])
+    assert summarise([base, strangers]).rows[1].differences == {}
+
+
+def test_the_average_gives_every_benchmark_the_same_weight():
+    results = [
+        result(["cc"] * 10),
+        result(["ww"] * 2, benchmark="amc23"),
+        result(["cc"] * 10, step=9),
+        result(["cwww"] * 2, step=9, benchmark="amc23"),
+    ]
+    summary = summarise(results)
+    base, trained = summary.averages
+    assert (base.benchmark, base.num_problems, value(base, 1)) == (AVERAGE, 12, 0.5)
+    assert value(trained, 1) == pytest.approx(0.625)
+    assert list(trained.pass_at_k) == [1, 2]
+    assert trained.differences[2].estimate.value == pytest.approx(0.25)
+    assert trained.samples == (2, 4)
+    # No problem of the first benchmark changes; the other two do, alike, so the interval has no width.
+    assert trained.differences[1].estimate.low == pytest.approx(0.125)
+    assert not trained.differences[1].outside_noise
+
+
+def test_the_average_is_over_what_all_runs_have():
+    results = [result(["c"]), result(["c"], benchmark="amc23"), result(["w"], benchmark="math500")]
+    assert summarise(results).averaged == ["aime24", "amc23", "math500"]
+    results += [result(["c"], step=9), result(["c"], step=9, benchmark="math500")]
+    summary = summarise(results)
+    assert summary.averaged == ["aime24", "math500"]
+    assert value(summary.averages[0], 1) == 0.5
+    assert summarise(results[:4]).averages == []
+
+
+def test_metrics_are_split_by_correctness():
+    found = with_metrics(result(["ccw", "wwc"]), {"Effective Rank": [1.0, 2.0, 10.0, 20.0, math.nan, 3.0]})
+    spreads = summarise([found]).rows[0].metrics["Effective Rank"]
+    assert (spreads["correct"].count, spreads["correct"].mean) == (3, 2.0)
+    assert spreads["correct"].quartiles[1] == 2.0
+    assert (spreads["wrong"].count, spreads["wrong"].mean) == (2, 15.0)
+    assert spreads["all"].count == 5
+    only_right = summarise([with_metrics(result(["c"]), {"Curvature": [0.5]})]).rows[0].metrics["Curvature"]
+    assert only_right["wrong"].count == 0 and math.isnan(only_right["wrong"].mean)
+
+
+def test_one_seed_one_summary():
+    results = [result(["cw", "ww", "cc"]), result(["cc", "cw", "ww"], step=9)]
+    assert summarise(results, seed=1).rows == summarise(results, seed=1).rows

@@ -1,0 +1,266 @@
+"""A whole evaluation with engines that are faked: what fails costs itself alone, what is there is used."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.evaluation.fakes import FakeWorkers, evaluation_config
+from verl.checkpoint.run_lock import locked
+from verl.config import ConfigError
+from verl.config.evaluation import EvaluationConfig
+from verl.evaluation import evaluate as evaluate_module
+from verl.evaluation.evaluate import count_workers, run_evaluation
+from verl.rewards.pool import VerifierPool
+from verl.rollout.requests import EngineModel
+from verl.single_controller import WorkerError
+
+QUESTIONS = [{"question": f"What is {i} - {i}?", "answer": "0"} for i in range(3)]
+
+BROKEN = 13
+"""Response length with which the engine does not start."""
+
+
+class Started(FakeWorkers):
+    """Engines that remember what they were started with."""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def verifiers() -> Iterator[VerifierPool]:
+    with VerifierPool(evaluation_config("reward_score.num_workers=1").reward_score) as pool:
+        yield pool
+
+
+@pytest.fixture
+def engines(verifiers: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineModel, Started]]:
+    """What was started, in place of Ray and vLLM."""
+    started: list[tuple[EngineModel, Started]] = []
+
+    def start(self: Any, model: EngineModel) -> Started:
+        if model.max_response_length == BROKEN:
+            raise WorkerError("worker 0 failed in start:\nTraceback:\n  File engine.py\nValueError: no weights\n")
+        started.append((model, Started(self.num_engines)))
+        return started[-1][1]
+
+    monkeypatch.setattr(evaluate_module.Engines, "start", start)
+    # One pool for all tests: a process takes seconds to start.
+    kept = SimpleNamespace(config=verifiers.config, score_batch=verifiers.score_batch, close=lambda: None)
+    monkeypatch.setattr(evaluate_module, "VerifierPool", lambda config: kept)
+    return started
+
+
+@pytest.fixture
+def benchmarks(tmp_path: Path) -> Path:
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    for name in ("mine", "yours"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    return folder
+
+
+@pytest.fixture
+def configure(tiny_model: Path, benchmarks: Path, tmp_path: Path) -> Callable[..., EvaluationConfig]:
+    def make(*overrides: str) -> EvaluationConfig:
+        return evaluation_config(
+            "benchmarks=[mine]",
+            "n_sampling=2",
+            f"model.path={tiny_model}",
+            "model.max_response_length=12",
+            f"data.benchmark_dir={benchmarks}",
+            f"runs_dir={tmp_path / 'outputs'}",
+            "trainer.n_gpus_per_node=2",
+            "device=cpu",
+            *overrides,
+        )
+
+    return make
+
+
+def output_of(config: EvaluationConfig, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and output of an evaluation."""
+    code = 0
+    try:
+        run_evaluation(config)
+    except SystemExit as error:
+        assert isinstance(error.code, int)
+        code = error.code
+    return code, capsys.readouterr().out
+
+
+def errors(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("error: ")]
+
+
+def test_results_are_written_and_the_same_command_does_nothing_more(engines, configure, tmp_path, capsys):
+    code, output = output_of(configure(), capsys)
+    assert (code, errors(output)) == (0, [])
+    folder = tmp_path / "outputs" / "evaluation" / "embedded" / "model"
+    assert str(folder) in output and "pass@2" in output
+    for name in ("results.md", "results.csv", "index.html", "config.yaml", "summary.json", "metrics.jsonl"):
+        assert (folder / name).is_file(), name
+    samples = folder / "model" / "step_0" / "mine" / "T1"
+    assert {path.name for path in samples.iterdir()} == {
+        *("generation.json", "samples.jsonl", "verdicts.jsonl"),
+        *("results.json", "samples.parquet"),
+    }
+    (model, workers) = engines[0]
+    assert (model.stop, model.top_p, model.max_response_length, len(workers.asked)) == ([], 1.0, 12, 6)
+    # As long as the longest prompt and a response.
+    assert model.max_model_len == max(len(request.prompt_ids) for request in workers.asked) + 12
+    metrics = (folder / "metrics.jsonl").read_text()
+    record = json.loads(metrics)
+    assert record["step"] == 0 and 0 <= record["model/mine/pass@1"] <= record["model/mine/pass@2"] <= 1
+
+    before = {path.name: path.read_bytes() for path in samples.iterdir()}
+    assert output_of(configure(), capsys)[0] == 0
+    assert len(engines) == 1
+    assert {path.name: path.read_bytes() for path in samples.iterdir()} == before
+    assert (folder / "metrics.jsonl").read_text() == metrics
+
+    assert output_of(configure("n_sampling=3"), capsys)[0] == 0
+    assert len(engines[1][1].asked) == 3
+    assert output_of(configure("n_sampling=1"), capsys)[0] == 0
+    assert len(engines) == 2
+
+
+def test_what_is_wrong_with_benchmarks_costs_them_alone(engines, configure, benchmarks, capsys):
+    (benchmarks / "torn.jsonl").write_text(json.dumps(QUESTIONS[0]) + '\n{"question": "What')
+    (benchmarks / "empty.jsonl").write_text("\n\n")
+    (benchmarks / "odd.jsonl").write_text('{"frage": "?", "antwort": "0"}\n')
+    config = configure("benchmarks=[torn,empty,odd,amie24,mine,yours]")
+    code, output = output_of(config, capsys)
+    torn, empty, odd, unknown = errors(output)
+    assert "torn.jsonl, line 2: " in torn
+    assert "empty.jsonl: " in empty
+    assert "odd.jsonl: " in odd and "frage" in odd and "antwort" in odd
+    assert "benchmarks='amie24': no such benchmark; did you mean 'aime24'?" in unknown
+    assert code == 1
+    assert "mine" in output and "4 things could not be evaluated; see the errors above" in output
+    assert len(engines[0][1].asked) == 12
+
+    code, output = output_of(configure("benchmarks=[torn]"), capsys)
+    assert (code, len(errors(output)), len(engines)) == (1, 1, 1)
+
+
+def test_what_is_wrong_with_a_model_costs_it_alone(engines, configure, tiny_model, tmp_path, capsys):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text((tiny_model / "config.json").read_text())
+    config = configure(
+        f"+runs.bare={{path: {bare}}}",
+        f"+runs.typo={{path: {tiny_model}, template: qwen-boxd}}",
+        f"+runs.gone={{path: {tmp_path}/gone}}",
+        f"+runs.broken={{path: {tiny_model}, max_response_length: {BROKEN}}}",
+        f"+runs.good={{path: {tiny_model}}}",
+    )
+    code, output = output_of(config, capsys)
+    gone, no_tokenizer, template, broken = errors(output)
+    assert gone.startswith(f"error: runs.gone.path='{tmp_path}/gone': no config.json there")
+    assert no_tokenizer.startswith(f"error: bare@0: model.path='{bare}': no tokenizer there")
+    assert template == "error: typo@0: template='qwen-boxd': no such template; did you mean 'qwen-boxed'?"
+    results = tmp_path / "outputs" / "evaluation" / "embedded" / "bare+typo+broken+good"
+    log = results / "broken" / "step_0" / "engine_error.log"
+    assert broken == (f"error: broken@0: worker 0 failed in start: ValueError: no weights; its traceback is in {log}")
+    assert "File engine.py" in log.read_text()
+    assert (code, len(engines)) == (1, 1) and "good@0" in output
+    assert sorted(path.name for path in results.glob("*/step_*/*/T*/results.json")) == ["results.json"]
+
+
+def test_a_checkpoint_that_vanishes_meanwhile_costs_itself_alone(
+    engines, configure, tiny_model, tmp_path, monkeypatch, capsys
+):
+    # As training does that keeps a few checkpoints alone.
+    model = tmp_path / "run" / "global_step_5" / "actor" / "huggingface"
+    shutil.copytree(tiny_model, model)
+    generate = Started.run
+
+    def run(self: Started, *arguments: Any) -> Any:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return generate(self, *arguments)
+
+    monkeypatch.setattr(Started, "run", run)
+    config = configure(
+        f"+runs.a={{path: {tiny_model}}}",
+        f"+runs.b={{path: {tmp_path}/run, steps: [5]}}",
+        f"+runs.c={{path: {tiny_model}}}",
+    )
+    code, output = output_of(config, capsys)
+    assert errors(output) == [
+        f"error: b@5: {model}: the model cannot be read: No such file or directory; was it removed?"
+    ]
+    assert (code, len(engines)) == (1, 2) and "c@0" in output
+
+
+def test_other_settings_in_the_same_folder_are_refused(engines, configure, capsys):
+    assert output_of(configure(), capsys)[0] == 0
+    code, output = output_of(configure("benchmarks=[mine,yours]", "seed=1"), capsys)
+    (line,) = errors(output)
+    assert line.startswith("error: model@0 on mine: ")
+    assert line.endswith(
+        "holds samples made with seed=0, now 1; name another trainer.default_local_dir, or remove that folder"
+    )
+    # The other benchmark has no samples yet, and is evaluated.
+    assert (code, len(engines), len(engines[1][1].asked)) == (1, 2, 6)
+
+
+def test_a_prompt_longer_than_the_model_takes(engines, configure, benchmarks, capsys):
+    (benchmarks / "long.jsonl").write_text(json.dumps({"question": "1 + " * 300 + "1", "answer": "301"}) + "\n")
+    code, output = output_of(configure("benchmarks=[long,mine]", "temperatures=[0.5,1.0]"), capsys)
+    (line,) = errors(output)
+    assert line.startswith("error: model@0 on long: problem 0: the prompt has ")
+    assert line.endswith(" tokens, the model takes 512; leave the benchmark out")
+    assert (code, len(engines)) == (1, 1)
+    # A response may be shorter than asked for, so that it fits.
+    assert (
+        output_of(configure("model.max_response_length=600", "trainer.default_local_dir=" + str(benchmarks)), capsys)[0]
+        == 0
+    )
+    assert engines[1][0].max_model_len == 512
+
+
+def test_temperatures_are_jobs_of_one_stream(engines, configure, tmp_path, capsys):
+    assert output_of(configure("temperatures=[0.5,1.0]"), capsys)[0] == 0
+    ((_, workers),) = engines
+    assert sorted(request.temperature for request in workers.asked) == [0.5] * 6 + [1.0] * 6
+    record = json.loads((tmp_path / "outputs/evaluation/embedded/model/metrics.jsonl").read_text())
+    assert {"model T=0.5/mine/pass@1", "model T=1/mine/pass@1"} <= set(record)
+
+
+def test_an_interrupt_keeps_samples(engines, configure, tmp_path, monkeypatch, capsys):
+    def interrupted(self: Started, *_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Started, "run", interrupted)
+        code, output = output_of(configure(), capsys)
+    assert code == 130 and "interrupted; samples are kept, and the same command goes on from there" in output
+    assert output_of(configure(), capsys)[0] == 0
+
+
+def test_a_second_evaluation_of_the_same_waits_for_its_turn(engines, configure, tmp_path):
+    with locked(tmp_path / "outputs" / "evaluation" / "embedded" / "model"):
+        with pytest.raises(ConfigError, match="another run is at work there"):
+            run_evaluation(configure())
+    assert engines == []
+
+
+def test_workers_are_as_many_as_the_machine_has_in_whole_engines(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 5)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    assert count_workers(evaluation_config(), "cuda") == 5
+    two = evaluation_config("rollout.tensor_parallel_size=2")
+    assert (count_workers(two, "cuda"), count_workers(two, "cpu"), count_workers(evaluation_config(), "cpu")) == (
+        4,
+        2,
+        1,
+    )
+    with pytest.raises(ConfigError, match=r"rollout\.tensor_parallel_size=8: this machine has 5 GPUs; lower it"):
+        count_workers(evaluation_config("rollout.tensor_parallel_size=8"), "cuda")
+    assert count_workers(evaluation_config("trainer.n_gpus_per_node=3"), "cuda") == 3

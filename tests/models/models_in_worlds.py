@@ -1,0 +1,150 @@
+"""Worlds of a few processes over gloo that run the trainer's workers without Ray and without a rollout engine."""
+
+import multiprocessing
+import socket
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from verl.config import PPOConfig
+from verl.config.common import ModelConfig
+from verl.config.sft import SFTConfig
+from verl.models.learner import Learner
+from verl.protocol import ConversationBatch, PolicyBatch, RolloutBatch, TextBatch, ValueBatch
+from verl.utils.distributed import WorkerPlace
+from verl.workers.actor import Actor
+from verl.workers.critic import Critic
+from verl.workers.reward_model import RewardModel
+from verl.workers.sft import SFTWorker
+
+Results = dict[str, Any]
+
+
+def run_world(world_size: int, function: Callable[..., Results], *arguments: Any) -> list[Results]:
+    """``function(place, *arguments)`` in ``world_size`` processes; their results in rank order.
+
+    The processes are forks of one that has imported this module, which takes seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    with ProcessPoolExecutor(world_size, mp_context=context) as pool:
+        places = [WorkerPlace(rank, world_size, "127.0.0.1", port, "cpu", 1) for rank in range(world_size)]
+        futures = [pool.submit(function, place, *arguments) for place in places]
+        return [future.result() for future in futures]
+
+
+def gradients_of(learner: Learner, update: Callable[[], Results]) -> tuple[Results, Results]:
+    """The metrics of one update, and its full gradients by name as arrays; the weights stay as they are."""
+    gradients: Results = {}
+
+    def keep() -> None:
+        for name, parameter in learner.model.named_parameters():
+            gradients[name] = parameter.grad.full_tensor().numpy()
+
+    apply, learner.optimizer.step = learner.optimizer.step, keep  # type: ignore[method-assign]
+    metrics = update()
+    learner.optimizer.step = apply  # type: ignore[method-assign]
+    return metrics, gradients
+
+
+def share(batch: Any, place: WorkerPlace, sequence: int) -> Any:
+    """The rows of the group of ``sequence`` workers that this one belongs to."""
+    groups, index = place.world_size // sequence, place.rank // sequence
+    return batch[len(batch) * index // groups : len(batch) * (index + 1) // groups]
+
+
+def every_model(place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: dict[str, Any]) -> Results:
+    """What policy, critic, reward model and supervised learner say of the same rows, and their gradients.
+
+    Args:
+        changes: of the options of all models.
+    """
+    torch.set_num_threads(1)
+
+    def changed(model: ModelConfig) -> ModelConfig:
+        return replace(model, **changes)
+
+    sequence = changes.get("ulysses_sequence_parallel_size", 1)
+    worker = SFTWorker(replace(sft, model=changed(sft.model)), place, 10)
+    mesh = init_device_mesh("cpu", (place.world_size,), mesh_dim_names=("dp",))
+    batch = example()
+    mine = share(batch, place, sequence)
+    mask = batch.response_mask
+    num_tokens, num_sequences = int(mask.sum()), int(mask.any(dim=1).sum())
+    results: Results = {}
+
+    actor = Actor(config.actor, changed(config.model), mesh, 0.8, 10, mask.shape[1])
+    rollout = RolloutBatch(
+        mine.input_ids,
+        mine.attention_mask,
+        mine.response_mask,
+        *(torch.zeros(len(mine)) for _ in range(5)),
+        batch_size=[len(mine)],
+    )
+    # The fifth response has no tokens, and so no states to measure.
+    results["logprobs"], results["entropy"] = (t.numpy() for t in actor.compute_logprobs(rollout))
+    *same, metrics, means = actor.compute_logprobs_and_metrics(rollout, [0, -1], norms)
+    assert all(np.array_equal(a, results[name]) for a, name in zip(same, ("logprobs", "entropy"), strict=True))
+    results["norms"], results["mean states"] = metrics["norm"].numpy(), means.numpy()
+    results["actor"] = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
+
+    critic = Critic(replace(config.critic, model=changed(config.critic.model)), mesh, 10)
+    results["values"] = critic.compute_values(rollout).numpy()
+    targets = ValueBatch(
+        mine.input_ids,
+        mine.attention_mask,
+        mine.response_mask,
+        0.3 * mine.advantages,
+        mine.old_logprobs,
+        batch_size=[len(mine)],
+    )
+    results["critic"] = gradients_of(critic.learner, lambda: critic.update(targets, num_tokens))
+
+    judge = RewardModel(replace(config.reward_model, model=changed(config.reward_model.model)), mesh)
+    first = batch.attention_mask.argmax(dim=1)
+    rows = [ids[start:] for ids, start in zip(batch.input_ids, first, strict=True)]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    lengths = batch.attention_mask.sum(dim=1)
+    read = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+    texts = share(TextBatch(ids, read, batch_size=[len(batch)]), place, sequence)
+    results["scores"] = judge.compute_scores(texts).numpy()
+
+    learned = read * (torch.arange(ids.shape[1]) % 3 > 0)
+    conversations = ConversationBatch(ids, read, learned, batch_size=[len(batch)])
+    lesson = share(conversations, place, sequence)
+    results["evaluation"] = worker.evaluate(lesson).numpy()
+    total = int(learned[:, 1:].sum())
+    results["sft"] = gradients_of(worker.learner, lambda: worker.train_step(lesson, total))
+    dist.destroy_process_group()
+    return results
+
+
+def norms(responses: list[Tensor]) -> list[dict[str, Tensor]]:
+    """A stand-in for rank metrics: the norm of each layer's states [T, L, D] of a response."""
+    return [{"norm": s.float().norm(dim=(0, 2)), "mean_state": s.float().sum(dim=0)} for s in responses]
+
+
+def example() -> PolicyBatch:
+    """Eight responses of at most 9 tokens to prompts of at most 6; of the fifth nothing is learned."""
+    generator = torch.Generator().manual_seed(0)
+    prompts, responses = [6, 2, 4, 1, 3, 5, 2, 6], [9, 3, 1, 7, 4, 8, 2, 5]
+    columns = torch.arange(15)
+    mask = torch.stack(
+        [((6 - p <= columns) & (columns < 6 + r)).long() for p, r in zip(prompts, responses, strict=True)]
+    )
+    response_mask = mask[:, 6:].clone()
+    response_mask[4] = 0
+    ids = torch.randint(7, 100, mask.shape, generator=generator)
+    numbers = [torch.randn(8, 9, generator=generator) * response_mask for _ in range(4)]
+    old, rollout, reference = (-4 + 0.3 * n for n in numbers[:3])
+    return PolicyBatch(ids, mask, response_mask, old, rollout, reference, numbers[3], batch_size=[8])

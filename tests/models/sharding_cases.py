@@ -1,0 +1,236 @@
+"""What the ranks of a test's world do with sharded models. Imports no vLLM, so that it starts fast."""
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from peft import PeftModel
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+
+from verl.config.common import ModelConfig, OptimConfig
+from verl.models.fsdp import (
+    checkpoint_parameters,
+    export_adapters,
+    full_parameters,
+    load_sharded_model,
+    load_sharded_value_model,
+    offloaded_parameters,
+    sharding_mesh,
+)
+from verl.models.huggingface import empty_model, write_huggingface
+from verl.models.learner import Learner
+from verl.models.loading import whole
+from verl.models.lora import adapters_disabled, is_adapter
+from verl.models.offload import is_away
+
+OPTIM = OptimConfig(
+    lr=1e-3,
+    betas=[0.9, 0.99],
+    weight_decay=0.1,
+    lr_scheduler_type="constant",
+    lr_warmup_steps=0,
+    min_lr_ratio=0.1,
+    grad_clip=0.01,
+)
+"""With so low a bound every gradient is clipped."""
+
+
+@cache
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+
+
+def batch() -> Tensor:
+    """[8, 12] tokens."""
+    return torch.randint(7, 103, (8, 12), generator=torch.Generator().manual_seed(3))
+
+
+def logprobs(model: nn.Module, ids: Tensor) -> Tensor:
+    """Of all tokens but the first, [B, S-1]."""
+    distribution = model(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(dim=-1)
+    return distribution.gather(-1, ids[:, 1:, None]).squeeze(-1)
+
+
+def token_values(model: nn.Module, ids: Tensor) -> Tensor:
+    """Of all tokens, [B, S]."""
+    return model(input_ids=ids, use_cache=False).logits.squeeze(-1).float()
+
+
+@dataclass
+class Outcome:
+    """What a training run gives; tensors are whole, of rank 0 alone."""
+
+    gradients: list[dict[str, Tensor]]
+    norms: list[float]
+    losses: list[float]
+    weights: dict[str, Tensor]
+    saved_bytes: int
+    """Activations kept for the backward pass of one micro-batch."""
+
+
+def train(
+    config: ModelConfig, values: bool = False, steps: int = 2, num_micro: int = 2, clip: float = OPTIM.grad_clip
+) -> Outcome | None:
+    """Optimizer steps on one batch, split over the ranks and ``num_micro`` micro-batches each."""
+    trainee = Trainee(config, values, num_micro, clip)
+    outcome = Outcome([], [], [], {}, 0)
+    for _ in range(steps):
+        gradients, metrics = trainee.step()
+        outcome.gradients.append(gradients)
+        outcome.norms.append(metrics["grad_norm"])
+        outcome.losses.append(metrics["loss"])
+    outcome.saved_bytes = trainee.saved_bytes
+    with trainee.parameters.loaded():
+        outcome.weights = {name: value.clone() for name, value in full_parameters(trainee.model)}
+    return outcome if dist.get_rank() == 0 else None
+
+
+class Trainee:
+    """A sharded model with its optimizer."""
+
+    def __init__(
+        self, config: ModelConfig, values: bool = False, num_micro: int = 2, clip: float = OPTIM.grad_clip
+    ) -> None:
+        torch.manual_seed(0)
+        self.values = values
+        self.num_micro = num_micro
+        if values:
+            self.model = load_sharded_value_model(config, mesh(), trainable=True, new_head=True)
+        else:
+            self.model = load_sharded_model(config, mesh(), trainable=True)
+        self.parameters = offloaded_parameters(self.model, config.fsdp.param_offload)
+        self.learner = Learner(self.model, replace(OPTIM, grad_clip=clip), 10, config.fsdp.optimizer_offload)
+        self.learner.optimizer.register_step_pre_hook(self._keep_gradients)
+        self.gradients: dict[str, Tensor] = {}
+        self.saved_bytes = 0
+
+    def step(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        with self.parameters.loaded():
+            sums, state = self.learner.step(self._parts())
+        return self.gradients, sums | state
+
+    def _parts(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        share = batch().chunk(dist.get_world_size())[dist.get_rank()]
+        for micro in share.chunk(self.num_micro):
+            self.saved_bytes = 0
+            with torch.autograd.graph.saved_tensors_hooks(self._count, lambda saved: saved):
+                if self.values:
+                    found = token_values(self.model, micro)
+                    loss = ((found - 1.0) ** 2).sum() / batch().numel()
+                else:
+                    loss = -logprobs(self.model, micro).sum() / batch().numel()
+            yield loss, {"loss": loss}
+
+    def _count(self, saved: Tensor) -> Tensor:
+        self.saved_bytes += saved.nbytes
+        return saved
+
+    def _keep_gradients(self, *_: Any) -> None:
+        named = self.model.named_parameters()
+        self.gradients = {name: whole(p.grad).clone() for name, p in named if p.grad is not None}
+
+
+def mesh_layouts() -> list[list[list[int]]]:
+    return [sharding_mesh(mesh(), size).mesh.tolist() for size in (1, 2)]
+
+
+def loaded(config: ModelConfig) -> tuple[dict[str, Tensor], list[int]]:
+    """Buffers of a loaded model, which are no shards, and the elements of its parameters that this rank holds."""
+    model = load_sharded_model(config, mesh(), trainable=False)
+    return dict(model.named_buffers()), [p.to_local().numel() for p in model.parameters()]
+
+
+def offloaded(config: ModelConfig) -> dict[str, Any]:
+    """Where things are at each stage of a run with everything offloaded."""
+    trainee = Trainee(config)
+    state = trainee.learner.optimizer_state
+    parameters = list(trainee.model.parameters())
+    found = {"parameters away at first": all(map(is_away, parameters)), "errors": []}
+    for use in (lambda: logprobs(trainee.model, batch()), lambda: next(full_parameters(trainee.model))):
+        try:
+            use()
+        except RuntimeError as error:
+            found["errors"].append(str(error))
+    trainee.step()
+    moments = [t for entry in trainee.learner.optimizer.state.values() for t in entry.values() if t.dim()]
+    found["moments"] = len(moments)
+    found["all away after a step"] = all(map(is_away, [*parameters, *moments]))
+    with trainee.parameters.loaded(), torch.no_grad():
+        found["parameters back, moments not"] = not any(map(is_away, parameters)) and all(map(is_away, moments))
+        logprobs(trainee.model, batch())
+    # The forward pass left embedding and head whole on every rank.
+    found["all away after a forward pass"] = all(map(is_away, parameters))
+    with state.loaded():
+        found["moments back"] = not any(map(is_away, moments))
+    found["gradients"] = sum(p.grad is not None for p in trainee.model.parameters())
+    return found
+
+
+def constant_offload(config: ModelConfig) -> list[bool]:
+    """Whether a frozen model says the same in each of its phases as one that stays."""
+    stays, moves = (load_sharded_model(config, mesh(), trainable=False) for _ in range(2))
+    parameters = offloaded_parameters(moves, enabled=True)
+    same = []
+    for _ in range(3):
+        with parameters.loaded(), torch.no_grad():
+            same.append(torch.equal(logprobs(moves, batch()), logprobs(stays, batch())))
+    return [*same, all(map(is_away, moves.parameters()))]
+
+
+def most_alive_while_streaming(config: ModelConfig) -> tuple[int, int]:
+    """How many gathered parameters exist at the same time, and how many there are."""
+    alive: list[weakref.ref[Tensor]] = []
+    most = count = 0
+    for name, value in checkpoint_parameters(load_sharded_model(config, mesh(), trainable=True)):
+        alive = [ref for ref in alive if ref() is not None] + [weakref.ref(value)]
+        most, count = max(most, len(alive)), count + 1
+        assert isinstance(name, str)
+        del value
+    return most, count
+
+
+def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
+    """Train adapters and export them; each rank's own view."""
+    trainee = Trainee(config, values)
+    model, ids = trainee.model, batch()
+    score = token_values if values else logprobs
+    named = dict(model.named_parameters())
+    trained = sorted(name for name, p in named.items() if p.requires_grad)
+    before = {name: whole(p).clone() for name, p in named.items()}
+    with torch.no_grad():
+        found: dict[str, Any] = {"trained": trained, "first": score(model, ids)}
+    found["drawn"] = {name: value for name, value in before.items() if is_adapter(name)}
+    for _ in range(3):
+        trainee.step()
+    found["moved"] = sorted(name for name, p in named.items() if not torch.equal(whole(p), before[name]))
+    with torch.no_grad():
+        found["learned"] = score(model, ids)
+        with adapters_disabled(model):
+            found["disabled"] = score(model, ids)
+        found["enabled again"] = score(model, ids)
+    found["trained after"] = sorted(name for name, p in named.items() if p.requires_grad)
+    weights = {name: value.cpu() for name, value in full_parameters(model)}
+    if dist.get_rank() == 0:
+        shell = empty_model("critic" if values else "actor", config.path, False)
+        write_huggingface(shell, weights, AutoTokenizer.from_pretrained(config.path), folder / "huggingface")
+    dist.barrier()
+    export_adapters(model, folder / "lora_adapter")
+    auto, options = (AutoModelForTokenClassification, {"num_labels": 1}) if values else (AutoModelForCausalLM, {})
+    with torch.no_grad():
+        merged = auto.from_pretrained(folder / "huggingface", **options).eval()
+        found["merged"] = score(merged, ids)
+        adapted = PeftModel.from_pretrained(auto.from_pretrained(config.path, **options), folder / "lora_adapter")
+        found["peft"] = score(adapted.eval(), ids)
+    return found
+
+
+def streamed(config: ModelConfig) -> dict[str, Tensor]:
+    """What a rollout engine is given."""
+    return dict(checkpoint_parameters(load_sharded_model(config, mesh(), trainable=True)))

@@ -1,0 +1,89 @@
+"""What packed attention promises and what it refuses; agreement with padded rows is in test_forward.py."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from verl.config.common import PACKED_ATTENTION
+from verl.models import attention
+from verl.models.attention import MASKS, grouped_heads, packed_attention
+
+
+def attend(states: Tensor, **options: object) -> Tensor:
+    """Over rows of 3, 1 and 2 tokens, [1, 6, H, D]."""
+    bounds = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
+    rows = {"cu_seq_lens_q": bounds, "max_length_q": 3}
+    return packed_attention(nn.Module(), states, states, states, None, **rows, **options)[0]
+
+
+def test_the_config_names_the_implementations_that_are_there():
+    assert list(MASKS) == sorted(PACKED_ATTENTION, key=list(MASKS).index)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_tokens_see_their_own_row_up_to_themselves(implementation: str):
+    # Values are the token's number; with keys of 0 every seen token weighs the same, so outputs are means.
+    numbers = torch.arange(6.0).view(1, 1, 6, 1).expand(1, 2, 6, 1)
+    bounds = {"cu_seq_lens_q": torch.tensor([0, 3, 4, 6], dtype=torch.int32), "max_length_q": 3}
+    zeros = torch.zeros_like(numbers)
+    for window, expected in ((None, [0, 0.5, 1, 3, 4, 4.5]), (2, [0, 0.5, 1.5, 3, 4, 4.5])):
+        output, _ = packed_attention(
+            nn.Module(), zeros, zeros, numbers, None, implementation=implementation, sliding_window=window, **bounds
+        )
+        assert output[..., 0].flatten(0, 1).T.tolist() == [expected, expected]
+        # As from the attention functions of transformers: models take views of it.
+        assert output.is_contiguous()
+
+
+def test_the_kernel_of_torch_2_11_needs_no_word_of_grouped_heads(monkeypatch):
+    def older(query, key, value, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
+        assert (key.shape[1], max_q, window_size) == (2, 3, (1, 0))
+        return query
+
+    states = torch.randn(1, 4, 6, 8)
+    bounds = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
+    monkeypatch.setattr(attention, "varlen_attn", older)
+    monkeypatch.setattr(attention, "GROUPED_HEADS", grouped_heads(older))
+    found = attention._varlen(states, states[:, :2], states[:, :2], bounds, 3, None, 2)
+    assert torch.equal(found, states.transpose(1, 2))
+
+
+def test_flash_attention_gets_values_as_wide_as_keys(monkeypatch):
+    def kernel(query, key, value, mask, **options):
+        assert query.shape == key.shape == value.shape == (1, 6, 2, 12)
+        return value
+
+    monkeypatch.setattr(attention, "_flash_attention_forward", kernel)
+    bounds = {"cu_seq_lens_q": torch.tensor([0, 6], dtype=torch.int32), "max_length_q": 6}
+    # As in DeepSeek's attention.
+    query, value = torch.randn(1, 2, 6, 12), torch.randn(1, 2, 6, 8)
+    for rows in ({}, bounds):
+        found, _ = packed_attention(nn.Module(), query, query, value, None, implementation="flash_attention_2", **rows)
+        assert torch.equal(found, value.transpose(1, 2))
+
+
+def test_the_kernel_gets_heads_of_the_widths_it_has():
+    def fits(width: int, value_width: int, dtype: torch.dtype = torch.bfloat16, is_cuda: bool = True) -> bool:
+        query, value = (SimpleNamespace(is_cuda=is_cuda, dtype=dtype, shape=(1, 4, 6, w)) for w in (width, value_width))
+        return attention._has_varlen_kernel(query, value)
+
+    assert fits(64, 64) and fits(256, 256)
+    # Wider than the kernel's; not a multiple of 8; values narrower than keys, as of DeepSeek.
+    assert not any(
+        [fits(512, 512), fits(100, 100), fits(192, 128), fits(64, 64, torch.float32), fits(64, 64, is_cuda=False)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"is_causal": False}, "is_causal=False"),
+        ({"s_aux": torch.zeros(1)}, "s_aux"),
+        ({"softcap": 5.0}, "softcap"),
+    ],
+)
+def test_what_packed_rows_cannot_have_is_refused(options: dict[str, object], named: str):
+    with pytest.raises(ValueError, match=f"^model.attn_implementation='sdpa': packed rows cannot have {named}, which"):
+        attend(torch.zeros(1, 1, 6, 2), implementation="sdpa", **options)

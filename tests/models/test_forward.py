@@ -1,0 +1,295 @@
+"""Log-probabilities and values of one process; the same from every way through the model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    CohereConfig,
+    FalconConfig,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from verl.config import PPOConfig, load_config
+from verl.config.common import ModelConfig
+from verl.models.attention import attention_name
+from verl.models.forward import LogprobForward, ValueForward, check_layout
+
+TINY = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
+"""Heads in groups, weights large enough for attention to be sharp."""
+
+ARCHITECTURES: dict[str, PreTrainedConfig] = {
+    "llama, tied head": LlamaConfig(**TINY, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**TINY),
+    "mistral, sliding window": MistralConfig(**TINY, sliding_window=3),
+    # Soft caps on scores and on logits, and every other layer with a sliding window.
+    "gemma2": Gemma2Config(
+        **TINY,
+        sliding_window=4,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+        query_pre_attn_scalar=4,
+    ),
+    # Its head asks the decoder for more than states.
+    "mixtral, experts": MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2),
+    "granite, scaled logits": GraniteConfig(**TINY, logits_scaling=4.0, attention_multiplier=0.5),
+    "cohere, scaled logits": CohereConfig(**TINY, logit_scale=0.25),
+}
+
+WAYS = {
+    "whole": {"logits_chunk_size": 0},
+    "chunks of 4": {"logits_chunk_size": 4},
+    "packed": {"logits_chunk_size": 0, "use_remove_padding": True},
+    "packed, one chunk": {"logits_chunk_size": 1000, "use_remove_padding": True},
+}
+
+MASK = torch.tensor(
+    [
+        [0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+        [0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0],
+        [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0],
+    ]
+)
+WANTED = MASK[:, -6:] * torch.tensor([[1], [1], [1], [0]])
+"""Nothing is wanted of the last row."""
+
+
+def tokens() -> Tensor:
+    return torch.randint(1, 101, MASK.shape, generator=torch.Generator().manual_seed(0))
+
+
+def config(**changes: object) -> ModelConfig:
+    return replace(load_config(PPOConfig, "ppo_trainer").model, **{"path": "tiny", "param_dtype": "float32"} | changes)
+
+
+def build(
+    auto: type, architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    torch.manual_seed(0)
+    return auto.from_config(architecture, attn_implementation=attention_name(way), dtype=dtype).eval()
+
+
+def gradient(model: nn.Module, loss: Tensor) -> Tensor:
+    loss.backward()
+    return torch.cat([parameter.grad.flatten().float() for parameter in model.parameters()])
+
+
+def scores_and_gradient(
+    architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
+    model = build(AutoModelForCausalLM, architecture, way, dtype)
+    forward = LogprobForward(model, way, "cpu")
+    logprobs, entropy = forward.logprobs(tokens(), MASK, WANTED, 0.7, differentiable_entropy=True)
+    weights = torch.randn(2, *WANTED.shape, generator=torch.Generator().manual_seed(1))
+    loss = (logprobs * weights[0]).sum() + (entropy * weights[1]).sum()
+    return logprobs.detach(), entropy.detach(), gradient(model, loss)
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_way_gives_the_same_scores_and_gradients(name: str):
+    expected = scores_and_gradient(ARCHITECTURES[name], config(attn_implementation="eager", logits_chunk_size=0))
+    assert expected[0][WANTED.bool()].std() > 0.1 and not expected[0][~WANTED.bool()].any()
+    for changes in WAYS.values():
+        # The fused kernel does not know gemma2's soft cap, in transformers neither.
+        way = config(attn_implementation="eager" if name == "gemma2" else "sdpa", **changes)
+        found = scores_and_gradient(ARCHITECTURES[name], way)
+        for values, reference in zip(found[:2], expected[:2], strict=True):
+            torch.testing.assert_close(values, reference, atol=1e-5, rtol=0)
+        assert relative(found[2], expected[2]) < 1e-5, changes
+
+
+def test_bfloat16_agrees_to_its_precision():
+    architecture = ARCHITECTURES["qwen2"]
+    exact = scores_and_gradient(architecture, config(logits_chunk_size=0))
+    whole, *others = (
+        scores_and_gradient(architecture, config(param_dtype="bfloat16", **changes), torch.bfloat16)
+        for changes in WAYS.values()
+    )
+    # As far from each other as each is from float32.
+    noise = [relative(a, b) for a, b in zip(whole, exact, strict=True)]
+    assert max(noise) < 0.1
+    for other in others:
+        for found, expected, limit in zip(other, whole, noise, strict=True):
+            assert relative(found, expected) < 2 * limit
+
+
+def test_values_and_gradients_do_not_depend_on_padding():
+    results = []
+    for packed in (False, True):
+        way = config(use_remove_padding=packed)
+        architecture = Qwen2Config(**TINY, num_labels=1)
+        model = build(AutoModelForTokenClassification, architecture, way)
+        values = ValueForward(model, way, "cpu").values(tokens(), MASK)
+        weights = torch.randn(MASK.shape, generator=torch.Generator().manual_seed(1)) * MASK
+        results.append(((values * MASK).detach(), gradient(model, (values * weights).sum())))
+    assert results[0][0].std() > 0.1
+    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-5, rtol=0)
+    assert relative(results[1][1], results[0][1]) < 1e-5
+
+
+@pytest.mark.parametrize("changes", WAYS.values(), ids=WAYS.keys())
+def test_a_micro_batch_without_tokens_to_score_still_reaches_every_weight(changes: dict[str, object]):
+    way = config(**changes)
+    model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+    logprobs, _ = LogprobForward(model, way, "cpu").logprobs(tokens(), MASK, 0 * WANTED, 1.0)
+    assert not logprobs.any()
+    assert not gradient(model, logprobs.sum()).any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, temperature: float):
+    models = [AutoModelForCausalLM.from_pretrained(tiny_model, dtype=d).eval() for d in (torch.float32, torch.float64)]
+    ids = torch.randint(7, 103, (2, 10), generator=torch.Generator().manual_seed(0))
+    wanted = torch.ones(2, 4, dtype=torch.int64)
+    with torch.no_grad():
+        for model in models:
+            # Logits of a fresh model are so small that every distribution is nearly uniform; larger ones test more.
+            model.model.norm.weight.mul_(4.0)
+        forward = LogprobForward(models[0], config(logits_chunk_size=3), "cpu")
+        logprobs, entropy = forward.logprobs(ids, torch.ones_like(ids), wanted, temperature)
+        # Logits at column s are of the token at s + 1: the last four tokens are 6..9.
+        expected = (models[1](ids).logits[:, 5:9] / temperature).log_softmax(-1)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    chosen = expected.gather(-1, ids[:, 6:].unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(logprobs.double(), chosen, atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy.double(), -(expected.exp() * expected).sum(-1), atol=1e-5, rtol=0)
+    # The comparison means something only where the distributions are not all alike.
+    assert chosen.std() > 0.1
+
+
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_entropy_carries_a_gradient_on_request_alone(chunk: int):
+    way = config(logits_chunk_size=chunk)
+    model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+    forward = LogprobForward(model, way, "cpu")
+    head = model.get_output_embeddings().weight
+
+    def entropy(differentiable: bool) -> Tensor:
+        return forward.logprobs(tokens(), MASK, WANTED, 1.0, differentiable)[1].sum()
+
+    assert not entropy(False).requires_grad
+    before = entropy(True)
+    (slope,) = torch.autograd.grad(before, head)
+    with torch.no_grad():
+        head += 1e-3 * slope / slope.norm()
+        assert (entropy(True) - before).item() == pytest.approx(1e-3 * slope.norm().item(), rel=0.1)
+
+
+@torch.no_grad()
+def test_a_model_scored_in_chunks_still_generates():
+    model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], config(logits_chunk_size=0))
+    prompt, mask = tokens()[:2], MASK[:2]
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(prompt, **options)
+    for changes in WAYS.values():
+        way = config(**changes)
+        other = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+        LogprobForward(other, way, "cpu")
+        assert torch.equal(other.generate(prompt, **options), expected)
+
+
+def test_adapters_are_part_of_every_way():
+    scored = []
+    for changes in WAYS.values():
+        way = config(**changes)
+        model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+        adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+        forward = LogprobForward(adapted, way, "cpu")
+        logprobs, _ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
+        logprobs.sum().backward()
+        with adapted.disable_adapter():
+            plain, _ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
+        gradients = [p.grad.norm() for p in adapted.parameters() if p.requires_grad]
+        scored.append([logprobs.detach(), plain.detach(), torch.stack(gradients)])
+    assert (scored[0][0] - scored[0][1]).abs().max() > 0.01
+    for other in scored[1:]:
+        torch.testing.assert_close(other, scored[0], atol=1e-4, rtol=1e-4)
+
+
+def altered(change: Callable[[Tensor], Tensor]) -> type[nn.Module]:
+    """A language model whose logits depend on what a head in pieces cannot know."""
+    base = type(AutoModelForCausalLM.from_config(ARCHITECTURES["qwen2"]))
+
+    class Altered(base):
+        def forward(self, input_ids: Tensor | None = None, **kwargs: object):
+            output = super().forward(input_ids=input_ids, **kwargs)
+            if input_ids is not None:
+                output.logits = change(output.logits)
+            return output
+
+    return Altered
+
+
+def test_a_head_that_cannot_be_taken_in_pieces_is_refused():
+    torch.manual_seed(0)
+    model = altered(lambda logits: 1.5 * logits)(ARCHITECTURES["qwen2"]).eval()
+    with pytest.raises(
+        ValueError, match=r"^model.path='tiny': qwen2 gives other results.*set model.logits_chunk_size=0"
+    ):
+        LogprobForward(model, config(logits_chunk_size=4), "cpu")
+
+
+# In half precision less than the second row's difference would be noise.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_mixes_joined_rows_is_refused(dtype: str):
+    torch.manual_seed(0)
+    mamba = MambaConfig(vocab_size=101, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.2)
+    model = AutoModelForCausalLM.from_config(mamba, dtype=getattr(torch, dtype)).eval()
+    with pytest.raises(ValueError, match=r"mamba gives other results.*set model.use_remove_padding=false"):
+        LogprobForward(model, config(logits_chunk_size=0, use_remove_padding=True, param_dtype=dtype), "cpu")
+
+
+def test_soft_caps_are_refused_where_the_kernel_has_none():
+    way = config(logits_chunk_size=0, use_remove_padding=True, attn_implementation="sdpa")
+    model = build(AutoModelForCausalLM, ARCHITECTURES["gemma2"], way)
+    with pytest.raises(ValueError, match=r"^model.attn_implementation='sdpa': packed rows cannot have softcap"):
+        LogprobForward(model, way, "cpu")
+
+
+def test_layouts_that_a_model_cannot_have_are_found_in_its_config(tmp_path: Path):
+    ARCHITECTURES["qwen2"].save_pretrained(tmp_path)
+    packed = {"path": str(tmp_path), "use_remove_padding": True}
+    check_layout(config(**packed, ulysses_sequence_parallel_size=4), "model")
+    with pytest.raises(
+        ValueError, match=r"^critic.model.ulysses_sequence_parallel_size=3: must divide the 4 attention"
+    ):
+        check_layout(config(**packed, ulysses_sequence_parallel_size=3), "critic.model")
+    Qwen2Config(**TINY, layer_types=["full_attention", "linear_attention", "full_attention"]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^model.use_remove_padding=true: qwen2 .*of kind \['linear_attention'\]"):
+        check_layout(config(**packed), "model")
+    FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^model.use_remove_padding=true: falcon .* has an attention of its own"):
+        check_layout(config(**packed), "model")
+
+
+def test_kernels_without_packed_rows_are_refused():
+    with pytest.raises(ValueError, match=r"^model.attn_implementation='flex_attention': must be one of sdpa, eager"):
+        config(use_remove_padding=True, attn_implementation="flex_attention")

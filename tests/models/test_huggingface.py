@@ -1,0 +1,84 @@
+"""What a model's folder holds besides its weights survives a checkpoint."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, dynamic_module_utils
+
+from verl.checkpoint.export import export_checkpoint
+from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
+from verl.models.huggingface import empty_model, persistent_buffers, write_architecture, write_huggingface
+
+
+@pytest.fixture
+def copied_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model's folder, to be altered."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def test_settings_that_transformers_warns_of_are_written_as_they_were(copied_model, tiny_tokenizer, tmp_path):
+    # Without do_sample a temperature does nothing, and transformers refuses to save such a model.
+    (copied_model / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "eos_token_id": [1, 2]}))
+    weights = dict(AutoModelForCausalLM.from_pretrained(copied_model).named_parameters())
+    shell = empty_model("actor", copied_model, False)
+    write_architecture(shell, tiny_tokenizer, tmp_path / "architecture", {})
+    again = empty_model("actor", tmp_path / "architecture", False)
+    write_huggingface(again, {n: p.detach() for n, p in weights.items()}, tiny_tokenizer, tmp_path / "huggingface")
+    for name in ("architecture", "huggingface"):
+        written = json.loads((tmp_path / name / "generation_config.json").read_text())
+        assert (written["temperature"], written["eos_token_id"]) == (0.6, [1, 2])
+
+
+CONFIGURATION = """
+from transformers import Qwen2Config
+
+class MyConfig(Qwen2Config):
+    model_type = "my_qwen"
+"""
+MODELING = """
+from transformers import Qwen2ForCausalLM
+from .configuration_my import MyConfig
+
+class MyModel(Qwen2ForCausalLM):
+    config_class = MyConfig
+"""
+
+
+def test_a_models_own_code_comes_along(copied_model, tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    config = json.loads((copied_model / "config.json").read_text())
+    names = {"AutoConfig": "configuration_my.MyConfig", "AutoModelForCausalLM": "modeling_my.MyModel"}
+    (copied_model / "config.json").write_text(json.dumps(config | {"model_type": "my_qwen", "auto_map": names}))
+    (copied_model / "configuration_my.py").write_text(CONFIGURATION)
+    (copied_model / "modeling_my.py").write_text(MODELING)
+    write_architecture(empty_model("actor", copied_model, True), tiny_tokenizer, tmp_path / "architecture", {})
+    shutil.rmtree(copied_model)
+    assert type(empty_model("actor", tmp_path / "architecture", True)).__name__ == "MyModel"
+
+
+def test_an_export_has_the_tensors_that_are_no_parameters(tiny_tokenizer, tmp_path):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "head_dim": 16}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
+    model = Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **heads, **experts))
+    buffers = dict(model.named_buffers())
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    buffers[name].copy_(torch.arange(4.0))
+    model.save_pretrained(tmp_path / "model")
+    folder = begin_checkpoint(tmp_path, 1)
+    state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    writer = HuggingFaceStorageWriter(str(folder / "actor" / "shards"), save_distributed=True)
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    assert persistent_buffers(model).keys() == {name}
+    shell = empty_model("actor", tmp_path / "model", False)
+    write_architecture(shell, tiny_tokenizer, folder / "actor" / "architecture", persistent_buffers(model))
+    out = export_checkpoint(complete_checkpoint(folder, tmp_path, 1, "{}"), tmp_path / "out", "actor", False)
+    again = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    assert again.keys() == model.state_dict().keys()
+    assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())

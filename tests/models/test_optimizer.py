@@ -1,0 +1,71 @@
+"""The learning-rate schedule; how models are held is met in test_sharding.py."""
+
+import pytest
+import torch
+
+from verl.config import OptimConfig
+from verl.models.optimizer import clip_gradients, lr_multiplier, make_optimizer
+
+
+def optim_config(kind: str, warmup: int = 3, floor: float = 0.1) -> OptimConfig:
+    return OptimConfig(
+        lr=0.5,
+        betas=[0.9, 0.99],
+        weight_decay=0.25,
+        lr_scheduler_type=kind,
+        lr_warmup_steps=warmup,
+        min_lr_ratio=floor,
+        grad_clip=1.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "decay"),
+    [
+        ("constant", [1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [1.0, 0.775, 0.55, 0.325, 0.1]),
+        # 0.1 + 0.45 * (1 + cos(pi * i / 4))
+        ("cosine", [1.0, 0.8681981, 0.55, 0.2318019, 0.1]),
+    ],
+)
+def test_warm_up_then_decay(kind: str, decay: list[float]):
+    multiplier = lr_multiplier(optim_config(kind), total_steps=7)
+    assert [multiplier(step) for step in range(8)] == pytest.approx([0.25, 0.5, 0.75, *decay])
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_the_rate_stays_at_its_floor_after_the_last_step(kind: str):
+    assert lr_multiplier(optim_config(kind), total_steps=7)(100) == pytest.approx(0.1)
+
+
+def test_no_warm_up_starts_at_the_peak():
+    assert lr_multiplier(optim_config("linear", warmup=0, floor=0.0), total_steps=4)(0) == 1.0
+
+
+def test_a_warm_up_longer_than_the_run_never_reaches_the_peak():
+    multiplier = lr_multiplier(optim_config("linear"), total_steps=2)
+    assert [multiplier(0), multiplier(1)] == [0.25, 0.5]
+
+
+def test_the_optimizer_takes_trainable_parameters_and_follows_the_schedule():
+    model = torch.nn.Linear(2, 1)
+    model.bias.requires_grad_(False)
+    optimizer, scheduler = make_optimizer(model, optim_config("linear"), total_steps=7)
+    (group,) = optimizer.param_groups
+    assert len(group["params"]) == 1 and group["params"][0] is model.weight
+    assert (group["betas"], group["weight_decay"]) == ((0.9, 0.99), 0.25)
+    rates = []
+    for _ in range(5):
+        rates.append(group["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.3875])
+
+
+def test_clipping_scales_to_the_norm_and_reports_the_norm_before():
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.weight.grad = torch.tensor([[3.0, 4.0]])
+    assert clip_gradients(model, 1.0) == pytest.approx(5.0)
+    assert model.weight.grad.tolist() == [pytest.approx([0.6, 0.8], rel=1e-5)]
+    assert clip_gradients(model, 2.0) == pytest.approx(1.0)
+    assert model.weight.grad.tolist() == [pytest.approx([0.6, 0.8], rel=1e-5)]

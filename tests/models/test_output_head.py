@@ -1,0 +1,60 @@
+"""Memory of the output head in pieces."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from verl.models.output_head import Targets, score_in_chunks, score_logits
+
+NUM_TOKENS, VOCABULARY, CHUNK = 64, 500, 8
+
+
+class LargestResult(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation returns, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+def learn(chunk: int) -> tuple[int, Tensor, Tensor]:
+    """Largest tensor, log-probabilities and gradient of the head, over 64 tokens and 500 words."""
+    torch.manual_seed(0)
+    # Narrow, so that nothing but logits is large: the head itself has 500 x 8 weights.
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    model = LlamaForCausalLM(config).eval()
+    ids = torch.randint(VOCABULARY, (1, NUM_TOKENS))
+    positions, targets = torch.arange(NUM_TOKENS), ids[0].roll(-1)
+    with LargestResult() as largest:
+        if chunk:
+            score_in_chunks(model, chunk)
+            logprobs, entropy = model(ids, use_cache=False, targets=Targets(positions, targets, 0.5, True))
+        else:
+            logprobs, entropy = score_logits(model(ids, use_cache=False).logits[0], targets, 0.5, True)
+        (logprobs + entropy).sum().backward()
+    return largest.elements, logprobs.detach(), model.lm_head.weight.grad
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, 7])
+def test_no_tensor_holds_the_logits_of_more_than_a_chunk(chunk: int):
+    whole, expected, expected_gradient = learn(0)
+    pieces, logprobs, gradient = learn(chunk)
+    assert whole == NUM_TOKENS * VOCABULARY
+    # The head's weights and their gradient have the size of a chunk of 8 here.
+    assert pieces == CHUNK * VOCABULARY
+    torch.testing.assert_close(logprobs, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,64 @@
+"""Where the tokens of a micro-batch stand while a model reads them."""
+
+import torch
+
+from verl.models.packing import PackedLayout, PaddedLayout, position_ids, trim_columns
+
+
+def test_trimming_cuts_what_is_padding_in_every_row():
+    input_ids = torch.tensor([[0, 0, 1, 2, 3, 0, 0], [0, 4, 5, 6, 7, 8, 0]])
+    attention_mask = torch.tensor([[0, 0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0]])
+    response_mask = torch.tensor([[1, 0, 0], [1, 1, 0]])
+    ids, mask, response = trim_columns(input_ids, attention_mask, response_mask)
+    assert ids.tolist() == [[0, 1, 2, 3, 0], [4, 5, 6, 7, 8]]
+    assert mask.tolist() == [[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert response.tolist() == [[1, 0], [1, 1]]
+
+
+def test_trimming_leaves_full_rows_alone():
+    ids, ones = torch.tensor([[1, 2, 3]]), torch.ones(1, 3, dtype=torch.int64)
+    trimmed = trim_columns(ids, ones, ones[:, :1])
+    assert [t.tolist() for t in trimmed] == [[[1, 2, 3]], [[1, 1, 1]], [[1]]]
+
+
+def test_trimming_keeps_a_real_token_whose_id_is_that_of_padding():
+    # What counts is the mask: many models pad with a token that also ends every turn.
+    attention_mask = torch.tensor([[1, 1, 1]])
+    ids, _, _ = trim_columns(torch.tensor([[0, 5, 0]]), attention_mask, torch.tensor([[1]]))
+    assert ids.tolist() == [[0, 5, 0]]
+
+
+def test_positions_count_real_tokens_alone():
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    assert position_ids(mask).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 2, 2], [0, 1, 2, 3, 4]]
+
+
+IDS = torch.tensor([[0, 0, 11, 12, 13], [21, 22, 23, 24, 0], [0, 31, 32, 0, 0]])
+MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 0], [0, 1, 1, 0, 0]])
+
+
+def test_packed_rows_follow_each_other_and_start_anew():
+    inputs = PackedLayout(IDS, MASK, None).inputs
+    assert inputs["input_ids"].tolist() == [[11, 12, 13, 21, 22, 23, 24, 31, 32]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 1]]
+    assert inputs["cu_seq_lens_q"].tolist() == inputs["cu_seq_lens_k"].tolist() == [0, 3, 7, 9]
+    assert inputs["cu_seq_lens_q"].dtype == torch.int32
+    assert inputs["max_length_q"] == inputs["max_length_k"] == 4
+    assert "attention_mask" not in inputs
+
+
+def test_a_row_of_padding_alone_is_no_row():
+    inputs = PackedLayout(IDS[:2], MASK[:2] * torch.tensor([[1], [0]]), None).inputs
+    assert inputs["cu_seq_lens_q"].tolist() == [0, 3]
+
+
+def test_what_tokens_get_returns_to_their_columns():
+    packed, padded = PackedLayout(IDS, MASK, None), PaddedLayout(IDS, MASK)
+    for layout in (packed, padded):
+        assert torch.equal(layout.restore(layout.take(IDS)) * MASK, IDS)
+    pairs = torch.stack([packed.take(IDS), -packed.take(IDS)], dim=1).float().requires_grad_()
+    restored = packed.restore(pairs)
+    assert torch.equal(restored[..., 1], -IDS.float())
+    # Columns weighted by 0..14: each token's gradient is its own column's weight.
+    (restored[..., 0] * torch.arange(15).view(3, 5)).sum().backward()
+    assert pairs.grad[:, 0].tolist() == [2, 3, 4, 5, 6, 7, 8, 11, 12]

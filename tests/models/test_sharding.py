@@ -1,0 +1,173 @@
+"""How models are held, on real FSDP2 over gloo: sharding, offload, recomputation, adapters."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from tests.models import sharding_cases as cases
+from tests.models.worlds import World, world
+from tests.workers.groups import relative_difference
+from verl.config import PPOConfig, load_config
+from verl.config.common import LoraConfig, ModelConfig
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with world(2, tmp_path_factory.mktemp("two")) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with world(4, tmp_path_factory.mktemp("four")) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def config(tiny_model: Path) -> ModelConfig:
+    return replace(load_config(PPOConfig, "ppo_trainer").model, path=str(tiny_model))
+
+
+@pytest.fixture(scope="module")
+def plain(two: World, config: ModelConfig) -> cases.Outcome:
+    """Two workers that hold one copy."""
+    return two.run(cases.train, config)[0]
+
+
+def sharded(config: ModelConfig, **fsdp: Any) -> ModelConfig:
+    return replace(config, fsdp=replace(config.fsdp, **fsdp))
+
+
+def assert_same(outcome: cases.Outcome, expected: cases.Outcome, tolerance: float) -> None:
+    """Gradients, norms and losses of every step, and the weights afterwards."""
+    close = {"atol": tolerance, "rtol": tolerance}
+    torch.testing.assert_close(outcome.gradients, expected.gradients, **close)
+    torch.testing.assert_close(outcome.weights, expected.weights, **close)
+    assert outcome.norms == pytest.approx(expected.norms, rel=max(tolerance, 1e-15))
+    assert outcome.losses == pytest.approx(expected.losses, rel=max(tolerance, 1e-15))
+
+
+def test_clipped_gradients_of_a_sharded_model_are_those_of_one_process(plain, tiny_model):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    (-cases.logprobs(model, cases.batch()).sum() / cases.batch().numel()).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cases.OPTIM.grad_clip)
+    assert plain.norms[0] == pytest.approx(norm.item(), rel=1e-5) and norm > 10 * cases.OPTIM.grad_clip
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    torch.testing.assert_close(plain.gradients[0], expected, atol=1e-6, rtol=1e-5)
+    assert plain.losses[1] < plain.losses[0]
+
+
+def test_hybrid_sharding_changes_no_gradient(two, four, config, plain):
+    assert four.run(cases.mesh_layouts)[0] == [[[0], [1], [2], [3]], [[0, 1], [2, 3]]]
+    for group, size in ((two, 1), (four, 2), (four, -1)):
+        assert_same(group.run(cases.train, sharded(config, fsdp_size=size))[0], plain, 1e-6)
+
+
+def test_rank_0_alone_reads_the_weights_and_all_have_them(two, config, tiny_model):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    buffers, sizes = zip(*two.run(cases.loaded, config), strict=True)
+    assert buffers[0].keys() == dict(model.named_buffers()).keys() and buffers[0]
+    for found in buffers:
+        torch.testing.assert_close(found, dict(model.named_buffers()), atol=0, rtol=0)
+    assert [sum(column) for column in zip(*sizes, strict=True)] == [p.numel() for p in model.parameters()]
+    assert all(0.4 < sum(held) / model.num_parameters() < 0.6 for held in sizes)
+
+
+def test_weights_are_streamed_one_at_a_time(two, config):
+    for lora in (config.lora, LoraConfig(rank=2, alpha=4.0, target_modules=["all-linear"])):
+        most, count = two.run(cases.most_alive_while_streaming, replace(config, lora=lora))[0]
+        assert most == 1 and count == 50
+
+
+def test_weights_are_streamed_as_the_files_have_them(two, config, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_hidden_layers": 2, "vocab_size": 50}
+    routed = {"moe_intermediate_size": 16, "n_routed_experts": 3, "head_dim": 8, "first_k_dense_replace": 1}
+    models = {
+        # transformers joins these three times three matrices of a layer to two, and calls the layer's part mlp.
+        "block_sparse_moe.experts.2.w3.weight": MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=3)),
+        "mlp.gate.e_score_correction_bias": Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **routed)),
+    }
+    for name, model in models.items():
+        model.save_pretrained(tmp_path)
+        expected = load_file(tmp_path / "model.safetensors")
+        assert f"model.layers.1.{name}" in expected
+        for found in two.run(cases.streamed, replace(config, path=str(tmp_path))):
+            torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("size", [-1, 1])
+def test_offloading_moves_everything_and_changes_no_bit(two, config, size: int):
+    stays = sharded(config, fsdp_size=size)
+    moves = sharded(stays, param_offload=True, optimizer_offload=True)
+    for found in two.run(cases.offloaded, moves):
+        errors = found.pop("errors")
+        assert len(errors) == 2 and all("offloaded to the host's memory" in error for error in errors)
+        assert found.pop("moments") == 100 and found.pop("gradients") == 0
+        assert all(found.values()), found
+    assert_same(two.run(cases.train, moves)[0], two.run(cases.train, stays)[0], 0)
+
+
+def test_offloading_a_model_that_never_changes(two, config):
+    assert all(all(rank) for rank in two.run(cases.constant_offload, config))
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_gradient_checkpointing_keeps_fewer_activations_and_the_gradient(two, config, values: bool):
+    for variant in (config, replace(config, param_dtype="bfloat16")):
+        keeps = two.run(cases.train, variant, values)[0]
+        recomputes = two.run(cases.train, replace(variant, gradient_checkpointing=True), values)[0]
+        assert_same(recomputes, keeps, 1e-6)
+        assert 0 < recomputes.saved_bytes < 0.5 * keeps.saved_bytes
+
+
+def test_bfloat16_products_with_float32_weights_and_sums(two, config, plain):
+    outcome = two.run(cases.train, replace(config, param_dtype="bfloat16"), False, 8)[0]
+    assert {g.dtype for g in outcome.gradients[0].values()} == {torch.float32}
+    assert {w.dtype for w in outcome.weights.values()} == {torch.float32}
+    assert outcome.losses[-1] < outcome.losses[0] - 0.1
+    # A sum over ranks in bfloat16 could not have more digits than bfloat16.
+    once = two.run(cases.train, replace(config, param_dtype="bfloat16"), False, 1, 1, 1e9)[0]
+    gradient = torch.cat([g.flatten() for g in once.gradients[0].values()])
+    assert (gradient != gradient.bfloat16().float()).float().mean() > 0.5
+    assert 0 < relative_difference(plain.gradients[0], outcome.gradients[0]) < 0.05
+
+
+LORA = LoraConfig(rank=4, alpha=8.0, target_modules=["q_proj", "down_proj"])
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_adapters_alone_learn_and_are_exported_merged_and_by_themselves(two, config, tmp_path, values: bool):
+    found = two.run(cases.adapters, replace(config, lora=LORA, gradient_checkpointing=True), values, tmp_path)
+    one, other = found
+    head = ["score.bias", "score.weight"] if values else []
+    assert one["trained"] == one["moved"] == one["trained after"]
+    assert [name for name in one["trained"] if "lora_" not in name] == head
+    # Four layers, two projections each, two factors each.
+    assert len(one["trained"]) == 16 + len(head)
+    torch.testing.assert_close(one["drawn"], other["drawn"], atol=0, rtol=0)
+    assert all(value.any() == ("lora_A" in name) for name, value in one["drawn"].items())
+    assert (one["learned"] - one["first"]).abs().max() > 1e-2
+    assert torch.equal(one["enabled again"], one["learned"])
+    if not values:
+        assert torch.equal(one["disabled"], one["first"])
+    for name in ("merged", "peft"):
+        torch.testing.assert_close(one[name], one["learned"], atol=1e-5, rtol=0)
+
+
+def test_adapters_with_everything_else_on(two, four, config):
+    lora = replace(config, lora=LORA)
+    expected = two.run(cases.train, lora)[0]
+    frugal = sharded(
+        replace(lora, gradient_checkpointing=True), fsdp_size=2, param_offload=True, optimizer_offload=True
+    )
+    for group in (two, four):
+        assert_same(group.run(cases.train, frugal)[0], expected, 1e-6)
+    assert all(".lora_" in name for name in expected.gradients[0])

@@ -1,0 +1,324 @@
+import math
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl.config.signal import BASE_METRICS
+from verl.rank.calculator import RepresentationMetricsCalculator, capture_options, reduce_states
+from verl.spectral import effective_rank
+
+ALL = [0, 1, 2, 3, 4]
+
+
+def random_states(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cumsum(1)
+
+
+def mask_of(lengths, padded_rows):
+    return (torch.arange(padded_rows) < torch.tensor(lengths)[:, None]).long()
+
+
+def reference_effective_rank(rows):
+    rows = rows.double()
+    s = torch.linalg.svdvals(rows - rows.mean(0))
+    p = s[s > 1e-12 * s[0]] / s.sum()
+    return math.exp(-float((p * p.log()).sum()))
+
+
+def reference_velocity_and_acceleration(rows, stride):
+    """The definition, word for word."""
+    m, j = [], 1
+    while j * stride < len(rows):
+        m.append(reference_effective_rank(rows[: j * stride + 1]))
+        j += 1
+    delta = [m[i] - sum(m[:i]) / i for i in range(1, len(m))]
+    steps = [b - a for a, b in zip(delta, delta[1:], strict=False)]
+    return (sum(delta) / len(delta) if delta else 0.0), (sum(steps) / len(steps) if steps else 0.0)
+
+
+def test_every_layer_matches_the_definition(make_calculator):
+    hidden = random_states(0, 4, 40, 2, 24)
+    lengths = [40, 17, 16, 33]
+    metrics = make_calculator(metric_indices=[1], diff_stride=4)(hidden, mask_of(lengths, 40))
+    assert list(metrics) == ["1", "2"]
+    for layer, key in enumerate(["1", "2"]):
+        assert list(metrics[key]) == ["Effective Rank", "Effective Rank diff", "Effective Rank diff 2"]
+        for i, length in enumerate(lengths):
+            rows = hidden[i, :length, layer]
+            expected = (reference_effective_rank(rows), *reference_velocity_and_acceleration(rows, 4))
+            actual = [float(values[i]) for values in metrics[key].values()]
+            assert actual == pytest.approx(expected, rel=0, abs=1e-6 * expected[0])
+            assert metrics[key]["Effective Rank"].dtype == torch.float64
+
+
+def test_names_are_those_of_the_config(make_calculator):
+    hidden, mask = random_states(0, 2, 9, 1, 4), mask_of([9, 5], 9)
+    for compute_diff in (True, False):
+        for indices, log in ((ALL, False), (ALL, True), ([1], True), ([4, 0], False)):
+            calculator = make_calculator(
+                metric_indices=indices, compute_diff=compute_diff, diff_stride=2, compute_log_effective_rank=log
+            )
+            assert list(calculator(hidden, mask)["1"]) == calculator.config.metric_names
+
+
+def test_diff_stride_argument_replaces_the_calculators_own(make_calculator):
+    hidden, mask = random_states(0, 2, 30, 1, 8), mask_of([30, 25], 30)
+    narrow, wide = (
+        make_calculator(metric_indices=[1], diff_stride=2),
+        make_calculator(metric_indices=[1], diff_stride=7),
+    )
+    replaced = wide(hidden, mask, diff_stride=2)["1"]["Effective Rank diff"]
+    assert torch.equal(replaced, narrow(hidden, mask)["1"]["Effective Rank diff"])
+    assert not torch.equal(replaced, wide(hidden, mask)["1"]["Effective Rank diff"])
+
+
+def test_empty_and_single_row_responses(make_calculator):
+    metrics = make_calculator(metric_indices=ALL, diff_stride=1)(random_states(0, 2, 5, 1, 3), mask_of([0, 1], 5))["1"]
+    for name, values in metrics.items():
+        assert values.tolist() == ([1.0, 1.0] if name == "Effective Rank" else [0.0, 0.0]), name
+
+
+def test_empty_batch(make_calculator):
+    metrics = make_calculator(metric_indices=ALL, diff_stride=2)(torch.zeros(0, 5, 1, 3), torch.zeros(0, 5))["1"]
+    assert len(metrics) == 15
+    assert all(values.shape == (0,) for values in metrics.values())
+
+
+@given(st.integers(0, 2**31 - 1), st.lists(st.integers(1, 20), min_size=2, max_size=5), st.integers(1, 5))
+@settings(max_examples=25, deadline=None)
+def test_padding_and_batch_order_do_not_matter(make_calculator, seed, lengths, stride):
+    calculator = make_calculator(metric_indices=ALL, diff_stride=stride)
+    hidden = random_states(seed, len(lengths), 20, 1, 6)
+    mask = mask_of(lengths, 20)
+    whole = calculator(hidden, mask)["1"]
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))
+    padded = torch.cat([hidden, torch.zeros(len(lengths), 3, 1, 6)], dim=1)
+    padded = padded.masked_fill(mask_of(lengths, 23)[:, :, None, None] == 0, math.nan)
+    moved = calculator(padded[order], mask_of(lengths, 23)[order])["1"]
+    for name, values in whole.items():
+        torch.testing.assert_close(moved[name], values[order], rtol=1e-9, atol=1e-9)
+
+
+@given(st.integers(0, 2**31 - 1))
+@settings(max_examples=15, deadline=None)
+def test_rotation_shift_and_scale_do_not_matter(make_calculator, seed):
+    calculator = make_calculator(metric_indices=ALL, diff_stride=3)
+    hidden = random_states(seed, 2, 20, 1, 6).double()
+    generator = torch.Generator().manual_seed(seed)
+    rotation = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64)).Q
+    moved = calculator(4.0 * (hidden @ rotation) + 3.0, mask_of([20, 13], 20))["1"]
+    for name, values in calculator(hidden, mask_of([20, 13], 20))["1"].items():
+        torch.testing.assert_close(moved[name], values, rtol=1e-6, atol=1e-6)
+
+
+def test_mask_must_be_right_padded(make_calculator):
+    hidden = random_states(0, 3, 4, 1, 3)
+    mask = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 1], [1, 0, 1, 0]])
+    with pytest.raises(ValueError, match="response 1: must be right-padded"):
+        make_calculator(metric_indices=[1], diff_stride=2)(hidden, mask)
+    with pytest.raises(ValueError, match="response 0: must be right-padded"):
+        make_calculator(metric_indices=[1], diff_stride=2)(hidden, torch.full((3, 4), 0.5))
+
+
+def test_nan_names_layer_and_response(make_calculator):
+    hidden = random_states(0, 3, 4, 2, 3)
+    hidden[2, 1, 1, 0] = math.nan
+    mask = mask_of([4, 4, 2], 4)
+    for indices in ([1], [3]):
+        with pytest.raises(ValueError, match="layer 2: response 2: "):
+            make_calculator(metric_indices=indices, diff_stride=2)(hidden, mask)
+
+
+def test_arguments_are_checked(make_calculator):
+    for changes in (
+        {"metric_indices": []},
+        {"metric_indices": [5]},
+        {"metric_indices": [-1]},
+        {"metric_indices": [1, 1]},
+        {"diff_stride": 0},
+        {"max_seq_len": 0},
+        {"svd_rank": 0},
+        {"svd_niter": -1},
+        {"zeroth_order_svd_method": "randomised"},
+        {"diff_svd_method": "half"},
+        {"diff_calculator_method": "fast"},
+        {"on_nonfinite": "skip"},
+        {"metrics_dtype": "float16"},
+        {"global_diff_stride_train": 0},
+        {"global_diff_stride_val": 0},
+    ):
+        with pytest.raises(ValueError, match=f"calculator.{next(iter(changes))}="):
+            make_calculator(**changes)
+    with pytest.raises(ValueError, match="diff_stride=-1"):
+        make_calculator(metric_indices=[1], diff_stride=2)(torch.zeros(1, 4, 1, 3), torch.ones(1, 4), diff_stride=-1)
+    with pytest.raises(ValueError, match=r"expected \[B, T, L, D\] and \[B, T\]"):
+        make_calculator(metric_indices=[1], diff_stride=2)(torch.zeros(1, 4, 1, 3), torch.ones(1, 5))
+
+
+def test_dataset_metrics_treat_responses_as_rows(make_calculator):
+    states = random_states(0, 1, 12, 5)[0]
+    metrics = make_calculator(metric_indices=ALL).dataset_metrics(states, diff_stride=2)
+    levels = {f"global/{name}" for name in BASE_METRICS}
+    changes = {f"cumulative/{name}{suffix}" for name in BASE_METRICS for suffix in (" diff", " diff 2")}
+    assert set(metrics) == levels | changes
+    assert metrics["global/Effective Rank"] == pytest.approx(reference_effective_rank(states), rel=1e-6)
+    actual = (metrics["cumulative/Effective Rank diff"], metrics["cumulative/Effective Rank diff 2"])
+    assert actual == pytest.approx(reference_velocity_and_acceleration(states, 2), rel=1e-6)
+    for wanted, on in ((levels, (True, False)), (changes, (False, True)), (set(), (False, False))):
+        calculator = make_calculator(
+            metric_indices=ALL, compute_global_metrics=on[0], compute_cumulative_global_metrics=on[1]
+        )
+        assert set(calculator.dataset_metrics(states, diff_stride=2)) == wanted
+    with pytest.raises(ValueError, match=r"expected \[B, D\]"):
+        make_calculator().dataset_metrics(states[None], diff_stride=2)
+
+
+def test_dataset_metrics_of_states_that_are_not_finite(make_calculator):
+    states = random_states(0, 1, 12, 5)[0]
+    broken = torch.cat([states[:3], states[:1] * math.nan, states[3:]])
+    with pytest.raises(ValueError, match=r"mean_states\[3\]: holds NaN"):
+        make_calculator().dataset_metrics(broken, diff_stride=2)
+    masking = make_calculator(on_nonfinite="mask")
+    assert masking.dataset_metrics(broken, 2) == masking.dataset_metrics(states, 2)
+    assert masking.dataset_metrics(broken[3:4], 2)["global/Effective Rank"] == 1.0
+    zeroing = make_calculator(on_nonfinite="zero")
+    assert set(zeroing.dataset_metrics(broken, 2).values()) == {0.0}
+    assert zeroing.dataset_metrics(states, 2) == masking.dataset_metrics(states, 2)
+
+
+def test_velocity_and_acceleration_of_the_last_tokens_alone(make_calculator):
+    hidden, lengths = random_states(0, 3, 30, 1, 12), [30, 14, 9]
+    limited = make_calculator(diff_stride=3, max_seq_len=14)(hidden, mask_of(lengths, 30))["1"]
+    whole = make_calculator(diff_stride=3)(hidden, mask_of(lengths, 30))["1"]
+    torch.testing.assert_close(limited["Effective Rank"], whole["Effective Rank"], rtol=1e-6, atol=0)
+    for i, length in enumerate(lengths):
+        expected = reference_velocity_and_acceleration(hidden[i, max(0, length - 14) : length, 0], 3)
+        actual = limited["Effective Rank diff"][i], limited["Effective Rank diff 2"][i]
+        assert [float(v) for v in actual] == pytest.approx(expected, rel=0, abs=1e-5)
+    assert limited["Effective Rank diff"][0] != whole["Effective Rank diff"][0]
+
+
+def test_the_original_way_gives_the_same_values(make_calculator):
+    hidden, mask = random_states(0, 2, 30, 1, 12), mask_of([30, 21], 30)
+    optimized = make_calculator(metric_indices=ALL, diff_stride=4)(hidden, mask)["1"]
+    original = make_calculator(metric_indices=ALL, diff_stride=4, diff_calculator_method="original")(hidden, mask)["1"]
+    assert list(original) == list(optimized)
+    for name, values in original.items():
+        torch.testing.assert_close(optimized[name], values, rtol=1e-6, atol=1e-6)
+
+
+def test_low_rank_spectra_keep_the_largest_singular_values(make_calculator):
+    hidden, mask = random_states(0, 1, 20, 1, 12), mask_of([20], 20)
+    full = make_calculator(diff_stride=5)(hidden, mask)["1"]
+    for order, changed in (("zeroth_order", "Effective Rank"), ("diff", "Effective Rank diff")):
+        calculator = make_calculator(diff_stride=5, svd_rank=3, **{f"{order}_svd_method": "lowrank"})
+        low = calculator(hidden, mask)["1"]
+        moved = {name for name in full if not torch.isclose(low[name], full[name], rtol=0, atol=1e-5)}
+        assert moved == ({changed} if order == "zeroth_order" else {changed, "Effective Rank diff 2"})
+    rows = hidden[0, :, 0].double()
+    s = torch.linalg.svdvals(rows - rows.mean(0))[:3]
+    low = make_calculator(svd_rank=3, zeroth_order_svd_method="lowrank")(hidden, mask)["1"]["Effective Rank"]
+    torch.testing.assert_close(low, effective_rank(s)[None], rtol=1e-9, atol=0)
+
+
+def test_masked_responses_have_no_metrics_and_change_no_other(make_calculator):
+    hidden = random_states(0, 4, 12, 2, 5)
+    mask = mask_of([12, 7, 1, 0], 12)
+    calculator = make_calculator(metric_indices=ALL, diff_stride=2, on_nonfinite="mask")
+    whole = calculator(hidden, mask)
+    hidden[1, 3, 1, 2] = math.inf
+    hidden[2, 0, 1, 0] = math.nan
+    hidden[3] = math.nan
+    masked = calculator(hidden, mask)
+    for name in whole["2"]:
+        assert torch.equal(masked["1"][name], whole["1"][name])
+        assert masked["2"][name].isnan().tolist() == [False, True, True, False], name
+        torch.testing.assert_close(masked["2"][name][[0, 3]], whole["2"][name][[0, 3]], rtol=1e-9, atol=1e-9)
+
+
+def test_responses_without_metrics_count_as_zero_on_request(make_calculator):
+    hidden = random_states(0, 3, 12, 2, 5)
+    hidden[1, 3, 1, 2] = math.inf
+    mask = mask_of([12, 7, 4], 12)
+    masked = make_calculator(metric_indices=ALL, diff_stride=2, on_nonfinite="mask")(hidden, mask)
+    zeroed = make_calculator(metric_indices=ALL, diff_stride=2, on_nonfinite="zero")(hidden, mask)
+    for name, values in zeroed["2"].items():
+        assert values[1] == 0.0, name
+        assert torch.equal(values[[0, 2]], masked["2"][name][[0, 2]])
+        assert torch.equal(zeroed["1"][name], masked["1"][name])
+    with pytest.raises(ValueError, match="layer 2: response 1: "):
+        make_calculator(metric_indices=ALL, diff_stride=2)(hidden, mask)
+
+
+def test_ranks_in_bfloat16(make_calculator):
+    hidden, mask = random_states(0, 3, 40, 1, 24), mask_of([40, 17, 33], 40)
+    exact = make_calculator(metric_indices=ALL, diff_stride=4)(hidden, mask)["1"]
+    rounded = make_calculator(metric_indices=ALL, diff_stride=4, metrics_dtype="bfloat16")(hidden, mask)["1"]
+    assert list(rounded) == list(exact)
+    for name, values in rounded.items():
+        assert values.dtype == torch.float64
+        if name in ("Effective Rank", "Log Effective Rank"):
+            # 8 significant bits: off by at most 2^-8 of the value, and off at all
+            error = (values - exact[name]).abs() / exact[name]
+            assert (0 < error).all() and (error <= 2**-8).all()
+            mantissa = torch.frexp(values).mantissa * 2**8
+            assert torch.equal(mantissa, mantissa.round()), name
+        else:
+            assert torch.equal(values, exact[name]), name
+
+
+def test_pickle_round_trip(make_calculator):
+    calculator = make_calculator(metric_indices=[1, 3], diff_stride=4)
+    hidden, mask = random_states(0, 2, 20, 1, 6), mask_of([20, 9], 20)
+    copy = pickle.loads(pickle.dumps(calculator))
+    for name, values in calculator(hidden, mask)["1"].items():
+        assert torch.equal(copy(hidden, mask)["1"][name], values)
+
+
+def test_import_is_light():
+    code = "import sys, verl.rank.calculator as m; print(*[n for n in sys.modules if n.startswith('verl')])"
+    modules = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert "verl.spectral.prefixes" in modules
+    own = {"verl", "verl.rank", "verl.rank.calculator", "verl.rank.dynamics"}
+    assert {n for n in modules - own if not n.startswith(("verl.spectral", "verl.config"))} == set()
+
+
+def test_the_engine_measures_each_response_by_itself(make_calculator):
+    """What the rollout engine's reducer returns does not depend on which responses finished together."""
+    calculator = make_calculator(diff_stride=2, metric_indices=[1, 3])
+    options = capture_options(calculator.config)
+    assert options["layers"] == [-1] and options["reducer"] == "verl.rank.calculator:reduce_states"
+    torch.manual_seed(0)
+    states = [torch.randn(length, 2, 6) for length in (9, 1, 30, 4)]
+    together = reduce_states(states, **options["reducer_options"])
+    for response, measured in zip(states, together, strict=True):
+        (alone,) = reduce_states([response], **options["reducer_options"])
+        layers = calculator(response[None], torch.ones(1, len(response)))
+        assert measured.keys() == alone.keys() == {*layers["1"], "mean_state"}
+        for name in layers["1"]:
+            assert measured[name].dtype == torch.float64 and measured[name].shape == (2,)
+            torch.testing.assert_close(measured[name], torch.cat([layers["1"][name], layers["2"][name]]))
+            torch.testing.assert_close(measured[name], alone[name])
+        torch.testing.assert_close(measured["mean_state"], response.mean(dim=0))
+
+
+def test_the_padded_copy_is_bounded(make_calculator, monkeypatch):
+    sizes = []
+    original = RepresentationMetricsCalculator.__call__
+
+    def spy(self, hidden_states, *args, **kwargs):
+        sizes.append(hidden_states.nbytes)
+        return original(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(RepresentationMetricsCalculator, "__call__", spy)
+    monkeypatch.setattr("verl.rank.calculator.PADDED_BYTES", 3 * 10 * 6 * 4)
+    states = [torch.randn(length, 1, 6) for length in (10, 9, 8, 7)]
+    results = reduce_states(states, **capture_options(make_calculator().config)["reducer_options"])
+    assert sizes == [720, 168] and len(results) == 4

@@ -1,0 +1,421 @@
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl.config import PPOConfig, load_config
+from verl.config.signal import RewardManagerConfig
+from verl.rank.reward_manager import RewardManager
+
+ERA, ERV = "Effective Rank diff 2", "Effective Rank diff"
+
+
+def config(**changes):
+    base = RewardManagerConfig(
+        add_reward=True,
+        add_adv=True,
+        shaping_placement="all_tokens",
+        phi_without_reward=True,
+        baseline_start="first_batch",
+        indicator_names=[ERA, ERV],
+        w_explore=[0.0, 1.0],
+        w_exploit=[1.0, 0.0],
+        hypothesis_type="FixTwo",
+        gain=1.0,
+        kappa=2.0,
+        ema_alpha=0.25,
+        aux_reward_global_weight=1.0,
+        aux_fix=True,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def layer(era, erv):
+    return {ERA: torch.tensor(era, dtype=torch.float64), ERV: torch.tensor(erv, dtype=torch.float64)}
+
+
+def shape(manager, rank_metrics, tokens=2):
+    batch = len(next(iter(rank_metrics.values()))[ERA])
+    return manager.shape(torch.zeros(batch, tokens), torch.ones(batch, tokens), rank_metrics)
+
+
+def test_first_step_is_measured_against_the_batch_itself():
+    # means 2 and 4: deviations of the guide -0.5, 0.5, of the velocity 0.25, -0.25, both at weight 0.5
+    result = shape(RewardManager(config()), {"1": layer([1.0, 3.0], [5.0, 3.0])})
+    phi = 0.5 * math.tanh(-0.5) + 0.5 * math.tanh(0.25)
+    assert result.phi.tolist() == pytest.approx([phi, -phi], rel=1e-7)
+    assert result.token_rewards[:, 0].tolist() == [0.0, 0.0]
+    assert result.token_rewards[:, 1].tolist() == pytest.approx([phi, -phi], rel=1e-6)
+    assert result.metrics == pytest.approx(
+        {
+            "reward_manager/layer_1/phi": 0.0,
+            "reward_manager/layer_1/beta": 0.5,
+            "reward_manager/layer_1/beta_min": 0.5,
+            "reward_manager/layer_1/beta_max": 0.5,
+            f"reward_manager/layer_1/{ERA}/mu": 2.0,
+            f"reward_manager/layer_1/{ERA}/deviation": 0.0,
+            f"reward_manager/layer_1/{ERA}/weight": 0.5,
+            f"reward_manager/layer_1/{ERV}/mu": 4.0,
+            f"reward_manager/layer_1/{ERV}/deviation": 0.0,
+            f"reward_manager/layer_1/{ERV}/weight": 0.5,
+            "reward_manager/phi_mean": 0.0,
+            "reward_manager/phi_min": phi,
+            "reward_manager/phi_max": -phi,
+            "reward_manager/phi_std": -phi,
+            "reward_manager/performance_scaling_factor_mean": 1.0,
+            "reward_manager/percentage_deviation_mean": 0.0,
+            "reward_manager/diff_2_tendency_mean": 0.5,
+            "reward_manager/weight_effective_rank_diff_2_mean": 0.5,
+            "reward_manager/weight_effective_rank_diff_mean": 0.5,
+            "reward_manager/relative_deviation_effective_rank_diff_2_mean": 0.0,
+            "reward_manager/relative_deviation_effective_rank_diff_mean": 0.0,
+        },
+        rel=1e-7,
+        abs=1e-12,
+    )
+
+
+def test_later_steps_are_measured_against_the_steps_before():
+    manager = RewardManager(config())
+    manager.update(torch.tensor([1.0, 0.0]), {"1": layer([1.0, 3.0], [4.0, 4.0])})
+    assert manager.state_dict() == {"baselines": {"1": {ERA: 2.0, ERV: 4.0}}, "ema_score": 0.5}
+    second = {"1": layer([6.0, 6.0], [4.0, 0.0])}
+    result = shape(manager, second)
+    expected = [0.5 * math.tanh(2.0), 0.5 * math.tanh(2.0) + 0.5 * math.tanh(-1.0)]
+    assert result.phi.tolist() == pytest.approx(expected, rel=1e-7)
+    assert result.metrics[f"reward_manager/layer_1/{ERA}/deviation"] == pytest.approx(2.0, rel=1e-7)
+    assert result.metrics[f"reward_manager/layer_1/{ERV}/deviation"] == pytest.approx(-0.5, rel=1e-7)
+    manager.update(torch.tensor([-1.0, -0.5]), second)
+    # 0.75 * 2 + 0.25 * 6, 0.75 * 4 + 0.25 * 2, 0.75 * 0.5 + 0.25 * -0.75
+    assert manager.state_dict() == {"baselines": {"1": {ERA: 3.0, ERV: 3.5}}, "ema_score": 0.1875}
+
+
+def test_shape_never_changes_state():
+    manager = RewardManager(config())
+    rank_metrics = {"1": layer([1.0, 3.0], [5.0, 3.0])}
+    shape(manager, rank_metrics)
+    assert manager.state_dict() == {"baselines": {}, "ema_score": None}
+    manager.update(torch.tensor([1.0, 1.0]), rank_metrics)
+    before = json.dumps(manager.state_dict())
+    shape(manager, {"1": layer([9.0, 9.0], [9.0, 9.0])})
+    assert json.dumps(manager.state_dict()) == before
+
+
+def test_plan_b_lets_the_guide_set_the_weights():
+    manager = RewardManager(config(hypothesis_type="PlanB", gain=2.0))
+    manager.update(torch.zeros(2), {"1": layer([1.0, 1.0], [1.0, 1.0])})
+    result = shape(manager, {"1": layer([1.0 + math.log(3) / 2, 1.0], [2.0, 2.0])})
+    # beta = sigmoid(log 3) = 3/4 and 1/2; exploring follows the velocity (d = 1), exploiting the guide
+    expected = [0.75 * math.tanh(1.0) + 0.25 * math.tanh(math.log(3) / 2), 0.5 * math.tanh(1.0)]
+    assert result.phi.tolist() == pytest.approx(expected, rel=1e-6)
+    assert result.metrics["reward_manager/layer_1/beta"] == pytest.approx(0.625, rel=1e-6)
+    assert result.metrics["reward_manager/layer_1/beta_min"] == 0.5
+    assert result.metrics["reward_manager/layer_1/beta_max"] == pytest.approx(0.75, rel=1e-6)
+    assert result.metrics["reward_manager/diff_2_tendency_mean"] == pytest.approx(0.625, rel=1e-6)
+    deviation = result.metrics["reward_manager/percentage_deviation_mean"]
+    assert deviation == pytest.approx(math.log(3) / 4, rel=1e-6)
+    assert result.metrics["reward_manager/relative_deviation_effective_rank_diff_2_mean"] == deviation
+    assert result.metrics["reward_manager/relative_deviation_effective_rank_diff_mean"] == pytest.approx(1.0)
+    assert result.metrics["reward_manager/weight_effective_rank_diff_mean"] == pytest.approx(0.625, rel=1e-6)
+    assert result.metrics["reward_manager/weight_effective_rank_diff_2_mean"] == pytest.approx(0.375, rel=1e-6)
+    assert result.metrics[f"reward_manager/layer_1/{ERV}/weight"] == pytest.approx(0.625, rel=1e-6)
+
+
+def test_layers_are_averaged():
+    one, two = layer([1.0, 3.0], [5.0, 3.0]), layer([2.0, 9.0], [1.0, 1.0])
+    manager = RewardManager(config())
+    both = shape(manager, {"1": one, "2": two})
+    expected = (shape(manager, {"1": one}).phi + shape(manager, {"2": two}).phi) / 2
+    torch.testing.assert_close(both.phi, expected)
+    assert both.metrics[f"reward_manager/layer_2/{ERA}/mu"] == 5.5
+    # The first layer's deviations are of mean 0; the second's are -7/11 and 7/11 of the guide, 0 of the velocity.
+    assert both.metrics["reward_manager/layer_1/phi"] == pytest.approx(0.0, abs=1e-12)
+    assert both.metrics["reward_manager/phi_max"] == pytest.approx(float(expected.max()))
+    assert both.metrics["reward_manager/phi_std"] == pytest.approx(float((expected[1] - expected[0]).abs() / 2))
+
+
+def test_the_releases_names_tell_of_the_first_layer():
+    manager = RewardManager(config())
+    manager.update(torch.zeros(2), {"1": layer([1.0, 1.0], [1.0, 1.0]), "2": layer([1.0, 1.0], [1.0, 1.0])})
+    result = shape(manager, {"1": layer([1.5, 1.5], [1.0, 1.0]), "2": layer([4.0, 4.0], [1.0, 1.0])})
+    assert result.metrics["reward_manager/percentage_deviation_mean"] == pytest.approx(0.5)
+    assert result.metrics["reward_manager/layer_1/phi"] == pytest.approx(0.5 * math.tanh(0.5))
+    assert result.metrics["reward_manager/layer_2/phi"] == pytest.approx(0.5 * math.tanh(3.0))
+
+
+def test_baselines_are_logged_once_they_exist():
+    manager = RewardManager(config())
+    assert manager.baseline_metrics() == {}
+    manager.update(torch.zeros(2), {"1": layer([1.0, 3.0], [5.0, 3.0]), "2": layer([9.0, 9.0], [9.0, 9.0])})
+    assert manager.baseline_metrics() == {f"cal/base_v/{ERA}": 2.0, f"cal/base_v/{ERV}": 4.0}
+
+
+def test_nan_metrics_carry_no_signal():
+    manager = RewardManager(config())
+    rank_metrics = {"1": layer([math.nan, 1.0, 3.0], [math.nan, 4.0, math.inf])}
+    phi = shape(manager, rank_metrics).phi.tolist()
+    assert phi[0] == 0.0
+    assert phi[1:] == pytest.approx([0.5 * math.tanh(-0.5), 0.5 * math.tanh(0.5)], rel=1e-7)
+    manager.update(torch.tensor([1.0, math.nan, 0.0]), rank_metrics)
+    state = manager.state_dict()
+    assert state == {"baselines": {"1": {ERA: 2.0, ERV: 4.0}}, "ema_score": 0.5}
+    nothing = {"1": layer([math.nan] * 3, [math.nan] * 3)}
+    manager.update(torch.full((3,), math.nan), nothing)
+    assert manager.state_dict() == state
+    fresh = RewardManager(config())
+    fresh.update(torch.full((3,), math.nan), nothing)
+    assert fresh.state_dict() == {"baselines": {"1": {}}, "ema_score": None}
+    assert shape(fresh, nothing).phi.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("score", "factor"), [(None, 0.5), (-1.0, 1.0), (0.5, 0.25), (1.0, 0.0), (3.0, 0.0)])
+def test_signal_fades_as_the_score_rises(score, factor):
+    rank_metrics = {"1": layer([1.0, 3.0], [5.0, 3.0])}
+    fixed, fading = RewardManager(config()), RewardManager(config(aux_fix=False, aux_reward_global_weight=2.0))
+    if score is not None:
+        fading.load_state_dict({"baselines": {}, "ema_score": score})
+    result = shape(fading, rank_metrics)
+    torch.testing.assert_close(result.phi, 2.0 * factor * shape(fixed, rank_metrics).phi)
+    assert result.metrics["reward_manager/performance_scaling_factor_mean"] == 2.0 * factor
+
+
+def test_switches_are_independent():
+    rank_metrics = {"1": layer([1.0, 3.0], [4.0, 4.0])}
+    advantages, mask = torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.ones(2, 2)
+    off = RewardManager(config(add_reward=False, add_adv=False))
+    result = shape(off, rank_metrics)
+    assert not result.token_rewards.any()
+    assert result.phi.tolist() == pytest.approx([-0.5 * math.tanh(0.5), 0.5 * math.tanh(0.5)], rel=1e-6)
+    assert off.shape_advantages(advantages, mask, result.phi) == (advantages, {})
+    only_adv = RewardManager(config(add_reward=False))
+    result = shape(only_adv, rank_metrics)
+    assert not result.token_rewards.any()
+    shaped, _ = only_adv.shape_advantages(advantages, mask, result.phi)
+    assert shaped[0].tolist() == [1.0, 1.0]
+    assert shaped[1].tolist() == pytest.approx([-1 + 0.5 * math.tanh(0.5)] * 2, rel=1e-6)
+
+
+def test_reward_goes_to_the_last_response_token():
+    manager = RewardManager(config())
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
+    rewards = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    result = manager.shape(rewards, mask, {"1": layer([1.0, 3.0, 2.0], [4.0, 4.0, 4.0])})
+    bonus = 0.5 * math.tanh(0.5)
+    expected = torch.tensor([[0.0, 1.0 - bonus, 0.0], [1.0 + bonus, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(result.token_rewards, expected)
+    assert rewards[0, 1] == 1.0
+
+
+def test_advantage_metrics():
+    manager = RewardManager(config())
+    advantages = torch.tensor([[1.0, 1.0, 0.0], [-1.0, -1.0, -1.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    shaped, metrics = manager.shape_advantages(advantages, mask, torch.tensor([0.25, -1.0]))
+    assert shaped.tolist() == [[1.25, 1.25, 0.0], [-1.0, -1.0, -1.0]]
+    assert metrics == {
+        "reward_manager/shaped_token_share": 0.4,
+        "reward_manager/shaped_mean_change": 0.1,
+        "reward_manager/shaped_relative_change": 0.25,
+    }
+    _, metrics = manager.shape_advantages(advantages, torch.zeros(2, 3), torch.tensor([0.25, -1.0]))
+    assert metrics == {"reward_manager/shaped_token_share": 0.0, "reward_manager/shaped_mean_change": 0.0}
+
+
+def test_missing_indicator_names_those_available():
+    manager = RewardManager(config(indicator_names=["Efective Rank", ERV]))
+    rank_metrics = {"1": layer([1.0, 3.0], [5.0, 3.0])}
+    message = (
+        "'Efective Rank' is not among the metrics of layer 1; available: Effective Rank diff, Effective Rank diff 2"
+    )
+    with pytest.raises(ValueError, match=message):
+        shape(manager, rank_metrics)
+    with pytest.raises(ValueError, match=message):
+        manager.update(torch.zeros(2), rank_metrics)
+    with pytest.raises(ValueError, match="rank_metrics is empty"):
+        manager.update(torch.zeros(2), {})
+
+
+def test_baselines_from_zero_follow_a_step_late():
+    """Four steps worked out by hand: a = 1/4, both indicators weigh 1/2."""
+    manager = RewardManager(config(baseline_start="zero"))
+    tanh = math.tanh
+    steps = [
+        # rank metrics, scores, Phi, then after the update: baselines, score average
+        (layer([1.0, 3.0], [4.0, 4.0]), [1.0, 1.0], [0.0, 0.0], {}, 0.0),
+        # against 0: deviations 5 and -5 of the guide, 5 and 0 of the velocity
+        (layer([0.5, -1.0], [2.0, 0.0]), [1.0, 0.0], [tanh(5), tanh(-5) / 2], {ERA: 0.5, ERV: 1.0}, 0.125),
+        # against a quarter of the first step's means 2 and 4: 1/2, -1/2 and 1, 0
+        (
+            layer([0.75, 0.25], [2.0, 1.0]),
+            [-0.5, -0.5],
+            [tanh(0.5) / 2 + tanh(1) / 2, tanh(-0.5) / 2],
+            {ERA: 0.3125, ERV: 1.0},  # 3/4 of 1/2 and 1, 1/4 of the second step's means -1/4 and 1
+            -0.03125,
+        ),
+        (
+            layer([0.625, 0.3125], [1.5, 0.5]),
+            [0.0, 0.0],
+            [tanh(1) / 2 + tanh(0.5) / 2, tanh(-0.5) / 2],
+            {ERA: 0.359375, ERV: 1.125},  # 3/4 of 5/16 and 1, 1/4 of the third step's means 1/2 and 3/2
+            -0.0234375,
+        ),
+    ]
+    for rank_metrics, scores, phi, baselines, ema_score in steps:
+        rank_metrics = {"1": rank_metrics}
+        # A run that resumes here goes on alike.
+        resumed = RewardManager(manager.config)
+        resumed.load_state_dict(json.loads(json.dumps(manager.state_dict())))
+        before = resumed.state_dict()
+        result = shape(resumed, rank_metrics)
+        assert resumed.state_dict() == before == manager.state_dict()
+        assert result.phi.tolist() == pytest.approx(phi, rel=1e-6, abs=1e-12)
+        assert result.token_rewards[:, -1].tolist() == pytest.approx(phi, rel=1e-6, abs=1e-12)
+        for each in (manager, resumed):
+            each.update(torch.tensor(scores), rank_metrics)
+            assert each.state_dict() == {
+                "baselines": {"1": baselines} if baselines else {},
+                "ema_score": ema_score,
+                "previous_means": {"1": {name: float(values.mean()) for name, values in rank_metrics["1"].items()}},
+            }
+            logged = each.baseline_metrics()
+            assert logged == {f"cal/base_v/{name}": baselines.get(name, 0.0) for name in (ERA, ERV)}
+
+
+def test_the_first_step_from_zero_logs_no_signal():
+    result = shape(RewardManager(config(baseline_start="zero")), {"1": layer([1.0, 3.0], [4.0, 4.0])})
+    assert not result.token_rewards.any()
+    names = ("phi_mean", "phi_min", "phi_max", "phi_std")
+    assert result.metrics == {f"reward_manager/{name}": 0.0 for name in names}
+
+
+def test_from_zero_a_metric_without_finite_value_leaves_its_baseline():
+    manager = RewardManager(config(baseline_start="zero"))
+    for era in ([2.0, 2.0], [math.nan, math.inf], [4.0, 4.0]):
+        manager.update(torch.full((2,), math.nan), {"1": layer(era, [4.0, 4.0])})
+    assert manager.state_dict() == {
+        "baselines": {"1": {ERA: 0.5, ERV: 1.75}},
+        "ema_score": 0.0,
+        "previous_means": {"1": {ERA: 4.0, ERV: 4.0}},
+    }
+
+
+ER = "Effective Rank"
+
+
+def shaped_twice(settings):
+    """Advantages of three responses, those after shaping in the second step and the third, and the third's metrics."""
+    manager = RewardManager(settings)
+    generator = torch.Generator().manual_seed(0)
+    advantages, mask = torch.tensor([[1.0, 1.0], [-1.0, -1.0], [0.5, 0.5]]), torch.ones(3, 2)
+    results = []
+    for step in range(3):
+        # Growing metrics: all deviations are positive.
+        values = 4.0**step * (torch.rand(3, 3, generator=generator, dtype=torch.float64) + 1)
+        rank_metrics = {"1": dict(zip((ERA, ERV, ER), values, strict=True))}
+        shaping = manager.shape(torch.zeros(3, 2), mask, rank_metrics)
+        results.append(manager.shape_advantages(advantages, mask, shaping.phi))
+        manager.update(torch.tensor([1.0, 0.0, 0.5]), rank_metrics)
+    return advantages, [shaped for shaped, _ in results[1:]], results[-1][1]
+
+
+def test_only_the_released_code_is_plain_grpo():
+    shipped = load_config(PPOConfig, "ppo_trainer", ["experiment=verl_grpo"]).reward_manager
+    released = load_config(PPOConfig, "ppo_trainer", ["experiment=released_code"]).reward_manager
+    for each in (shipped, released):
+        assert (each.add_adv, each.add_reward) == (True, False)
+    advantages, shaped, metrics = shaped_twice(shipped)
+    assert all((after - advantages).abs().max() > 0.01 for after in shaped)
+    assert metrics["reward_manager/shaped_token_share"] == 1.0
+    advantages, shaped, metrics = shaped_twice(released)
+    assert all(torch.equal(after, advantages) for after in shaped)
+    assert metrics == {"reward_manager/shaped_token_share": 0.0, "reward_manager/shaped_mean_change": 0.0}
+    # With add_reward the same code does shape, the last token alone, and so do the release's later versions.
+    for changes in ({"add_reward": True}, {"phi_without_reward": True}):
+        advantages, shaped, metrics = shaped_twice(dataclasses.replace(released, **changes))
+        # Every deviation of the second step is 5, so Phi is tanh 5 > |A| / 2: half of |A| is added.
+        assert shaped[0].tolist() == [[1.0, 1.5], [-1.0, -0.5], [0.5, 0.75]]
+        assert not torch.equal(shaped[1], advantages) and torch.equal(shaped[1][:, 0], advantages[:, 0])
+
+
+def test_where_phi_is_not_computed_no_baseline_moves():
+    rank_metrics = {"1": layer([1.0, 3.0], [5.0, 3.0])}
+    for start, state in (
+        ("first_batch", {"baselines": {}, "ema_score": None}),
+        ("zero", {"baselines": {}, "ema_score": 0.0, "previous_means": None}),
+    ):
+        manager = RewardManager(config(add_reward=False, phi_without_reward=False, baseline_start=start))
+        for _ in range(2):
+            result = shape(manager, rank_metrics)
+            assert result.phi.tolist() == [0.0, 0.0]
+            manager.update(torch.ones(2), rank_metrics)
+        assert manager.state_dict() == state
+
+
+@given(
+    st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4), st.floats(-1, 1), st.sampled_from(["first_batch", "zero"])
+)
+@settings(max_examples=30, deadline=None)
+def test_state_round_trip_through_json_is_exact(values, score, start):
+    first = RewardManager(config(aux_fix=False, baseline_start=start))
+    first.update(torch.tensor([score], dtype=torch.float64), {"1": layer(values[:2], values[2:])})
+    first.update(torch.tensor([0.1], dtype=torch.float64), {"1": layer(values[2:], values[:2])})
+    second = RewardManager(config(aux_fix=False, baseline_start=start))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.state_dict() == first.state_dict()
+    rank_metrics = {"1": layer([0.3, 0.7], [0.1, 0.9])}
+    assert torch.equal(shape(second, rank_metrics).phi, shape(first, rank_metrics).phi)
+
+
+def test_state_is_a_copy():
+    manager = RewardManager(config())
+    state = {"baselines": {"1": {ERA: 1.0, ERV: 1.0}}, "ema_score": 0.0}
+    manager.load_state_dict(state)
+    manager.state_dict()["baselines"]["1"][ERA] = 9.0
+    state["baselines"]["1"][ERA] = 9.0
+    assert manager.state_dict()["baselines"]["1"][ERA] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"baselines": {}, "ema_score": 0.0}, "expected the keys baselines and ema_score and previous_means, those of"),
+        ({"baselines": {}, "ema_score": None, "previous_means": None}, "ema_score=None: expected a finite number"),
+        ({"baselines": {}, "ema_score": 0.0, "previous_means": 2.0}, "previous_means=2.0: expected a mapping"),
+        ({"baselines": {}, "ema_score": 0.0, "previous_means": {"1": {ERA: "x"}}}, r"previous_means\['1'\]"),
+    ],
+)
+def test_malformed_state_from_zero_is_rejected_and_changes_nothing(state, message):
+    manager = RewardManager(config(baseline_start="zero"))
+    manager.update(torch.zeros(2), {"1": layer([1.0, 3.0], [5.0, 3.0])})
+    before = manager.state_dict()
+    with pytest.raises(ValueError, match=message):
+        manager.load_state_dict(state)
+    assert manager.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"baselines": {}}, "expected the keys baselines and ema_score"),
+        ({"baselines": {}, "ema_score": 0.0, "step": 3}, "expected the keys"),
+        ([], "expected the keys"),
+        ({"baselines": [], "ema_score": 0.0}, "expected a mapping of layers"),
+        ({"baselines": {"1": 2.0}, "ema_score": 0.0}, r"baselines\['1'\]=2.0"),
+        ({"baselines": {1: {}}, "ema_score": 0.0}, r"baselines\[1\]"),
+        ({"baselines": {"1": {ERA: "x"}}, "ema_score": 0.0}, "expected a finite number"),
+        ({"baselines": {"1": {ERA: math.nan}}, "ema_score": 0.0}, "expected a finite number"),
+        ({"baselines": {"1": {ERA: True}}, "ema_score": 0.0}, "expected a finite number"),
+        ({"baselines": {}, "ema_score": math.inf}, "ema_score=inf"),
+    ],
+)
+def test_malformed_state_is_rejected_and_changes_nothing(state, message):
+    manager = RewardManager(config())
+    manager.update(torch.zeros(2), {"1": layer([1.0, 3.0], [5.0, 3.0])})
+    before = manager.state_dict()
+    with pytest.raises(ValueError, match=message):
+        manager.load_state_dict(state)
+    assert manager.state_dict() == before

@@ -1,0 +1,245 @@
+"""Rollout engines in the hybrid worker: tensor parallel and sleeping vLLM, and the policy through transformers."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.evaluation.fakes import evaluation_config
+from tests.workers.groups import all_prompts, policy_batch, start_group
+from verl.config import PPOConfig
+from verl.config.ppo import SamplingConfig
+from verl.data.prompts import PromptSample
+from verl.protocol import RolloutBatch
+from verl.rollout import engine_environment
+from verl.rollout.requests import EngineModel, SampleRequest
+from verl.single_controller import WorkerError, WorkerGroup, concat
+
+GREEDY = SamplingConfig(n=1, temperature=0.0, top_p=1.0, top_k=-1)
+
+STOP = "7"
+"""Ends a response besides the tokenizer's own end of sequence."""
+
+MISLEADING = {"do_sample": True, "temperature": 0.3, "top_k": 2, "top_p": 0.5, "repetition_penalty": 3.0}
+"""What a model's maker recommends for chats, and training must not sample with."""
+
+
+@pytest.fixture(scope="module")
+def config(small_config: PPOConfig, tiny_tokenizer, tmp_path_factory: pytest.TempPathFactory) -> PPOConfig:
+    """The small config with a model whose generation_config.json names two tokens that end a response."""
+    folder = tmp_path_factory.mktemp("two_ends") / "model"
+    shutil.copytree(small_config.model.path, folder)
+    ends = [tiny_tokenizer.eos_token_id, tiny_tokenizer.convert_tokens_to_ids(STOP)]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends} | MISLEADING))
+    fast = replace(small_config.actor, optim=replace(small_config.actor.optim, lr=1e-3, lr_warmup_steps=0))
+    return replace(small_config, model=replace(small_config.model, path=str(folder)), actor=fast)
+
+
+def started(config: PPOConfig, world_size: int, **rollout: object) -> Iterator[WorkerGroup]:
+    trainer = replace(config.trainer, n_gpus_per_node=world_size)
+    group = start_group(replace(config, trainer=trainer, rollout=replace(config.rollout, **rollout)), world_size)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def alone(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
+    """One worker with vLLM."""
+    yield from started(config, 1)
+
+
+@pytest.fixture(scope="module")
+def together(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
+    """Two workers that share one vLLM engine."""
+    yield from started(config, 2, tensor_parallel_size=2)
+
+
+@pytest.fixture(scope="module")
+def through_transformers(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
+    """Two workers without vLLM."""
+    yield from started(config, 2, name="hf")
+
+
+@pytest.fixture(scope="module")
+def prompts(config: PPOConfig, tiny_tokenizer) -> PromptSample:
+    return all_prompts(config, tiny_tokenizer)
+
+
+def generate(group: WorkerGroup, prompts: PromptSample, sampling: SamplingConfig, seed: int, copies=1) -> RolloutBatch:
+    return concat(group.run_split("generate", prompts.tokens, sampling, seed, copies=copies))
+
+
+def same_metrics(a: TensorDict, b: TensorDict, tolerance: float) -> None:
+    assert set(a.keys()) == set(b.keys()) and len(a.keys()) >= 3
+    for name in a.keys():
+        torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def agree(group: WorkerGroup, rollout: RolloutBatch, tolerance: float) -> None:
+    """The engine's log-probabilities are the trainer's."""
+    logprobs, _ = concat(group.run_split("compute_logprobs", rollout))
+    assert (rollout.rollout_logprobs - logprobs).abs()[rollout.response_mask.bool()].max() < tolerance
+
+
+def learn(group: WorkerGroup, rollout: RolloutBatch) -> None:
+    """Updates that change the policy far beyond any tolerance."""
+    logprobs, _ = concat(group.run_split("compute_logprobs", rollout))
+    mask = rollout.response_mask.bool()
+    for _ in range(3):
+        group.run_split("update_actor", policy_batch(rollout, logprobs), int(mask.sum()), len(rollout))
+    moved, _ = concat(group.run_split("compute_logprobs", rollout))
+    assert (moved - logprobs).abs()[mask].max() > 0.1
+
+
+def test_an_engine_over_two_workers_samples_as_that_of_one(alone, together, prompts, config):
+    one, two = (generate(group, prompts, GREEDY, 5, copies) for group, copies in ((alone, 1), (together, 2)))
+    assert torch.equal(one.input_ids, two.input_ids)
+    assert torch.equal(one.truncated, two.truncated)
+    torch.testing.assert_close(one.rollout_logprobs, two.rollout_logprobs, rtol=0, atol=1e-5)
+    same_metrics(one.rank_metrics, two.rank_metrics, 1e-4)
+    torch.testing.assert_close(one.mean_states, two.mean_states, rtol=0, atol=1e-5)
+
+    sampling = config.rollout.train_kwargs
+    both = together.run("generate", prompts.tokens, sampling, 5)
+    assert len(both) == 2 and torch.equal(both[0].input_ids, both[1].input_ids)
+    drawn = generate(together, prompts, sampling, 5, copies=2)
+    assert torch.equal(drawn.input_ids, both[0].input_ids)
+    agree(together, drawn, 1e-4)
+
+
+def follows_the_policy(group: WorkerGroup, prompts: PromptSample, config: PPOConfig, copies: int) -> None:
+    rollout = generate(group, prompts, config.rollout.train_kwargs, 1, copies)
+    agree(group, rollout, 1e-3)
+    learn(group, rollout)
+    group.run("sync_weights")
+    # Stale weights anywhere in the engine, its output head included, would show.
+    agree(group, generate(group, prompts, config.rollout.train_kwargs, 2, copies), 1e-3)
+    expected = group.run("trainer_greedy", prompts.tokens, 8)[0].tolist()
+    assert all(tokens == expected for tokens in group.run("engine_greedy", prompts.tokens, 8))
+
+
+def test_an_engine_over_two_workers_follows_the_policy(together, prompts, config):
+    follows_the_policy(together, prompts, config, copies=2)
+
+
+@pytest.mark.parametrize("engine", ["alone", "through_transformers"])
+def test_a_response_ends_at_every_token_that_the_model_names(engine, prompts, config, tiny_tokenizer, request):
+    group = request.getfixturevalue(engine)
+    # Enough of them that an untrained model draws each end now and then.
+    rollout = generate(group, prompts, replace(config.rollout.train_kwargs, n=16), 3)
+    ends = {tiny_tokenizer.eos_token_id, tiny_tokenizer.convert_tokens_to_ids(STOP)}
+    lengths = rollout.response_mask.sum(dim=1).tolist()
+    last = [row[length - 1] for row, length in zip(rollout.responses.tolist(), lengths, strict=True)]
+    assert {token for token in last if token in ends} == ends
+    for row, length, token, cut in zip(
+        rollout.responses.tolist(), lengths, last, rollout.truncated.tolist(), strict=True
+    ):
+        assert not ends & set(row[: length - 1])
+        assert cut == (token not in ends) and (not cut or length == config.data.max_response_length)
+    # Temperature, top-k and penalties of the model's file would show here.
+    agree(group, rollout, 1e-4)
+
+
+def test_an_evaluation_ends_there_too(config, prompts, ray_session):
+    engine = replace(evaluation_config().rollout, kv_cache_memory_mb=32, max_num_seqs=16, max_num_batched_tokens=64)
+    path = config.model.path
+    lengths = {"max_model_len": 60, "max_response_length": 12}
+    model = EngineModel(path, **lengths, stop=[], stop_token_ids=[], top_p=1.0, top_k=-1, seed=0)
+    worker = "verl.workers.evaluation:EvaluationWorker"
+    group = WorkerGroup(worker, engine, (model, None), 1, 1, "cpu", engine_environment("cpu"))
+    prompt = prompts.records[0].input_ids
+    (samples,) = group.run("advance", [[SampleRequest(key, prompt, key, 1.0) for key in range(60)]], 1000)
+    group.close()
+    ended = [sample for sample in samples if not sample.truncated]
+    assert len(samples) == 60 and 0 < len(ended) < 60
+    # An untrained model: nothing else ends so many, and the maker's top-k would leave two to begin with.
+    assert any(sample.num_tokens < 12 for sample in ended)
+    assert not any(STOP in sample.response for sample in samples)
+    assert len({sample.response[:1] for sample in samples}) > 5
+
+
+def test_transformers_samples_as_vllm(alone, through_transformers, prompts):
+    vllm, hf = (generate(group, prompts, GREEDY, 5) for group in (alone, through_transformers))
+    assert torch.equal(vllm.input_ids, hf.input_ids)
+    assert torch.equal(vllm.response_mask, hf.response_mask)
+    assert torch.equal(vllm.truncated, hf.truncated)
+    torch.testing.assert_close(vllm.rollout_logprobs, hf.rollout_logprobs, rtol=0, atol=1e-5)
+    same_metrics(vllm.rank_metrics, hf.rank_metrics, 1e-4)
+    torch.testing.assert_close(vllm.mean_states, hf.mean_states, rtol=0, atol=1e-5)
+    assert not any(through_transformers.run("loaded", "vllm"))
+
+
+def test_draws_of_transformers_depend_on_seed_prompt_and_place_alone(through_transformers, prompts, config):
+    sampling = config.rollout.train_kwargs
+    shared = generate(through_transformers, prompts, sampling, 7)
+    whole, again = through_transformers.run("generate", prompts.tokens, sampling, 7)
+    through_transformers.run("set_batch_size", 5)
+    in_fives = generate(through_transformers, prompts, sampling, 7)
+    through_transformers.run("set_batch_size", config.rollout.max_num_seqs)
+    for other in (whole, again, in_fives):
+        assert torch.equal(shared.input_ids, other.input_ids)
+    assert not torch.equal(shared.input_ids, generate(through_transformers, prompts, sampling, 8).input_ids)
+    first_group = shared.responses[: sampling.n]
+    assert len({tuple(row.tolist()) for row in first_group}) == sampling.n
+
+
+def test_transformers_needs_no_weights(through_transformers, prompts, config):
+    rollout = generate(through_transformers, prompts, config.rollout.train_kwargs, 1)
+    learn(through_transformers, rollout)
+    # One worker makes more forward passes than the other.
+    uneven = [prompts.tokens[:1], prompts.tokens[1:]]
+    through_transformers.run("sync_weights")
+    parts = [through_transformers.run("generate", part, GREEDY, 2)[0] for part in uneven]
+    expected = through_transformers.run("trainer_greedy", prompts.tokens, 1)[0]
+    assert torch.equal(concat(parts).responses[:, :1], expected)
+    agree(through_transformers, generate(through_transformers, prompts, config.rollout.train_kwargs, 2), 1e-4)
+
+
+def test_an_engine_wakes_before_it_samples(alone, prompts, config):
+    before = generate(alone, prompts, GREEDY, 1)
+    alone.run("note_engine_calls")
+
+    def calls() -> list[str]:
+        return alone.run("engine_calls")[0]
+
+    def generates() -> None:
+        assert torch.equal(generate(alone, prompts, GREEDY, 1).input_ids, before.input_ids)
+
+    woken = ["wake_up ['weights']", "reload_weights", "wake_up ['kv_cache']"]
+    # Several batches of one step, then the models' turn.
+    generates()
+    generates()
+    alone.run("finish_generation")
+    assert calls() == ["generate", "generate", "sleep 2"]
+    assert alone.run("engine_sleeps") == [True]
+    # The end of a step, and validation after it.
+    alone.run("sync_weights")
+    generates()
+    assert calls() == [*woken, "generate"]
+    assert alone.run("engine_sleeps") == [False]
+    # Another step, in which something is generated between the models' turns, which come twice.
+    alone.run("finish_generation")
+    generates()
+    alone.run("finish_generation")
+    alone.run("finish_generation")
+    assert calls() == ["sleep 2", *woken, "generate", "sleep 2"]
+    # Weights for an engine that is awake.
+    alone.run("sync_weights")
+    alone.run("sync_weights")
+    generates()
+    assert calls() == [*woken, "reload_weights", "generate"]
+
+
+def test_a_parameter_that_the_engine_was_not_given_is_named(alone):
+    with pytest.raises(
+        WorkerError, match=r"was not given model.layers.1.mlp.down_proj.weight: it would sample with old"
+    ):
+        alone.run("sync_all_but", "model.layers.1.mlp.down_proj.weight")
+
+
+def test_an_engine_of_one_worker_follows_the_policy(alone, prompts, config):
+    follows_the_policy(alone, prompts, config, copies=1)

@@ -1,0 +1,85 @@
+"""How weights are handed to a vLLM engine, with a stand-in for it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
+from vllm.platforms import current_platform
+
+from verl.rollout.vllm_rollout import check_own_classes
+from verl.rollout.weight_sync import reload_weights
+
+
+class Model(nn.Linear):
+    """Loads whatever it is given, and has experts whose weights are packed."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.experts = nn.Identity()
+        self.packed: list[nn.Module] = []
+        fused = SimpleNamespace(process_weights_after_loading=self.packed.append)
+        self.experts.quant_method = SimpleNamespace(moe_kernel=SimpleNamespace(fused_experts=fused))
+
+    def load_weights(self, weights):
+        return {name for name, _ in weights}
+
+
+class Runner:
+    """What of vLLM's model runner is used; its one layer asks for the config, as some kinds do."""
+
+    def __init__(self) -> None:
+        self.vllm_config = object()
+        self.model = Model()
+        self.asked: list[object] = []
+
+    def get_model(self) -> nn.Module:
+        return self.model
+
+    def reload_weights(self, weights_iterator):
+        self.model.load_weights(weights_iterator)
+        self.asked.append(get_current_vllm_config())
+
+
+def engine_with(runner: Runner) -> SimpleNamespace:
+    worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
+    executor = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
+    return SimpleNamespace(llm_engine=executor, reset_prefix_cache=lambda: True)
+
+
+def test_layers_find_the_engine_s_config_while_they_prepare_new_weights():
+    runner = Runner()
+    engine = engine_with(runner)
+    reload_weights(engine, runner.model.named_parameters())
+    assert runner.asked == [runner.vllm_config] and get_current_vllm_config_or_none() is None
+    with pytest.raises(RuntimeError, match="was not given bias: it would sample with old"):
+        reload_weights(engine, [("weight", torch.zeros(2, 2))])
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_experts_are_packed_anew_on_a_cpu(on_cpu, monkeypatch):
+    runner = Runner()
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: on_cpu)
+    reload_weights(engine_with(runner), runner.model.named_parameters())
+    assert runner.model.packed == ([runner.model.experts] if on_cpu else [])
+
+
+def test_experts_count_as_given_under_the_name_that_some_versions_report():
+    runner = Runner()
+    runner.model.mlp = nn.ModuleDict({"routed_experts": nn.Linear(2, 2, bias=False)})
+    assert "mlp.routed_experts.weight" in dict(runner.model.named_parameters())
+    reload_weights(engine_with(runner), [(name, torch.zeros(2, 2)) for name in ("weight", "bias", "mlp.weight")])
+
+
+def test_models_that_vllm_borrows_from_transformers_are_refused():
+    class TransformersForCausalLM(nn.Module):
+        config = SimpleNamespace(model_type="olmo2")
+
+    runner = Runner()
+    check_own_classes(engine_with(runner), "folder")
+    runner.model = TransformersForCausalLM()
+    with pytest.raises(
+        ValueError, match=r"^model.path='folder': vLLM .* has no model of its own for olmo2 .* rollout.name=hf$"
+    ):
+        check_own_classes(engine_with(runner), "folder")

@@ -1,0 +1,182 @@
+import json
+import os
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import verl
+from verl.run import tracking
+from verl.run.tracking import Tracker, git_revision, versions
+
+
+@dataclass(frozen=True)
+class Inner:
+    betas: list[float]
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int
+    optim: Inner
+
+
+CONFIG = Config(seed=7, optim=Inner(betas=[0.9, 0.99]))
+
+
+def make_tracker(folder: Path, loggers: list[str]) -> Tracker:
+    return Tracker(folder, loggers, "project", "experiment", CONFIG)
+
+
+def test_the_config_is_stored_as_it_was_resolved(tmp_path: Path):
+    make_tracker(tmp_path / "new" / "run", []).close()
+    text = (tmp_path / "new" / "run" / "config.yaml").read_text()
+    assert yaml.safe_load(text) == asdict(CONFIG) == {"seed": 7, "optim": {"betas": [0.9, 0.99]}}
+
+
+def test_every_step_is_one_complete_line_in_sorted_order(tmp_path: Path):
+    tracker = make_tracker(tmp_path, [])
+    tracker.log(0, {"val/pass@1": 0.5})
+    tracker.log(1, {"score/mean": -0.25, "actor/lr": 1e-6, "cal/overall/layer_1/Effective Rank/mean": 12.5})
+    # Read before closing: a run that is killed keeps every step it finished.
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    tracker.close()
+    assert lines == [
+        '{"step": 0, "val/pass@1": 0.5}',
+        '{"step": 1, "actor/lr": 1e-06, "cal/overall/layer_1/Effective Rank/mean": 12.5, "score/mean": -0.25}',
+    ]
+
+
+def test_a_record_is_on_the_disk_before_a_checkpoint_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tracker = make_tracker(tmp_path, [])
+    on_disk: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: on_disk.append(os.fstat(handle).st_size))
+    tracker.log(1, {"a": 1.0})
+    tracker.close()
+    assert on_disk == [len('{"step": 1, "a": 1.0}\n')]
+
+
+def test_a_resumed_run_drops_what_it_will_record_again(tmp_path: Path):
+    tracker = Tracker(tmp_path, ["tensorboard"], "project", "experiment", CONFIG)
+    for step in range(4):
+        tracker.log(step, {"a": float(step)})
+    tracker.summarize({})
+    tracker.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "a"')  # killed while writing
+    resumed = Tracker(tmp_path, ["tensorboard"], "project", "experiment", CONFIG, last_step=2)
+    assert not (tmp_path / "summary.json").exists()
+    resumed.log(3, {"a": 30.0})
+    resumed.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"step": i, "a": a} for i, a in enumerate([0.0, 1.0, 2.0, 30.0])]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("a")] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_a_run_that_starts_anew_drops_everything(tmp_path: Path):
+    tracker = make_tracker(tmp_path, ["tensorboard"])
+    tracker.log(1, {"a": 1.0})
+    tracker.close()
+    make_tracker(tmp_path, []).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path):
+    tracker = make_tracker(tmp_path, [])
+    tracker.log(1, {"a": float("nan"), "b": float("inf"), "c": 1.0})
+    tracker.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": null, "b": null, "c": 1.0}\n'
+
+
+def test_no_sink_opens_unasked(tmp_path: Path):
+    tracker = make_tracker(tmp_path, ["console"])
+    tracker.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "metrics.jsonl"]
+
+
+def test_the_summary_says_what_the_result_depends_on(tmp_path: Path):
+    tracker = make_tracker(tmp_path, [])
+    tracker.summarize({"steps": 3, "seed": 7})
+    tracker.close()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["steps"], summary["seed"]) == (3, 7)
+    assert summary["versions"]["verl"] == verl.__version__
+    assert {"python", "torch", "ray", "transformers"} <= summary["versions"].keys()
+    assert summary["git_revision"] == git_revision()
+
+
+def test_packages_that_are_not_installed_have_no_version(monkeypatch: pytest.MonkeyPatch):
+    def missing(package: str) -> str:
+        raise tracking.PackageNotFoundError(package)
+
+    monkeypatch.setattr(tracking, "version", missing)
+    assert versions().keys() == {"verl", "python"}
+
+
+def test_the_git_revision_is_that_of_the_packages_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    repository = tmp_path / "repository"
+    (repository / "verl").mkdir(parents=True)
+    source = repository / "verl" / "__init__.py"
+    monkeypatch.setattr(verl, "__file__", str(source))
+    # Git looks for a repository in the parents too; pytest's own folder may lie in one.
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    assert git_revision() is None
+
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(repository), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    source.write_text("a = 1\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    assert git_revision() == git("rev-parse", "HEAD")
+    source.write_text("a = 2\n")
+    assert git_revision() == git("rev-parse", "HEAD") + "-dirty"
+
+
+def test_tensorboard_gets_every_scalar(tmp_path: Path):
+    tracker = make_tracker(tmp_path, ["tensorboard"])
+    tracker.log(1, {"score/mean": 0.25})
+    tracker.log(2, {"score/mean": 0.5})
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("score/mean")] == [(1, 0.25), (2, 0.5)]
+
+
+def test_tensorboard_has_every_step_that_was_logged(tmp_path: Path):
+    tracker = make_tracker(tmp_path, ["tensorboard"])
+    tracker.log(1, {"score/mean": 0.25})
+    # Before closing: a run that is killed is resumed after this step.
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("score/mean")] == [(1, 0.25)]
+    tracker.close()
+
+
+def test_wandb_writes_its_run_into_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = make_tracker(tmp_path, ["wandb"])
+    tracker.log(1, {"score/mean": 0.25})
+    tracker.close()
+    identity = (tmp_path / "wandb_id.txt").read_text()
+    (record,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    # A process of wandb's own writes the file, and may still do so when the run is closed.
+    deadline = time.monotonic() + 30
+    while b"score/mean" not in (content := record.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all(text in content for text in (b"score/mean", b"project", b"experiment", b"betas"))
+    # The same run there when this one is resumed.
+    assert identity.strip().encode() in content
+    Tracker(tmp_path, ["wandb"], "project", "experiment", CONFIG, last_step=1).close()
+    assert (tmp_path / "wandb_id.txt").read_text() == identity

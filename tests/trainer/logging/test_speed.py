@@ -1,0 +1,128 @@
+"""Speeds and memory by phase, against numbers worked out by hand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import Qwen2Config, Qwen3MoeConfig
+
+from verl.config.common import ModelConfig
+from verl.single_controller.profiling import MemoryPeak
+from verl.trainer.logging.speed import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
+from verl.trainer.logging.timing import StepRecord, Work
+
+QWEN_7B = Qwen2Config(
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    vocab_size=152064,
+)
+
+
+@pytest.fixture
+def model_config(small_config, tmp_path: Path) -> ModelConfig:
+    return replace(small_config.model, path=str(tmp_path))
+
+
+def test_qwen_7b_as_published(model_config):
+    QWEN_7B.save_pretrained(model_config.path)
+    cost = ModelCost.of(model_config)
+    # 7,615,616,512 parameters in all, less an embedding of 152064 x 3584.
+    assert cost == ModelCost(7_070_619_136, 28 * 28 * 128)
+    assert cost.without_head(model_config) == ModelCost(7_070_619_136 - 152063 * 3584, 28 * 28 * 128)
+
+
+def test_a_tied_head_counts_once_and_idle_experts_do_not(model_config, tiny_model):
+    # 4 layers of (4 x 128 x 128 + 3 biases, 3 x 128 x 384, 2 norms), the last norm, 262 rows of the head.
+    layer = 4 * 128 * 128 + 3 * 128 + 3 * 128 * 384 + 2 * 128
+    assert ModelCost.of(replace(model_config, path=str(tiny_model))) == ModelCost(4 * layer + 128 + 262 * 128, 512)
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 32}
+    Qwen3MoeConfig(**shape, **experts, vocab_size=100).save_pretrained(model_config.path)
+    attention = 64 * 32 * (4 + 2 + 2 + 4) + 2 * 32
+    active = 2 * (attention + 2 * 64 + 8 * 64 + 2 * 3 * 64 * 32) + 64 + 100 * 64
+    assert ModelCost.of(model_config) == ModelCost(active, 2 * 4 * 32)
+
+
+def test_flops_of_a_token():
+    # PaLM: 6 N + 12 L H Q T for forward and backward; here a sequence of T = 10 tokens.
+    assert ModelCost(100.0, 7).flops(10, 100, UPDATE) == 10 * (6 * 100 + 12 * 7 * 10)
+    assert ModelCost(100.0, 7).flops(10, 100, FORWARD) == 10 * (2 * 100 + 4 * 7 * 10)
+    # Frozen weights save their gradients, and nothing of attention, which has none.
+    assert ModelCost(100.0, 7).flops(10, 100, UPDATE_LORA) == 10 * (4 * 100 + 12 * 7 * 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA H20", 148),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A10", 125),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L40", 181),
+        ("NVIDIA RTX A1000", None),
+        ("", None),
+    ],
+)
+def test_peak_speed_by_name(name, peak):
+    assert peak_tflops(0.0, name, "bfloat16") == peak
+    assert peak_tflops(0.0, name, "float32") is None
+    assert peak_tflops(3.5, name, "float32") == 3.5
+
+
+RECORD = StepRecord(
+    seconds={"generate": 2.0, "logprobs": 1.0, "verify": 0.5, "update": 4.5},
+    work={"generate": Work(100, 0), "logprobs": Work(160, 1600), "update": Work(160, 1600)},
+    peaks={"generate": MemoryPeak(2 * 10**9, 3 * 10**9), "update": MemoryPeak(10**9, 10**9)},
+)
+
+
+def test_a_step_in_the_log():
+    cost = ModelCost(1e9, 10**6)
+    passes = {"generate": (cost, FORWARD), "logprobs": (cost, FORWARD), "update": (cost, UPDATE)}
+    metrics = StepMetrics(2, "logprobs", passes, peak=0.5)(RECORD)
+    driver = metrics.pop("perf/memory/driver_gb")
+    assert 0.05 < driver < 50
+    # 160 tokens of 2e9 operations, and 4e6 for each of 1600 pairs of tokens, on two workers.
+    logprobs = (160 * 2e9 + 1600 * 4e6) / 1e12 / 2
+    assert metrics == pytest.approx(
+        {
+            "timing_s/generate": 2.0,
+            "timing_s/logprobs": 1.0,
+            "timing_s/verify": 0.5,
+            "timing_s/update": 4.5,
+            "timing_s/step": 8.0,
+            "perf/time_per_step": 8.0,
+            "perf/total_num_tokens": 160,
+            "perf/throughput": 10.0,
+            "perf/generate_throughput": 25.0,
+            "perf/logprobs_throughput": 80.0,
+            "perf/update_throughput": 160 / 9,
+            "perf/tflops/generate": 0.05,
+            "perf/mfu/generate": 0.1,
+            "perf/tflops/logprobs": logprobs,
+            "perf/mfu/logprobs": 2 * logprobs,
+            "perf/tflops/update": 3 * logprobs / 4.5,
+            "perf/mfu/update": 6 * logprobs / 4.5,
+            "perf/memory/generate_gb": 2.0,
+            "perf/memory/generate_reserved_gb": 3.0,
+            "perf/memory/update_gb": 1.0,
+        }
+    )
+
+
+def test_without_a_known_peak_there_is_no_utilisation():
+    metrics = StepMetrics(1, "logprobs", {"update": (ModelCost(1e9, 1), UPDATE)}, peak=None)(RECORD)
+    assert "perf/tflops/update" in metrics and "perf/tflops/logprobs" not in metrics
+    assert not [name for name in metrics if "mfu" in name]
+
+
+def test_a_validation_alone_has_no_tokens():
+    metrics = StepMetrics(1, "logprobs", {}, None)(StepRecord({"validate": 2.0}, {}, {}))
+    assert "perf/throughput" not in metrics and metrics["timing_s/step"] == 2.0

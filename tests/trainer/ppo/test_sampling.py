@@ -1,0 +1,164 @@
+"""Dynamic sampling and rewards with the real verifiers; a worker group that answers from a list."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from verl.config import PPOConfig
+from verl.data.prompts import PromptRecord, PromptSample
+from verl.protocol import PromptBatch, RolloutBatch
+from verl.rewards.pool import VerifierPool
+from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, groups_that_differ, score_tensors
+
+N = 2
+
+
+class ScriptedWorkers:
+    """Answers the prompt ``uid`` with the tokens of ``answers[uid]``, one entry per response."""
+
+    world_size = 1
+
+    def __init__(self, tokenizer, answers: dict[int, list[str]]) -> None:
+        self.tokenizer, self.answers = tokenizer, answers
+        self.steps: list[int] = []
+
+    def run_split(self, method, batch, *arguments, copies=1):
+        if method == "compute_rm_scores":
+            return [torch.arange(len(batch)).float()]
+        assert method == "generate"
+        sampling, seed = arguments
+        self.steps.append(seed & 0xFFFFFFFF)
+        texts = [text for uid in batch.uid.tolist() for text in self.answers[uid][: sampling.n]]
+        rows = [torch.tensor(self.tokenizer.encode(text)) for text in texts]
+        shape = (len(rows), 12)
+        responses, mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+        for i, row in enumerate(rows):
+            responses[i, : len(row)], mask[i, : len(row)] = row, 1
+        prompts = batch.input_ids.repeat_interleave(sampling.n, dim=0)
+        return [
+            RolloutBatch(
+                torch.cat([prompts, responses], dim=1),
+                torch.cat([torch.ones_like(prompts), mask], dim=1),
+                mask,
+                torch.zeros(shape),
+                batch.uid.repeat_interleave(sampling.n),
+                mask.all(dim=1),
+                TensorDict({"m": torch.arange(len(rows), dtype=torch.float64)[:, None]}, batch_size=[len(rows)]),
+                torch.zeros(len(rows), 0, 0),
+                batch_size=[len(rows)],
+            )
+        ]
+
+
+def prompts_of(*uids: int) -> PromptSample:
+    records = [PromptRecord(uid, [5], "arithmetic", "7", {}, [{"role": "user", "content": f"{uid}"}]) for uid in uids]
+    ids = torch.full((len(uids), 1), 5)
+    tokens = PromptBatch(ids, torch.ones_like(ids), torch.tensor(uids), batch_size=[len(uids)])
+    return PromptSample(records, tokens)
+
+
+@pytest.fixture(scope="module")
+def pool(small_config: PPOConfig) -> Iterator[VerifierPool]:
+    with VerifierPool(small_config.reward_score) as pool:
+        yield pool
+
+
+def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str]], **changes) -> Sampler:
+    """A step of 2 prompts, 2 responses each; ``changes`` in the group ``algorithm.filter_groups``."""
+    filtering = replace(config.algorithm.filter_groups, enable=True, **changes)
+    config = replace(
+        config,
+        data=replace(config.data, train_batch_size=2),
+        actor=replace(config.actor, ppo_mini_batch_size=2),
+        critic=replace(config.critic, ppo_mini_batch_size=2),
+        rollout=replace(config.rollout, n=N),
+        algorithm=replace(config.algorithm, filter_groups=filtering),
+    )
+    return Sampler(config, tokenizer, tokenizer, ScriptedWorkers(tokenizer, answers), pool)
+
+
+MIXED, RIGHT, WRONG = ["7", "8"], ["7", "7"], ["8", "9"]
+
+
+def test_groups_that_differ():
+    values = torch.tensor([1.0, 1.0, 0.0, 0.5, 0.0, 0.0])
+    assert groups_that_differ(values, 2).tolist() == [False, True, False]
+    assert groups_that_differ(torch.tensor([True, True, False]), 3).tolist() == [True]
+
+
+def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool):
+    answers = {0: RIGHT, 1: MIXED, 2: WRONG, 3: RIGHT, 4: MIXED, 5: ["8", "7"]}
+    sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
+    stream = iter([prompts_of(0, 1), prompts_of(2, 3), prompts_of(4, 5), prompts_of(9, 9)])
+    sampled, left_out, metrics = sampler.sample_step(stream, 3, timer := PhaseTimer(lambda name: None))
+    # Of the third batch only one group is still needed; the fourth is not touched.
+    assert [record.uid for record in sampled.prompts.records] == [1, 4]
+    assert sampled.prompts.tokens.uid.tolist() == [1, 4]
+    assert score_tensors(sampled.pending)[1].tolist() == [True, False, True, False]
+    assert sampled.rollout.group_ids.tolist() == [0, 0, 1, 1]
+    assert sampled.rollout.rank_metrics["m"].flatten().tolist() == [2.0, 3.0, 0.0, 1.0]
+    assert sampler._texts(sampled.rollout) == ["7", "8", "7", "8"]
+    assert sampler.workers.steps == [3, 3 + REFILL_STEP, 3 + 2 * REFILL_STEP]
+    # All that was sampled counts in the log: 12 responses of 6 prompts, 7 of them right, 3 groups alike.
+    assert metrics == {
+        "score/mean": 7 / 12,
+        "train/pass@1": 7 / 12,
+        "train/groups_without_variance": 0.5,
+        "train/gen_batches": 3.0,
+        "train/filler_groups": 0.0,
+        "verifier/exact": 7.0,
+        "verifier/different": 5.0,
+    }
+    assert sampled.learned.all() and left_out.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+    assert set(timer.totals) == {"generate", "verify"}
+    # Each response is one token after a prompt of one.
+    assert timer.take_step().work == {"generate": Work(12.0, 12 * (2**2 - 1**2))}
+    assert next(stream).records[0].uid == 9
+
+
+def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_tokenizer, pool):
+    answers = {0: RIGHT, 1: WRONG, 2: RIGHT, 3: MIXED}
+    sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, max_num_gen_batches=2)
+    stream = iter([prompts_of(0, 1), prompts_of(2, 3)])
+    sampled, left_out, metrics = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
+    assert [record.uid for record in sampled.prompts.records] == [3, 0]
+    # Nothing is learned from a filler.
+    assert sampled.learned.tolist() == [True, True, False, False] and left_out.tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert (metrics["train/gen_batches"], metrics["train/filler_groups"]) == (2.0, 1.0)
+
+
+def test_a_prompt_drawn_twice_makes_two_groups(small_config, tiny_tokenizer, pool):
+    sampler = make_sampler(small_config, tiny_tokenizer, pool, {0: RIGHT, 1: MIXED})
+    stream = iter([prompts_of(0, 1), prompts_of(0, 1)])
+    sampled, _, _ = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
+    assert [record.uid for record in sampled.prompts.records] == [1, 1]
+    assert sampled.rollout.group_ids.tolist() == [0, 0, 1, 1]
+
+
+def test_rewards_add_up(small_config, tiny_tokenizer, pool):
+    sampler = make_sampler(small_config, tiny_tokenizer, pool, {0: ["7", "8" * 12], 1: ["7", "8"]})
+    config = sampler.config
+    sampled = sampler.sample(prompts_of(0, 1), config.rollout.train_kwargs, step=1)
+    rewards, metrics = sampler.rewards(sampled)
+    assert rewards.tolist() == [1.0, 0.0, 1.0, 0.0] and metrics == {}
+    overlong = replace(config.reward_score.overlong_buffer, enable=True, len=4, penalty_factor=0.5)
+    sampler.config = replace(
+        config,
+        reward_score=replace(config.reward_score, overlong_buffer=overlong),
+        reward_model=replace(config.reward_model, enable=True, rule_weight=2.0, weight=0.25),
+    )
+    # Twice the verifier's score, a quarter of 0, 1, 2, 3, and the full penalty for 12 tokens of at most 12.
+    lengths = sampled.rollout.response_mask.sum(dim=1).tolist()
+    assert lengths[1] == 12 and lengths[0] < 8
+    rewards, metrics = sampler.rewards(sampled)
+    assert rewards.tolist() == [2.0, 0.25 - 0.5, 2.5, 0.75]
+    assert metrics == {
+        "reward_model/score/mean": 1.5,
+        "reward_model/score/std": 1.25**0.5,
+        "reward_model/clip_ratio": 0.0,
+        "train/overlong_penalty/mean": -0.125,
+    }

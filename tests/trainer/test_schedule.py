@@ -1,0 +1,18 @@
+from itertools import islice
+
+from verl.trainer.schedule import endless, is_due, numbered_batches
+
+
+def test_passes_follow_each_other():
+    assert list(islice(endless("ab"), 5)) == ["a", "b", "a", "b", "a"]
+
+
+def test_batches_are_numbered_across_epochs():
+    assert list(numbered_batches("abc", 0, 5)) == [(1, "a"), (2, "b"), (3, "c"), (4, "a"), (5, "b")]
+    assert list(numbered_batches("abc", 0, 3)) == [(1, "a"), (2, "b"), (3, "c")]
+    assert list(numbered_batches("abc", 2, 4)) == [(3, "a"), (4, "b")]
+
+
+def test_due_at_multiples_and_at_the_end():
+    assert [step for step in range(1, 8) if is_due(step, 7, 3)] == [3, 6, 7]
+    assert [step for step in range(1, 8) if is_due(step, 7, 0)] == [7]

@@ -1,0 +1,1 @@
+"""Checkpoints: written by all workers, complete or absent, resumed from and exported."""

@@ -1,0 +1,117 @@
+"""When checkpoints are written, completed and removed; the same for all trainers."""
+
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from verl.checkpoint.folders import (
+    begin_checkpoint,
+    checkpoints,
+    complete_checkpoint,
+    remove_checkpoints,
+    steps_to_keep,
+)
+
+
+class CheckpointWriters(Protocol):
+    """The workers that write a checkpoint together, each its share."""
+
+    def run(self, method: str, *arguments: Any) -> list[Any]:
+        """Call ``method`` on every worker; returns the results in rank order."""
+
+
+@dataclass(frozen=True)
+class _Unfinished:
+    step: int
+    folder: Path
+    state: str
+    scores: Mapping[int, float]
+
+
+class CheckpointSaver:
+    """Has the workers write checkpoints, in the background where asked, and completes those they have written.
+
+    Args:
+        background: let training go on while the workers write; :meth:`poll` or :meth:`finish` then complete.
+        huggingface: write also the models as ``transformers`` loads them.
+        newest: checkpoints that are kept besides the best and those of ``always``; 0: all.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        workers: CheckpointWriters,
+        background: bool,
+        huggingface: bool,
+        newest: int,
+        always: Collection[int] = (),
+    ) -> None:
+        self.root = root
+        self.workers = workers
+        self.background = background
+        self.huggingface = huggingface
+        self.newest = newest
+        self.always = always
+        self._unfinished: _Unfinished | None = None
+
+    def save(self, step: int, state: Mapping[str, Any], scores: Mapping[int, float]) -> None:
+        """Write the models as they are now, with ``state``, the trainer's own as JSON can hold it.
+
+        Args:
+            scores: step -> what validation gave, by which the best checkpoint is known.
+
+        Raises:
+            WorkerError: writing this checkpoint failed, or the one before in the background.
+        """
+        self.finish()
+        text = json.dumps(state, indent=2) + "\n"
+        self._unfinished = _Unfinished(step, begin_checkpoint(self.root, step), text, dict(scores))
+        self._run("save", self._unfinished.folder, self.background, self.huggingface)
+        if not self.background:
+            self.finish()
+
+    def poll(self) -> None:
+        """Complete the checkpoint if all workers have written it.
+
+        Raises:
+            WorkerError: writing failed in the background.
+        """
+        if self._unfinished is not None:
+            self._complete(wait=False)
+
+    def finish(self) -> None:
+        """Wait for the workers, and complete the checkpoint; raises as :meth:`poll`."""
+        if self._unfinished is not None:
+            self._complete(wait=True)
+
+    def _complete(self, wait: bool) -> None:
+        shares = self._run("finish_save", wait)
+        if any(share is None for share in shares):
+            return
+        assert self._unfinished is not None
+        done = self._unfinished
+        records = {name: record for share in shares for name, record in share.items()}
+        try:
+            complete_checkpoint(done.folder, self.root, done.step, done.state, records)
+        except BaseException:
+            self._abandon()
+            raise
+        self._unfinished = None
+        keep = steps_to_keep(checkpoints(self.root), self.newest, self.always, done.scores)
+        remove_checkpoints(self.root, keep)
+
+    def _run(self, method: str, *arguments: Any) -> list[Any]:
+        try:
+            return self.workers.run(method, *arguments)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Remove what is written so far; earlier checkpoints stay as they are."""
+        if self._unfinished is not None:
+            shutil.rmtree(self._unfinished.folder, ignore_errors=True)
+            self._unfinished = None

@@ -1,0 +1,266 @@
+"""Each worker's part of a checkpoint: its shards of what is trained, and its random generators.
+
+A checkpoint holds for each trained model (``actor``, ``critic``) a folder ``shards`` written by
+``torch.distributed.checkpoint`` in the safetensors format, whose headers say which piece of which tensor a file holds,
+so that any number of workers can read it. What is no tensor is JSON. Nothing is pickled and nothing unpickled.
+"""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from transformers import PreTrainedTokenizerBase
+
+from verl.config.common import ModelConfig
+from verl.models.fsdp import export_adapters, full_parameters, reshard
+from verl.models.huggingface import empty_model, persistent_buffers, write_architecture, write_huggingface
+from verl.models.learner import Learner
+from verl.models.offload import Offloaded
+from verl.utils.distributed import seed_everything
+from verl.utils.files import FileRecord, file_record
+from verl.utils.json_state import from_json, to_json
+
+MODEL = "model."
+"""Prefix of a parameter in the shards, before its name in the model."""
+OPTIMIZER = "optimizer."
+"""Prefix of an optimizer's tensor, before the parameter's name and the tensor's own, such as ``exp_avg``."""
+
+ADAPTERS = "lora_adapter"
+"""Folder of a part that is trained by adapters, in peft's format, beside its shards, which hold these alone."""
+
+
+@dataclass(frozen=True)
+class TrainedPart:
+    """A model that is trained, with all that is written of it."""
+
+    name: str
+    """``actor`` or ``critic``: its folder in a checkpoint."""
+    learner: Learner
+    parameters: Offloaded
+    """The learner's model's."""
+    model: ModelConfig
+    tokenizer: PreTrainedTokenizerBase
+
+
+class CheckpointWorker:
+    """Writes and reads one worker's part of checkpoints. Every method is called on all workers at once."""
+
+    def __init__(self, parts: Sequence[TrainedPart], seed: int) -> None:
+        """``seed``: the run's, for generators of a checkpoint that another number of workers wrote."""
+        self.parts = parts
+        self.seed = seed
+        # A group of its own: what a background thread sends must not mix with what training sends meanwhile.
+        self._group = dist.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[dict[str, FileRecord]] | None = None
+        self._shells = {
+            part.name: empty_model(part.name, part.model.path, part.model.trust_remote_code)
+            for part in parts
+            if dist.get_rank() == 0
+        }
+        self._buffers = {part.name: persistent_buffers(part.learner.model) for part in parts}
+
+    def start(self, folder: Path, background: bool, huggingface: bool) -> None:
+        """Begin to write into ``folder``; :meth:`finish` waits for the end.
+
+        Args:
+            background: copy everything to the host's memory first, so that training may go on at once.
+            huggingface: write also ``<part>/huggingface``, which worker 0 gathers in its host's memory.
+        """
+        assert self._writing is None or self._writing.done(), "the checkpoint before was not finished"
+        shards, weights, counts = {}, {}, {}
+        for part in self.parts:
+            with part.parameters.loaded(), part.learner.optimizer_state.loaded():
+                state = training_state(part.learner)
+                # What is offloaded is gone again when this method ends.
+                copied = background or part.parameters.enabled or part.learner.optimizer_state.enabled
+                shards[part.name] = {n: t.to("cpu", copy=True) for n, t in state.items()} if copied else state
+                weights[part.name] = _gathered(part.learner) if huggingface else {}
+                if part.model.lora.rank:
+                    export_adapters(part.learner.model, folder / part.name / ADAPTERS)
+            counts[part.name] = part.learner.scheduler.last_epoch
+        generators = json.dumps(to_json(generator_states()))
+        self._writing = self._thread.submit(self._write, folder, shards, weights, counts, generators)
+
+    def finish(self, wait: bool) -> dict[str, FileRecord] | None:
+        """Records of some of the files, those of all workers together of all files; None while still writing.
+
+        Raises:
+            Exception: whatever failed while writing, on this worker or in the exchange with others.
+        """
+        assert self._writing is not None, "no checkpoint was begun"
+        if not wait and not self._writing.done():
+            return None
+        return self._writing.result()
+
+    def load(self, folder: Path, step: int) -> None:
+        """Read what workers wrote after ``step``, were they as many as now or not.
+
+        Optimizers and schedules keep the hyperparameters of the configuration; what is restored is where they stood.
+        Random generators continue if there were as many workers; else all are seeded by the run's seed plus ``step``.
+
+        Raises:
+            ValueError: the models are not of the same architecture.
+        """
+        for part in self.parts:
+            with part.parameters.loaded(), part.learner.optimizer_state.loaded():
+                load_training_state(part.learner, folder / part.name / "shards", self._group)
+            schedule = json.loads((folder / part.name / "scheduler.json").read_text())
+            _set_schedule(part.learner, schedule["optimizer_steps"])
+        files = sorted((folder / "generators").glob("*.json"))
+        if len(files) == dist.get_world_size():
+            set_generator_states(from_json(json.loads(files[dist.get_rank()].read_text())))
+        else:
+            seed_everything((self.seed + step) % 2**32)
+
+    def _write(
+        self,
+        folder: Path,
+        shards: Mapping[str, dict[str, Tensor]],
+        weights: Mapping[str, Mapping[str, Tensor]],
+        counts: Mapping[str, int],
+        generators: str,
+    ) -> dict[str, FileRecord]:
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        for part in self.parts:
+            target = folder / part.name
+            writer = HuggingFaceStorageWriter(str(target / "shards"), save_distributed=True)
+            dcp.save(shards[part.name], storage_writer=writer, process_group=self._group)
+            if rank == 0:
+                (target / "scheduler.json").write_text(json.dumps({"optimizer_steps": counts[part.name]}) + "\n")
+                shell, buffers = self._shells[part.name], self._buffers[part.name]
+                write_architecture(shell, part.tokenizer, target / "architecture", buffers)
+                if weights[part.name]:
+                    write_huggingface(shell, {**weights[part.name], **buffers}, part.tokenizer, target / "huggingface")
+        (folder / "generators").mkdir(exist_ok=True)
+        (folder / "generators" / f"rank_{rank:05d}.json").write_text(generators + "\n")
+        dist.barrier(self._group)
+        # Reading everything again for the manifest is shared out too.
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): file_record(path) for path in files[rank::world_size]}
+
+
+class Checkpointed:
+    """What a worker offers the driver; :attr:`checkpoints` does it."""
+
+    checkpoints: CheckpointWorker
+
+    def save(self, folder: Path, background: bool, huggingface: bool) -> None:
+        """See :meth:`CheckpointWorker.start`."""
+        self.checkpoints.start(folder, background, huggingface)
+
+    def finish_save(self, wait: bool) -> dict[str, FileRecord] | None:
+        """See :meth:`CheckpointWorker.finish`."""
+        return self.checkpoints.finish(wait)
+
+    def load(self, folder: Path, step: int) -> None:
+        """See :meth:`CheckpointWorker.load`."""
+        self.checkpoints.load(folder, step)
+
+
+def training_state(learner: Learner) -> dict[str, Tensor]:
+    """The tensors that training changes, those the learner holds and no copies: trained parameters and moments.
+
+    Tied parameters come once, frozen ones not at all; nor does the optimizer's state before its first step, which
+    ``torch.distributed.checkpoint.state_dict`` would make by a step on zeros that counts.
+    """
+    reshard(learner.model)
+    state: dict[str, Tensor] = {}
+    for name, parameter in learner.model.named_parameters():
+        if parameter.requires_grad:
+            state[MODEL + name] = parameter.detach()
+            for key, value in learner.optimizer.state.get(parameter, {}).items():
+                state[f"{OPTIMIZER}{name}.{key}"] = value
+    return state
+
+
+def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Restore what :func:`training_state` gave, from shards in ``folder``, into the learner's own tensors.
+
+    Raises:
+        ValueError: the shards are of another architecture.
+    """
+    saved = saved_shapes(folder)
+    learner.optimizer.state.clear()
+    state = training_state(learner)
+    check_same_architecture(folder, saved, {n.removeprefix(MODEL): t.shape for n, t in state.items()})
+    for name, parameter in learner.model.named_parameters():
+        prefix = f"{OPTIMIZER}{name}."
+        for full_name, shape in saved.items():
+            if full_name.startswith(prefix) and "." not in full_name.removeprefix(prefix):
+                # A moment is laid out as its parameter; a count of steps stays on the host, where AdamW makes it.
+                value = torch.zeros_like(parameter.detach()) if shape == parameter.shape else torch.zeros(shape)
+                learner.optimizer.state[parameter][full_name.removeprefix(prefix)] = value
+                state[full_name] = value
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), process_group=group)
+
+
+def saved_shapes(folder: Path) -> dict[str, torch.Size]:
+    """Name -> shape of every tensor in the shards, from the files' headers."""
+    metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {name: entry.size for name, entry in metadata.items()}
+
+
+def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
+    """Whether the parameters in ``saved``, by :func:`saved_shapes`, are those in ``expected``, by name alone.
+
+    Raises:
+        ValueError: they are not; one line that names the first parameter that differs.
+    """
+    found = {name.removeprefix(MODEL): shape for name, shape in saved.items() if name.startswith(MODEL)}
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            there, here = (
+                f"has shape {list(shapes[name])}" if name in shapes else "is missing" for shapes in (found, expected)
+            )
+            raise ValueError(f"{folder}: another architecture: {name} {there} there and {here} in the run's model")
+
+
+def generator_states() -> dict[str, Any]:
+    """The states of the global random generators of Python, NumPy and torch."""
+    states = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+    }
+    return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
+
+
+def set_generator_states(states: Mapping[str, Any]) -> None:
+    """Restore what :func:`generator_states` gave, through JSON."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    stream = states["numpy"]
+    np.random.set_state(stream | {"state": stream["state"] | {"key": stream["state"]["key"].numpy()}})
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _gathered(learner: Learner) -> dict[str, Tensor]:
+    """Every parameter whole, adapters merged, in the memory of worker 0's host; the other workers keep none."""
+    kept = {}
+    for name, value in full_parameters(learner.model):
+        if dist.get_rank() == 0:
+            kept[name] = value.to("cpu", copy=True)
+    return kept
+
+
+def _set_schedule(learner: Learner, optimizer_steps: int) -> None:
+    scheduler = learner.scheduler
+    scheduler.last_epoch = optimizer_steps
+    factors = [factor(optimizer_steps) for factor in scheduler.lr_lambdas]
+    rates = [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
+    for group, rate in zip(learner.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = rates

@@ -1,0 +1,55 @@
+"""The command line of ``eval.sh`` as people type it, before Hydra reads it."""
+
+from collections.abc import Sequence
+from dataclasses import is_dataclass
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from verl.cli.release_flags import MULTIRUN, FlagError, sort_arguments
+
+LITERAL = ("[", "{", "'", '"', "$")
+"""How a value begins that Hydra is to take as it stands."""
+
+
+def plain_arguments(arguments: Sequence[str], schema: type) -> list[str]:
+    """``arguments`` with what Hydra would refuse, though its meaning is plain, written as it wants it.
+
+    ``benchmarks=a,b`` becomes ``benchmarks=[a,b]`` where the option is a list, unless a sweep is asked for;
+    ``runs.mine.path=x``, an entry of a mapping that may be new, becomes ``++runs.mine.path=x``; Hydra's own flags come
+    last.
+
+    Raises:
+        FlagError: a flag that is not Hydra's.
+    """
+    line = sort_arguments(arguments)
+    if line.flags:
+        raise FlagError(f"--{next(iter(line.flags))}: a flag of train.sh; options are set as in model.path=VALUE")
+    sweeps = bool(MULTIRUN & set(line.hydra))
+    return [*(_plain(override, schema, sweeps) for override in line.overrides), *line.hydra]
+
+
+def _plain(override: str, schema: type, sweeps: bool) -> str:
+    key, has_value, value = override.partition("=")
+    if not has_value or key.startswith("~"):
+        return override
+    hint, in_mapping = _option(schema, key.lstrip("+"))
+    if in_mapping and not key.startswith("+"):
+        key = f"++{key}"
+    if get_origin(hint) is list and "," in value and not sweeps and not value.startswith(LITERAL):
+        value = f"[{value.strip(',')}]"
+    return f"{key}={value}"
+
+
+def _option(schema: Any, key: str) -> tuple[Any, bool]:
+    """The type of an option, None if there is none of that name; and whether it is an entry of a mapping, or below."""
+    hint, in_mapping = schema, False
+    for part in key.split("."):
+        if get_origin(hint) is dict:
+            hint, in_mapping = get_args(hint)[1], True
+        elif is_dataclass(hint):
+            hint = get_type_hints(hint).get(part)
+        else:
+            hint = None
+        if get_origin(hint) is UnionType:
+            hint = get_args(hint)[0]
+    return hint, in_mapping

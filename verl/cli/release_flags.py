@@ -1,0 +1,381 @@
+"""The command line of ``train.sh``: flags of the paper's release, Hydra overrides, and Hydra's own flags.
+
+``python -m verl.cli.release_flags ARGUMENT...`` writes the Hydra command line that they stand for, each argument ended
+by a NUL byte. A flag sets an option to a value; what the release's script set without being asked is left to the
+config, with one exception, ``--model_name``, which starts from the paper's preset.
+"""
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from verl.config.errors import ConfigError
+from verl.config.load import CONFIG_DIR, load_config
+from verl.config.ppo import PPOConfig
+
+HYDRA_FLAGS_WITH_VALUE = {
+    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+    "--experimental-rerun",
+}
+HYDRA_INFO = {"all", "config", "defaults", "defaults-tree", "plugins", "searchpath"}
+"""Values that ``--info`` may have, or none."""
+MULTIRUN = {"--multirun", "-m"}
+HYDRA_FLAGS = {
+    *HYDRA_FLAGS_WITH_VALUE,
+    *MULTIRUN,
+    *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--info", "-i"),
+    *("--shell-completion", "-sc"),
+}
+
+
+class FlagError(ValueError):
+    """A command line that cannot be translated; the message names the flag and the mend."""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Arguments of ``train.sh``, sorted."""
+
+    flags: dict[str, str]
+    """The release's flags with their values; a flag whose value is empty is not given."""
+    overrides: list[str]
+    """Hydra overrides."""
+    hydra: list[str]
+    """Hydra's own flags, with their values."""
+
+    @property
+    def keys(self) -> set[str]:
+        """What the overrides override: ``trainer.test_freq``, or a group."""
+        return {override_key(override) for override in self.overrides}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of the release."""
+
+    becomes: str
+    """What it sets, in Markdown, for TRAINING_CONFIG.md."""
+    translate: Callable[[str, CommandLine], list[str]]
+    """From its value, which is not empty, to overrides."""
+    note: str = ""
+    """What the user is told, unless the value is false."""
+
+
+def scalar(text: str) -> str:
+    """A number, a boolean in any case, or a word; with commas, several of them for a sweep."""
+    return ",".join(_word(part.strip()) for part in text.split(","))
+
+
+def quoted(text: str) -> str:
+    """Text that Hydra takes as it is."""
+    # Within quotes a backslash is itself, except before a quote.
+    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", r"\'")
+    return f"'{escaped}'"
+
+
+def listed(text: str) -> str:
+    """A list as Python writes it, ``['a b', 'c']``, as Hydra writes it, ``[a b,c]``, or without brackets, ``40,80``."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        if text.startswith("["):
+            return text
+        value = [part.strip() for part in text.split(",")]
+    return _literal(list(value) if isinstance(value, list | tuple) else [value])
+
+
+def _word(text: str) -> str:
+    if text.lower() in ("true", "false"):
+        return text.lower()
+    if text.lower() in ("none", "null"):
+        return "null"
+    return text if re.fullmatch(r"[\w.+/-]+", text) else quoted(text)
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_literal(element) for element in value)}]"
+    return quoted(value) if isinstance(value, str) else scalar(str(value))
+
+
+def sets(*options: str, convert: Callable[[str], str] = scalar) -> Flag:
+    """A flag that sets ``options`` to its value."""
+
+    def translate(value: str, line: CommandLine) -> list[str]:
+        return [f"{option}={convert(value)}" for option in options]
+
+    return Flag(", ".join(f"`{option}`" for option in options), translate)
+
+
+def frequency(option: str) -> Flag:
+    """A flag in steps, where the release writes -1 for never."""
+
+    def translate(value: str, line: CommandLine) -> list[str]:
+        return [f"{option}={'0' if value == '-1' else scalar(value)}"]
+
+    return Flag(f"`{option}`; -1 becomes 0: only after the last step", translate)
+
+
+def _plain(markdown: str) -> str:
+    return markdown.replace("`", "")
+
+
+def without_effect(reason: str) -> Flag:
+    """A flag that is accepted and changes nothing here."""
+    return Flag(f"no effect: {reason}", lambda value, line: [], f"has no effect: {_plain(reason)}")
+
+
+def refused(unless: Sequence[str], reason: str) -> Flag:
+    """A flag of which only the values ``unless`` are accepted, and set nothing."""
+
+    def translate(value: str, line: CommandLine) -> list[str]:
+        if value.lower() not in unless:
+            raise FlagError(_plain(reason))
+        return []
+
+    return Flag(f"only {' or '.join(f'`{value}`' for value in unless)}: {reason}", translate)
+
+
+def _dataset(value: str, line: CommandLine) -> list[str]:
+    folder = f"{os.environ.get('HDFS_DATA_PATH') or 'data'}/{value}"
+    files = {"data.train_files": "train.parquet", "data.val_files": "test.parquet"}
+    return [f"{option}=[{quoted(f'{folder}/{name}')}]" for option, name in files.items()]
+
+
+def _model(value: str, line: CommandLine) -> list[str]:
+    root = os.environ.get("HDFS_MODEL_PATH")
+    path = f"{root}/{value}" if root and Path(root, value).is_dir() else value
+    overrides = [f"model.path={quoted(path)}"]
+    if "preset" not in line.keys:
+        # The embedded task's learning rate would ruin a pretrained model, and the release's script has another.
+        _note("--model_name: what no flag sets is as in configs/preset/paper.yaml; preset=null for the embedded task's")
+        overrides.insert(0, "preset=paper")
+    return overrides
+
+
+def _epochs(value: str, line: CommandLine) -> list[str]:
+    limit = [] if line.flags.get("total_steps") else ["trainer.total_training_steps=0"]
+    return [f"trainer.total_epochs={scalar(value)}", *limit]
+
+
+def _estimator(value: str, line: CommandLine) -> list[str]:
+    known = sorted(path.stem for path in (CONFIG_DIR / "algorithm").glob("*.yaml"))
+    for name in value.split(","):
+        if name not in known:
+            raise FlagError(f"must be one of {', '.join(known)}{_nearest(name, known)}")
+    return [f"algorithm={value}"]
+
+
+def _critic(value: str, line: CommandLine) -> list[str]:
+    estimator = line.flags.get("adv_estimator") or "grpo"
+    if {"algorithm", "algorithm.adv_estimator", "experiment"} & line.keys:
+        estimator = "gae"  # or another; then the critic is not loaded whatever its path
+    if "gae" not in estimator.split(","):
+        _note(f"--critic_model_path is ignored: {estimator} has no critic; --adv_estimator gae has one")
+        return []
+    return [f"critic.model.path={quoted(value)}"]
+
+
+def _experiment_name(value: str, line: CommandLine) -> list[str]:
+    suffix = line.flags.get("suffix")
+    return [f"trainer.experiment_name={quoted(f'{value}_{suffix}' if suffix else value)}"]
+
+
+def _suffix(value: str, line: CommandLine) -> list[str]:
+    if line.flags.get("exp_name"):
+        return []  # which appends it
+    chosen = [override for override in line.overrides if override_key(override) == "experiment"]
+    return _experiment_name(load_config(PPOConfig, "ppo_trainer", chosen).trainer.experiment_name, line)
+
+
+CAPTURED = "the hidden states of every response token are measured where they arise, see `calculator.enable`"
+NO_SHEETS = (
+    "the motivation experiment's Excel sheets are not part of this project; `metrics.jsonl` has the rank metrics split "
+    "by correctness"
+)
+NO_PLOTS = "it belongs to the motivation experiment, see `--motivation_mode`"
+
+FLAGS = {
+    "model_name": Flag(
+        "`model.path`: `$HDFS_MODEL_PATH/NAME` where that folder exists, else `NAME`, a folder or hub id; and "
+        "`preset=paper` unless a `preset=` is given",
+        _model,
+    ),
+    "dataset_name": Flag(
+        "`data.train_files`, `data.val_files`: `train.parquet` and `test.parquet` in `$HDFS_DATA_PATH/NAME`, or in "
+        "`data/NAME` where that variable is not set",
+        _dataset,
+    ),
+    "train_batch_size": sets("data.train_batch_size"),
+    "val_batch_size": sets("data.val_batch_size"),
+    "max_prompt_length": sets("data.max_prompt_length"),
+    "max_response_length": sets("data.max_response_length"),
+    "val_sample_size": sets("data.val_sample_size"),
+    "learning_rate": sets("actor.optim.lr"),
+    "ppo_mini_batch_size": sets("actor.ppo_mini_batch_size"),
+    "ppo_micro_batch_size": sets("actor.micro_batch_size_per_gpu"),
+    "log_prob_micro_batch_size": sets("actor.log_prob_micro_batch_size_per_gpu"),
+    "clip_ratio": sets("actor.clip_ratio_low", "actor.clip_ratio_high"),
+    "entropy_coefficient": sets("actor.entropy_coeff"),
+    "kl_loss_coef": sets("actor.kl_loss_coef"),
+    "kl_loss_type": sets("actor.kl_loss_type"),
+    "rollout_n": sets("rollout.n"),
+    "temperature": sets("rollout.temperature"),
+    "rollout_gpu_memory_util": sets("rollout.gpu_memory_utilization"),
+    "rollout_tp": sets("rollout.tensor_parallel_size"),
+    "micro_rollout_batch_size": without_effect("vLLM schedules by itself, see `rollout.max_num_seqs`"),
+    "adv_estimator": Flag("`algorithm`, the group of that name", _estimator),
+    "kl_coef": sets("algorithm.kl_ctrl.kl_coef"),
+    "critic_model_path": Flag("`critic.model.path`; ignored with a note where no critic is used", _critic),
+    "enable_calculator": sets("calculator.enable"),
+    "metric_indices": sets("calculator.metric_indices", convert=listed),
+    "metric_indices_add": refused(
+        ["[]"], "metrics of token confidence are not there; those of hidden states are named by `--metric_indices`"
+    ),
+    "diff_stride": sets("calculator.diff_stride"),
+    "compute_log_effective_rank": sets("calculator.compute_log_effective_rank"),
+    "zeroth_order_svd_method": sets("calculator.zeroth_order_svd_method"),
+    "diff_svd_method": sets("calculator.diff_svd_method"),
+    "svd_rank": sets("calculator.svd_rank"),
+    "svd_niter": sets("calculator.svd_niter"),
+    "diff_calculator_method": sets("calculator.diff_calculator_method"),
+    "compute_global_metrics": sets("calculator.compute_global_metrics"),
+    "compute_cumulative_global_metrics": sets("calculator.compute_cumulative_global_metrics"),
+    "global_diff_stride_train": sets("calculator.global_diff_stride_train"),
+    "global_diff_stride_val": sets("calculator.global_diff_stride_val"),
+    "return_hidden_states": without_effect(CAPTURED),
+    "return_decode": without_effect(CAPTURED),
+    "return_prefill": without_effect("the hidden states of prompts are not measured"),
+    "add_reward": sets("reward_manager.add_reward"),
+    "add_adv": sets("reward_manager.add_adv"),
+    "reward_indicator_names": sets("reward_manager.indicator_names", convert=listed),
+    "reward_weights": sets("reward_manager.w_explore", convert=listed),
+    "reward_weights_exploit": sets("reward_manager.w_exploit", convert=listed),
+    "reward_ema_alpha": sets("reward_manager.ema_alpha"),
+    "hypothesis_type": sets("reward_manager.hypothesis_type"),
+    "modulation_gain": sets("reward_manager.gain"),
+    "adv_shaping_kappa": sets("reward_manager.kappa"),
+    "aux_reward_global_weight": sets("reward_manager.aux_reward_global_weight"),
+    "aux_fix": sets("reward_manager.aux_fix"),
+    "total_epochs": Flag(
+        "`trainer.total_epochs`, and `trainer.total_training_steps=0`, no limit, unless `--total_steps` is given",
+        _epochs,
+    ),
+    "total_steps": sets("trainer.total_training_steps"),
+    "save_freq": frequency("trainer.save_freq"),
+    "except_save": sets("trainer.except_save", convert=listed),
+    "remove_previous_ckpt": sets("trainer.remove_previous_ckpt"),
+    "test_freq": frequency("trainer.test_freq"),
+    "val_before_train": sets("trainer.val_before_train"),
+    "val_only": sets("trainer.val_only"),
+    "remove_clip": sets("trainer.remove_clip"),
+    "logger_config": sets("trainer.logger", convert=listed),
+    "exp_name": Flag("`trainer.experiment_name`", _experiment_name),
+    "suffix": Flag("is appended to `trainer.experiment_name` with `_`", _suffix),
+    "motivation_mode": refused(["disable"], NO_SHEETS),
+    "plot_x_metrics": without_effect(NO_PLOTS),
+    "plot_y_metrics": without_effect(NO_PLOTS),
+    "plot_layer": without_effect(NO_PLOTS),
+    "confidence_k": without_effect(NO_PLOTS),
+}
+"""Every flag of the release: name without dashes -> what becomes of it."""
+
+
+def translate(arguments: Sequence[str]) -> list[str]:
+    """The Hydra command line for the arguments of ``train.sh``: overrides, then Hydra's own flags.
+
+    Overrides among the arguments win over flags, wherever they stand. Notes go to stderr.
+
+    Raises:
+        FlagError: an unknown flag, a missing value, or one that cannot be had.
+    """
+    line = sort_arguments(arguments)
+    hydra = {argument.partition("=")[0] for argument in line.hydra}
+    if MULTIRUN & hydra and {"--cfg", "-c", "--info", "-i"} & hydra:
+        raise FlagError("--multirun: --cfg and --info are about one configuration; leave out one of the two")
+    overrides: dict[str, str] = {}
+    for name, value in line.flags.items():
+        flag = FLAGS[name]
+        try:
+            translated = flag.translate(value, line) if value else []
+        except FlagError as error:
+            raise FlagError(f"--{name} {value}: {error}") from None
+        if flag.note and value and value.lower() != "false":
+            _note(f"--{name} {value} {flag.note}")
+        overrides |= {override_key(override): override for override in translated}
+    # Hydra refuses a group that is chosen twice, so what an override sets is not set by a flag before it. Its parser
+    # takes overrides in one piece only, hence its flags last.
+    return [*(o for key, o in overrides.items() if key not in line.keys), *line.overrides, *line.hydra]
+
+
+def sort_arguments(arguments: Sequence[str]) -> CommandLine:
+    """Tell flags, overrides and Hydra's flags apart.
+
+    Raises:
+        FlagError: an unknown flag or a missing value.
+    """
+    line = CommandLine({}, [], [])
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, has_value, value = argument.partition("=")
+        if name in HYDRA_FLAGS:
+            line.hydra.append(argument)
+            if not has_value and name in HYDRA_FLAGS_WITH_VALUE:
+                line.hydra.append(_next_value(name, rest))
+            elif not has_value and name in ("--info", "-i") and rest and rest[0] in HYDRA_INFO:
+                line.hydra.append(rest.pop(0))
+        elif not argument.startswith("--"):
+            line.overrides.append(argument)
+        elif name.removeprefix("--") in FLAGS:
+            text = value if has_value else _next_value(name, rest)
+            line.flags[name.removeprefix("--")] = "" if text.strip() in ("", '""', "''") else text.strip()
+        else:
+            raise FlagError(f"{name}: unknown flag{_mend_unknown(name)}")
+    return line
+
+
+def override_key(override: str) -> str:
+    """What a Hydra override overrides: ``trainer.test_freq`` of ``++trainer.test_freq=5``."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def main() -> None:
+    """Translate ``sys.argv``; exit code 2 and one line on stderr where that cannot be done."""
+    try:
+        arguments = translate(sys.argv[1:])
+    except (FlagError, ConfigError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.stdout.write("".join(f"{argument}\0" for argument in arguments))
+
+
+def _next_value(name: str, rest: list[str]) -> str:
+    if not rest or rest[0].startswith("--") or rest[0] in HYDRA_FLAGS:
+        raise FlagError(f"{name}: needs a value after it")
+    return rest.pop(0)
+
+
+def _mend_unknown(name: str) -> str:
+    if "." in name:
+        return f"; options are set without dashes: {name.lstrip('-')}=VALUE"
+    near = _nearest(name, [*(f"--{flag}" for flag in FLAGS), *HYDRA_FLAGS])
+    return near or "; TRAINING_CONFIG.md lists them"
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Hydra overrides that do not fit the schema, explained in one line."""
+
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from typing import Any, get_type_hints
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+
+def explain(error: HydraException, schema: type) -> str:
+    """The key that does not exist, with the nearest one that does; or Hydra's own first line."""
+    cause = error.__cause__
+    key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
+    if not key:
+        return " ".join(str(error).split())
+    group, _, name = key.rpartition(".")
+    siblings = [known.rpartition(".")[2] for known in option_names(schema, "") if known.rpartition(".")[0] == group]
+    prefix = f"{group}." if group else ""
+    near = get_close_matches(name, siblings, n=1)
+    mend = f"did you mean {prefix}{near[0]}?" if near else f"known there: {', '.join(siblings)}"
+    return f"{key}: unknown key; {mend}"
+
+
+def option_names(schema: Any, prefix: str) -> Iterator[str]:
+    """Dotted names of every option below ``schema``."""
+    for name, hint in get_type_hints(schema).items():
+        yield f"{prefix}{name}"
+        if is_dataclass(hint):
+            yield from option_names(hint, f"{prefix}{name}.")

@@ -1,0 +1,127 @@
+"""Benchmarks from local files or from the hub."""
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from datasets import load_dataset
+
+from verl.config.errors import ConfigError
+from verl.config.load import CONFIG_DIR
+from verl.data.records import read_parquet
+from verl.evaluation.benchmarks.registry import BENCHMARKS, Benchmark
+from verl.evaluation.benchmarks.rows import Problem, Row, read_problem, recognise_fields
+
+ARITHMETIC = CONFIG_DIR.parent / "data" / "arithmetic" / "test.parquet"
+"""The embedded task's test set."""
+
+
+def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | None = None) -> list[Problem]:
+    """The problems of the benchmark ``name``, in their order.
+
+    ``folder`` may hold ``<name>/test.jsonl`` or ``<name>.jsonl``, which then wins over the hub; a name that is not in
+    ``BENCHMARKS`` is a user's own and needs such a file. ``fields`` maps our field names
+    (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's; what it leaves out is recognised.
+
+    Raises:
+        ConfigError: one line: an unknown benchmark, one that cannot be downloaded, a broken line, no problem at all,
+            fields that are not recognised, a row without question or answer.
+    """
+    path = local_file(name, folder)
+    if path is None and name not in BENCHMARKS:
+        raise ConfigError(_unknown(name, folder))
+    benchmark = BENCHMARKS.get(name, Benchmark(name, hub_id=None))
+    if path is not None:
+        where, numbered = str(path), _read_jsonl(path)
+    elif name == "arithmetic":
+        where, numbered = str(ARITHMETIC), _read_arithmetic()
+    else:
+        where, numbered = f"benchmark {name} from {benchmark.hub_id}", _read_hub(benchmark)
+    if not numbered:
+        raise ConfigError(f"{where}: holds no problem at all")
+    found = recognise_fields([row for _, row in numbered], fields or benchmark.fields, name, where)
+    problems = []
+    for index, (number, row) in enumerate(numbered):
+        try:
+            problems.append(read_problem(row, index, found, benchmark))
+        except ValueError as error:
+            raise ConfigError(f"{where}, line {number}: {error}") from error
+    return problems
+
+
+def local_file(name: str, folder: Path | None) -> Path | None:
+    """``<folder>/<name>/test.jsonl``, else ``<folder>/<name>.jsonl``; None where neither is there."""
+    # A name with a separator would reach outside the folder.
+    if folder is None or Path(name).name != name:
+        return None
+    candidates = [folder / name / "test.jsonl", folder / f"{name}.jsonl"]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _unknown(name: str, folder: Path | None) -> str:
+    own = [] if folder is None else [path.stem for path in folder.glob("*.jsonl")]
+    own += [] if folder is None else [path.parent.name for path in folder.glob("*/test.jsonl")]
+    known = [*BENCHMARKS, *sorted(set(own) - BENCHMARKS.keys())]
+    # Case is the commonest mistake, and get_close_matches counts it in full.
+    near = {known_name.lower(): known_name for known_name in known}
+    matches = get_close_matches(name.lower(), list(near), n=1)
+    hint = f"did you mean {near[matches[0]]!r}?" if matches else f"known are {', '.join(known)}."
+    place = f"{folder}/{name}/test.jsonl" if folder else "data.benchmark_dir"
+    return f"benchmarks={name!r}: no such benchmark; {hint} One of your own goes into {place}"
+
+
+def _read_jsonl(path: Path) -> list[tuple[int, Row]]:
+    """The rows with their line numbers, from 1."""
+    rows = []
+    try:
+        # Not splitlines(), which also breaks at characters that JSON allows inside a text.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}, line {number}: is not JSON: {error.msg}, column {error.colno}") from error
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}, line {number}: is not a JSON object but {type(row).__name__}")
+        rows.append((number, row))
+    return rows
+
+
+def _read_arithmetic() -> list[tuple[int, Row]]:
+    if not ARITHMETIC.is_file():
+        raise ConfigError(f"{ARITHMETIC}: no such file; `bash train.sh` makes the embedded data")
+    rows = read_parquet(str(ARITHMETIC), ["reward_model", "extra_info"])
+    return [
+        (
+            number,
+            {"question": row["extra_info"]["question"], "answer": row["reward_model"]["ground_truth"]}
+            | {"solution": row["extra_info"]["solution"]},
+        )
+        for number, row in enumerate(rows, start=1)
+    ]
+
+
+def _read_hub(benchmark: Benchmark) -> list[tuple[int, Row]]:
+    """The rows with their numbers, from 1."""
+    mend = f"put it into data.benchmark_dir as {benchmark.name}/test.jsonl"
+    if benchmark.hub_id is None:
+        raise ConfigError(
+            f"benchmark {benchmark.name}: no copy on the hub is known; get it from {benchmark.home}, {mend}"
+        )
+    try:
+        rows: Any = load_dataset(
+            benchmark.hub_id, benchmark.hub_config, split=benchmark.hub_split, revision=benchmark.hub_revision
+        )
+    # What `datasets` raises when there is no network or no such set is of many types, all of these two kinds.
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"benchmark {benchmark.name}: cannot load {benchmark.hub_id}: {reason}; or {mend}") from error
+    return list(enumerate(rows, start=1))

@@ -1,0 +1,232 @@
+"""One row of a benchmark, whatever its field names, as a problem.
+
+Every rule here holds for all benchmarks: what a row means is told by its field names and by the form of its values.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl.config.errors import ConfigError
+from verl.evaluation.benchmarks.registry import CHOICE, Benchmark
+from verl.rewards.answers import extract_boxed, extract_gsm8k
+from verl.rewards.multiple_choice import letters_in, read_options
+
+Row = Mapping[str, Any]
+
+FIELD_NAMES: dict[str, tuple[str, ...]] = {
+    "context": ("passage", "context", "body", "table"),
+    "question": (
+        "question_concat",
+        "question",
+        "problem",
+        "query",
+        "content",
+        "input",
+        "body",
+        "prompt",
+        "instruction",
+    ),
+    "options": ("options", "choices"),
+    "answer": (
+        *("choice_answer", "final_answer", "answer", "correct", "correct_answer", "correct_option", "label", "target"),
+        *(
+            "gold",
+            "golden",
+            "gold_answer",
+            "gt_answer",
+            "ground_truth",
+            "reference_answer",
+            "expected_answer",
+            "result",
+        ),
+    ),
+    "solution": ("solution", "rationale", "reference_solution"),
+    "tolerance": ("error", "tolerance"),
+    "verifier": (),
+}
+"""Our field -> names it goes by, in any case; of several with a value in a row the first counts. ``context`` is put
+before the question; a field serves as one of the two, as ``body`` does. ``verifier``, the data source that scores the
+row, is taken only where a mapping names its field."""
+
+REQUIRED = ("question", "answer")
+
+CHOICE_NAMES = ("choice_answer", "correct_option")
+"""Fields whose letters are options, even where those cannot be found in the question."""
+
+_INLINE_LABEL = re.compile(
+    r"(?:\\(?:text|textbf|mathrm|mathbf|rm|bf)\s*\{\s*)[(（]\s*([A-Z])\s*[)）]\s*\}"
+    r"|(?<![A-Za-z0-9\\^_{])[(（]\s*([A-Z])\s*[)）]"
+    r"|(?<![A-Za-z0-9\\^_{])([A-Z])\s*[.．、:：)）]"
+)
+_AROUND_OPTION = re.compile(r"\A(?:\\ |~|\s)+|(?:\\q?quad|\\n|\\\\|~|[\s(（])+\Z")
+_LABEL_ORDERS = ("ABCDEFGHIJ", "FGHJK")
+"""The second is that of every other question of the ACT."""
+
+_ANSWER_AT_END = re.compile(r"\s*\banswers?\s*[:：]\s*(\S.*)\Z", re.IGNORECASE)
+_SOLUTION_AT_END = re.compile(r"\s*\bsolution\s*[:：]\s*\Z", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem of a benchmark."""
+
+    index: int
+    """Its place in the benchmark, from 0; blank lines are not counted."""
+    question: str
+    """With its options, where there are any."""
+    answer: str
+    """The right answer; letters where the question has options."""
+    data_source: str
+    """Names the verifier, as in ``verl.rewards.registry.VERIFIERS``."""
+    extra_info: Mapping[str, Any]
+    """For the verifier, where known: ``options`` (letter -> text), ``tolerance``, ``relative_tolerance``."""
+    solution: str | None
+    """A worked solution, where the benchmark has one."""
+
+
+def recognise_fields(
+    rows: Sequence[Row], mapping: Mapping[str, str] | None, benchmark: str, where: str
+) -> dict[str, list[str]]:
+    """Our field -> names of the rows' fields that hold it, by precedence; ``mapping`` settles some beforehand.
+
+    Raises:
+        ConfigError: ``mapping`` names a field that no row has; or nothing here can be the question or the answer, in
+            which case the message lists the fields there are. ``where`` says where the rows are from.
+    """
+    found = list(dict.fromkeys(name for row in rows for name in row))
+    for ours, theirs in (mapping or {}).items():
+        if ours not in FIELD_NAMES:
+            raise ConfigError(f"{where}: maps {ours!r}, which is no field of ours; these are {', '.join(FIELD_NAMES)}")
+        if theirs not in found:
+            raise ConfigError(f"{where}: has no field {theirs!r}; its fields are {', '.join(found)}")
+    taken = set((mapping or {}).values())
+    by_lower = {name.lower(): name for name in reversed(found) if name not in taken}
+    fields = {ours: [by_lower[name] for name in names if name in by_lower] for ours, names in FIELD_NAMES.items()}
+    fields |= {ours: [theirs] for ours, theirs in (mapping or {}).items()}
+    if set(fields["question"]) - set(fields["context"]):
+        fields["question"] = [name for name in fields["question"] if name not in fields["context"]]
+    else:
+        fields["context"] = []
+    # Where no field holds the answer alone, the solution ends in it.
+    missing = [ours for ours in REQUIRED if not fields[ours] and not (ours == "answer" and fields["solution"])]
+    if missing:
+        raise ConfigError(
+            f"{where}: cannot tell which field holds the {' and the '.join(missing)}; its fields are "
+            f"{', '.join(found)}; map them: +data.fields.{benchmark}.{missing[0]}=<field>"
+        )
+    return fields
+
+
+def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benchmark: Benchmark) -> Problem:
+    """The problem that ``row`` holds, by ``fields`` of ``recognise_fields``.
+
+    Raises:
+        ValueError: it has no question or no answer, or one that is no text, number or list; says which.
+    """
+    values = {ours: _first_value(row, names) for ours, names in fields.items()}
+    for ours in REQUIRED:
+        _require_plain(values[ours], ours, row, fields[ours])
+    question, solution = _text(values["question"]), _text(values["solution"]) or None
+    answer = _answer_text(values["answer"], values["options"])
+    if not question:
+        raise ValueError(f"has no question in {' or '.join(fields['question'])}")
+    if not answer and solution:
+        answer = extract_boxed(solution) or ""
+    elif extract_gsm8k(answer) is not None and "\n" in answer:
+        answer, solution = extract_gsm8k(answer) or "", answer
+    if not answer:
+        question, answer = _split_answer(question)
+    if not answer:
+        raise ValueError(f"has no answer in {' or '.join(fields['answer'] or fields['solution'])}")
+    options = read_options(values["options"])
+    if options:
+        question = f"{question}\n{_listed(options)}"
+    else:
+        options = inline_options(question)
+    letters = letters_in(answer, {})
+    named = any(row.get(name) for name in CHOICE_NAMES) or benchmark.verifier == CHOICE
+    by_letter = bool(letters) and (named or letters <= options.keys())
+    info: dict[str, Any] = {"options": options} if by_letter and letters <= options.keys() else {}
+    if values["tolerance"]:
+        info["tolerance"] = _text(values["tolerance"])
+    if benchmark.relative_tolerance:
+        info["relative_tolerance"] = benchmark.relative_tolerance
+    context = _text(values["context"])
+    return Problem(
+        index=index,
+        question=question if context in question else f"{context} {question}",
+        answer=answer,
+        data_source=_text(values["verifier"]) or (CHOICE if by_letter else benchmark.verifier),
+        extra_info=info,
+        solution=solution,
+    )
+
+
+def inline_options(question: str) -> dict[str, str]:
+    """Letter -> text of the options that end a question, ``A. 1 B. 2`` or ``(A) 1 (B) 2``; empty where it has none."""
+    labels = [(found.group(found.lastindex or 0), found) for found in _INLINE_LABEL.finditer(question)]
+    for order in _LABEL_ORDERS:
+        # The last first label, as the question itself may speak of a point A.
+        for start in reversed([i for i, (letter, _) in enumerate(labels) if letter == order[0]]):
+            chain = []
+            for letter, found in labels[start:]:
+                if len(chain) < len(order) and letter == order[len(chain)]:
+                    chain.append(found)
+            if len(chain) >= 2:
+                ends = [found.start() for found in chain[1:]] + [len(question)]
+                texts = [_option_text(question[a.end() : b]) for a, b in zip(chain, ends, strict=True)]
+                return dict(zip(order, texts, strict=False))
+    return {}
+
+
+def _option_text(text: str) -> str:
+    """The text between two labels without what belongs to them or follows the last option."""
+    text = _AROUND_OPTION.sub("", text.strip().partition("\n\n")[0])
+    # All options often stand in one formula, which then begins before the first label.
+    return _AROUND_OPTION.sub("", text.strip("$ ")) if text.count("$") % 2 else text
+
+
+def _listed(options: Mapping[str, str]) -> str:
+    return "\n".join(f"({letter}) {text}" for letter, text in options.items())
+
+
+def _first_value(row: Row, names: Sequence[str]) -> Any:
+    values = [row.get(name) for name in names]
+    return next((value for value in values if value not in (None, "", [], {}) and value is not False), None)
+
+
+def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> None:
+    """Raise ``ValueError`` for a mapping, or a list of such (chat messages), whose text would be no question."""
+    if any(isinstance(entry, Mapping) for entry in (value if isinstance(value, list) else [value])):
+        theirs = next(name for name in names if row.get(name) is value)
+        raise ValueError(f"its {ours}, {theirs}, is no text; write it out in a field of its own")
+
+
+def _text(value: Any) -> str:
+    """``value`` as text; whole floats without their ``.0``, of several texts the first."""
+    if value is None or isinstance(value, bool):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, list):
+        value = value[0] if value else ""
+    return str(value).strip()
+
+
+def _answer_text(value: Any, options: Any) -> str:
+    """The answer as text: an index into a list of options as its letter, several answers with commas between them."""
+    several = value if isinstance(value, list) else [value]
+    if isinstance(options, list) and all(type(entry) is int and 0 <= entry < len(options) for entry in several):
+        return "".join(chr(65 + entry) for entry in several)
+    if isinstance(options, list) and type(value) is int and value == len(options) and str(value) not in options:
+        raise ValueError(f"its answer {value} is not among its {len(options)} options; indices count from 0")
+    answer = ", ".join(text for text in map(_text, several) if text)
+    return "" if not answer.strip("$ ") else _SOLUTION_AT_END.sub("", answer)
+
+
+def _split_answer(question: str) -> tuple[str, str]:
+    """A question that ends in its own answer ("... Answer: A"), parted from it."""
+    found = _ANSWER_AT_END.search(question)
+    return (question[: found.start()], found.group(1).strip()) if found else (question, "")

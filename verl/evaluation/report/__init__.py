@@ -1,0 +1,1 @@
+"""What an evaluation leaves behind: tables, plots, files and the page."""

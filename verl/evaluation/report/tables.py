@@ -1,0 +1,291 @@
+"""Tables of an evaluation: ``results.md`` and ``results.csv`` to keep, and one for the terminal."""
+
+import csv
+import io
+import math
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from verl.evaluation.statistics.pass_at_k import LEVEL, Estimate
+from verl.evaluation.statistics.summary import AVERAGE, GROUPS, MIN_CHANGED, REPEATED_WORDS, Difference, Row, Summary
+
+UP, DOWN, NOTHING = "▲", "▼", "–"
+
+MAX_LABEL = 24
+"""Columns of a terminal that a run's label is not folded within."""
+
+LEGEND = (
+    f"Figures are percentages, with {LEVEL:.0%} bootstrap intervals over problems. Signed figures are differences from "
+    f"the baseline in percentage points, on the problems that both have. {UP} and {DOWN} mark those outside the noise: "
+    f"the paired bootstrap interval excludes 0 and at least {MIN_CHANGED} problems differ. Where nothing differs, "
+    f"about one in {round(1 / (1 - LEVEL))} is marked by chance."
+)
+
+DEFINITIONS = (
+    "pass@k: probability that at least one of k samples is correct (unbiased estimate). maj@k: probability that a vote "
+    "among k samples elects the correct answer; ties are broken at random, samples without an answer do not vote. "
+    f"Repetition: share of runs of {REPEATED_WORDS} words that occurred before in the same response, mean over "
+    "responses."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text; the first ``num_names`` columns are names, the others figures."""
+
+    title: str
+    headers: list[str]
+    rows: list[list[str]]
+    num_names: int = 1
+
+    def markdown(self) -> str:
+        alignment = ["---"] * self.num_names + ["---:"] * (len(self.headers) - self.num_names)
+        lines = [self.headers, alignment, *self.rows]
+        return "\n".join("| " + " | ".join(escape_markdown(cell) for cell in line) + " |" for line in lines)
+
+
+def escape_markdown(text: str) -> str:
+    """``text`` as one table cell: bars escaped, control characters and line breaks as spaces."""
+    return printable(text).replace("\\", "\\\\").replace("|", "\\|")
+
+
+def printable(text: str) -> str:
+    """``text`` on one line, without characters that a terminal or a file cannot take."""
+    return "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}" if math.isfinite(value) else NOTHING
+
+
+def signed(difference: Difference | None) -> str:
+    """``+4.5 ▲``: the difference in percentage points, marked where it is outside the noise."""
+    if difference is None:
+        return ""
+    value = 100 * difference.estimate.value
+    mark = (f" {UP}" if value > 0 else f" {DOWN}") if difference.outside_noise else ""
+    # Rounding first keeps -0.0 away.
+    return f"{round(value, 1) + 0.0:+.1f}{mark}"
+
+
+def with_interval(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return NOTHING
+    if not math.isfinite(estimate.low):
+        return percent(estimate.value)
+    return f"{percent(estimate.value)} [{percent(estimate.low)}, {percent(estimate.high)}]"
+
+
+def plain(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else NOTHING
+
+
+def all_rows(summary: Summary) -> list[Row]:
+    """The rows of benchmarks and then the averages, in the order of tables."""
+    return [*summary.rows, *summary.averages]
+
+
+def comparison(summary: Summary, k: int) -> Table:
+    """pass@k of every run on every benchmark; the longer list goes down."""
+    benchmarks = summary.benchmarks + [AVERAGE] * bool(summary.averages)
+    cells = {(b, label): _cell(summary, label, b, k) for b in benchmarks for label in summary.labels}
+    if len(summary.labels) > len(benchmarks):
+        rows = [[label, *(cells[b, label] for b in benchmarks)] for label in summary.labels]
+        return Table(f"pass@{k}", ["run", *benchmarks], rows)
+    rows = [[b, *(cells[b, label] for label in summary.labels)] for b in benchmarks]
+    return Table(f"pass@{k}", ["benchmark", *summary.labels], rows)
+
+
+def _cell(summary: Summary, label: str, benchmark: str, k: int) -> str:
+    row = summary.row(label, benchmark)
+    if row is None or k not in row.pass_at_k:
+        return NOTHING
+    difference = signed(row.differences.get(k))
+    return percent(row.pass_at_k[k].value) + (f" ({difference})" if difference else "")
+
+
+def pass_table(summary: Summary) -> Table:
+    """pass@k for every k, with intervals."""
+    ks = summary.ks()
+    rows = [[r.benchmark, r.label, *(with_interval(r.pass_at_k.get(k)) for k in ks)] for r in all_rows(summary)]
+    return Table("pass@k", ["benchmark", "run", *(f"pass@{k}" for k in ks)], rows, num_names=2)
+
+
+def majority_table(summary: Summary) -> Table:
+    """maj@k for every k above 1 (one vote is pass@1), with intervals."""
+    ks = [k for k in summary.ks() if k > 1]
+    rows = [[r.benchmark, r.label, *(with_interval(r.maj_at_k.get(k)) for k in ks)] for r in all_rows(summary)]
+    return Table("maj@k", ["benchmark", "run", *(f"maj@{k}" for k in ks)], rows if ks else [], num_names=2)
+
+
+def response_table(summary: Summary) -> Table:
+    """How many responses there are, how long they are and why they got their verdicts."""
+    reasons = list(dict.fromkeys(reason for row in summary.rows for reason in row.reasons))
+    headers = [
+        "benchmark",
+        "run",
+        "problems",
+        "without samples",
+        "samples each",
+        "mean tokens",
+        "truncated",
+        "repetition",
+    ]
+    rows = [
+        [
+            row.benchmark,
+            row.label,
+            str(row.num_problems),
+            str(row.num_missing),
+            samples_each(row),
+            plain(row.mean_tokens, ".1f"),
+            percent(row.truncation_rate),
+            percent(row.repetition_rate),
+            *(str(row.reasons.get(reason, 0)) for reason in reasons),
+        ]
+        for row in all_rows(summary)
+    ]
+    return Table("Responses and verdicts", [*headers, *reasons], rows, num_names=2)
+
+
+def samples_each(row: Row) -> str:
+    low, high = row.samples
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def metric_table(summary: Summary) -> Table:
+    """Mean rank metrics over all, correct and wrong responses."""
+    rows = [
+        [row.benchmark, row.label, name, *(plain(groups[group].mean, ".4g") for group in GROUPS)]
+        for row in summary.rows
+        for name, groups in row.metrics.items()
+    ]
+    return Table("Rank metrics (means)", ["benchmark", "run", "metric", *GROUPS], rows, num_names=3)
+
+
+def comparison_ks(summary: Summary) -> list[int]:
+    """The k of the overview: 1, and the largest that most rows have."""
+    largest = [row.largest_k for row in summary.rows if row.largest_k]
+    return sorted({1, max(largest, key=lambda k: (largest.count(k), k))}) if largest else []
+
+
+def baseline_sentence(summary: Summary) -> str:
+    """What the differences are against."""
+    pairs = {row.label: row.baseline for row in summary.rows if row.baseline}
+    if not pairs:
+        return ""
+    baselines = dict.fromkeys(pairs.values())
+    if len(baselines) == 1:
+        return f"Baseline: {next(iter(baselines))}."
+    return "Baselines: " + ", ".join(f"{label} against {other}" for label, other in pairs.items()) + "."
+
+
+def markdown(summary: Summary, title: str = "Evaluation") -> str:
+    """The text of ``results.md``."""
+    parts = [f"# {printable(title)}"]
+    if not summary.rows:
+        return "\n\n".join([*parts, "There are no results."]) + "\n"
+    parts += [" ".join(filter(None, [LEGEND, escape_markdown(baseline_sentence(summary))])), DEFINITIONS]
+    if summary.averages and summary.averaged != summary.benchmarks:
+        parts.append(f"The {AVERAGE} is over what every run has: {escape_markdown(', '.join(summary.averaged))}.")
+    tables = [comparison(summary, k) for k in comparison_ks(summary)]
+    tables += [pass_table(summary), majority_table(summary), response_table(summary), metric_table(summary)]
+    for table in tables:
+        if table.rows:
+            parts += [f"## {table.title}", table.markdown()]
+    return "\n\n".join(parts) + "\n"
+
+
+def csv_text(summary: Summary) -> str:
+    """The text of ``results.csv``: one line per run and benchmark, shares from 0 to 1, empty where undefined."""
+    ks, reasons = summary.ks(), list(dict.fromkeys(reason for row in summary.rows for reason in row.reasons))
+    records = [dict(_record(row, ks, reasons)) for row in all_rows(summary)]
+    headers = list(dict.fromkeys(name for record in records for name in record)) or ["benchmark", "run"]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, headers, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return file.getvalue().encode("utf-8", "replace").decode()
+
+
+def _record(row: Row, ks: Sequence[int], reasons: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Names and values of one line of ``results.csv``."""
+    yield from [("benchmark", row.benchmark), ("run", row.label), ("baseline", row.baseline or "")]
+    yield from [("problems", row.num_problems), ("problems_without_samples", row.num_missing)]
+    yield from [("samples_min", row.samples[0]), ("samples_max", row.samples[1])]
+    for name, estimates in (("pass", row.pass_at_k), ("maj", row.maj_at_k)):
+        for k in ks:
+            yield from _estimate_fields(f"{name}@{k}", estimates.get(k))
+    for k in ks:
+        difference = row.differences.get(k)
+        yield from _estimate_fields(f"difference@{k}", difference.estimate if difference else None)
+        yield f"difference@{k}_outside_noise", "" if difference is None else str(difference.outside_noise).lower()
+    for name in ("mean_tokens", "truncation_rate", "repetition_rate"):
+        yield name, _number(getattr(row, name))
+    yield from ((f"reason_{reason}", row.reasons.get(reason, 0)) for reason in reasons)
+    for name, groups in row.metrics.items():
+        yield from ((f"{name}/{group}", _number(groups[group].mean)) for group in GROUPS)
+
+
+def _estimate_fields(name: str, estimate: Estimate | None) -> Iterator[tuple[str, str]]:
+    yield name, _number(estimate.value if estimate else math.nan)
+    yield f"{name}_low", _number(estimate.low if estimate else math.nan)
+    yield f"{name}_high", _number(estimate.high if estimate else math.nan)
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else ""
+
+
+def console_table(summary: Summary) -> RichTable:
+    """The overview for a terminal: pass@1 and pass@n with differences, maj@n, mean length, share of cut responses."""
+    table = RichTable(
+        title="Evaluation (percent)",
+        title_justify="left",
+        caption=_caption(summary),
+        caption_justify="left",
+        # Narrow: 80 columns hold it with names of usual length.
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    ks = comparison_ks(summary)
+    table.add_column("benchmark", overflow="fold", min_width=9)
+    table.add_column("run", overflow="fold", min_width=min(MAX_LABEL, max(map(len, summary.labels), default=0)))
+    headers = [header for k in ks for header in (f"pass@{k}", "diff")] + [f"maj@{k}" for k in ks if k > 1]
+    for header in [*headers, "tokens", "cut"]:
+        table.add_column(header, justify="right", no_wrap=True)
+    previous = None
+    for row in all_rows(summary):
+        if previous not in (None, row.benchmark):
+            table.add_section()
+        name = "average" if row.benchmark == AVERAGE else printable(row.benchmark)
+        if row.benchmark == previous:
+            name = ""
+        previous = row.benchmark
+        cells: list[str | Text] = [Text(name), Text(printable(row.label))]
+        for k in ks:
+            estimate = row.pass_at_k.get(k)
+            cells += [percent(estimate.value) if estimate else NOTHING, _coloured(row.differences.get(k))]
+        cells += [percent(row.maj_at_k[k].value) if k in row.maj_at_k else NOTHING for k in ks if k > 1]
+        cells += [plain(row.mean_tokens, ".0f"), percent(row.truncation_rate)]
+        table.add_row(*cells)
+    return table
+
+
+def _caption(summary: Summary) -> str:
+    sentence = printable(baseline_sentence(summary)) if len(summary.labels) <= 4 else ""
+    return " ".join(filter(None, [sentence, f"{UP} {DOWN}: outside the noise." if sentence else ""]))
+
+
+def _coloured(difference: Difference | None) -> Text:
+    text = Text(signed(difference))
+    if difference is not None and difference.outside_noise:
+        # Blue and orange are told apart by every kind of colour vision; the marks say the same without colour.
+        text.stylize("bold blue" if difference.estimate.value > 0 else "bold dark_orange")
+    return text

@@ -1,0 +1,1 @@
+"""Statistics of an evaluation: pass@k, majority votes, intervals, and the rows that summarise them."""

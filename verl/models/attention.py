@@ -1,0 +1,283 @@
+"""Attention over packed rows: several sequences joined to one without padding, each attending to itself alone.
+
+``transformers`` picks a model's attention function, and what makes its mask, by a name in the model's config. Importing
+this module registers functions of its own, named by :func:`packed_name`. The keyword arguments that ``transformers``
+has for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...) tell them where the rows are, and ``sequence_group``
+which workers share the tokens. Without these they do what the implementation they stand for does, so that a model held
+for packed rows still reads padded ones.
+
+Legend: H query heads, K key and value heads, T tokens, D head width.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, flash_attention_mask, sdpa_mask
+from transformers.modeling_flash_attention_utils import _flash_attention_forward
+
+from verl.config.common import ModelConfig
+from verl.models.sequence_parallel import gather_heads, split_heads
+
+MASKS = {
+    "eager": eager_mask,
+    "sdpa": sdpa_mask,
+    "flash_attention_2": flash_attention_mask,
+    "flash_attention_3": flash_attention_mask,
+}
+"""Implementations that packed rows are known for, and what makes the mask of their padded rows."""
+
+UNSUPPORTED = ("s_aux", "position_bias", "indices", "block_indices")
+"""Arguments of attention functions that change the result and that packed rows do not know."""
+
+FLASH_HEAD_WIDTH = 256
+"""Largest head width of the variable-length kernel."""
+
+
+def grouped_heads(kernel: Callable[..., Any]) -> dict[str, bool]:
+    """What lets ``kernel``, torch's variable-length attention, have fewer heads of keys than of queries.
+
+    That of torch 2.11, which vLLM 0.24 to 0.26 pin, has no such argument and takes them as they are.
+    """
+    return {"enable_gqa": True} if "enable_gqa" in signature(kernel).parameters else {}
+
+
+GROUPED_HEADS = grouped_heads(varlen_attn)
+
+
+def attention_name(config: ModelConfig) -> str:
+    """What ``transformers`` calls the attention that ``config`` asks for."""
+    return packed_name(config.attn_implementation) if config.use_remove_padding else config.attn_implementation
+
+
+def packed_name(implementation: str) -> str:
+    """The name under which packed attention like ``implementation`` is registered.
+
+    ``transformers`` looks for "sdpa" and "flash" in names and would treat these by what it knows of the others.
+    """
+    return {"sdpa": "packed_fused", "eager": "packed_eager"}.get(implementation, f"packed_fa{implementation[-1]}")
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    implementation: str,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    sequence_group: ProcessGroup | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of ``transformers``, causal.
+
+    Args:
+        query: [B, H, T, D]; with rows packed B is 1, and with ``sequence_group`` T are this worker's tokens alone.
+        key, value: [B, K, T, D].
+        attention_mask: of padded rows, as the implementation wants it; None for packed ones.
+        implementation: the attention function of ``transformers`` that this one stands for.
+        scaling: factor on the scores, by default 1 / sqrt(D).
+        sliding_window: tokens that each one sees, itself included; None: all before it.
+        softcap: bound on the scores by ``softcap * tanh(scores / softcap)``; None: none.
+        cu_seq_lens_q: [rows + 1] int32, where rows start and end; None: the rows are padded.
+        max_length_q: longest row.
+        sequence_group: workers that share the tokens; None: this one has all.
+        is_causal: whether tokens see those before them alone; None: as the module has it.
+
+    Returns:
+        [B, T, H, D], contiguous, and None in place of attention weights.
+
+    Raises:
+        ValueError: the model's attention has a feature that is not computed here.
+    """
+    assert dropout == 0.0, "models score and learn without dropout"
+    wrong = [name for name in UNSUPPORTED if others.get(name) is not None]
+    if softcap is not None and implementation == "sdpa":
+        wrong.append("softcap")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        wrong.append("is_causal=False")
+    if wrong:
+        raise ValueError(
+            f"model.attn_implementation={implementation!r}: packed rows cannot have {', '.join(wrong)}, which the "
+            f"attention of {type(module).__name__} has; set model.use_remove_padding=false, or, for softcap alone, "
+            "model.attn_implementation=eager or flash_attention_2"
+        )
+    options: dict[str, Any] = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
+    if cu_seq_lens_q is None:
+        return _padded(module, query, key, value, attention_mask, implementation, **options), None
+    assert max_length_q is not None, "comes with cu_seq_lens_q"
+    if sequence_group is not None:
+        query, key, value = (split_heads(states[0], sequence_group)[None] for states in (query, key, value))
+    rows = (cu_seq_lens_q, max_length_q)
+    if implementation.startswith("flash"):
+        output = _flash(implementation, query, key, value, None, *rows, **options)
+    elif implementation == "sdpa" and _has_varlen_kernel(query, value):
+        output = _varlen(query, key, value, *rows, scaling, sliding_window)
+    else:
+        attend = _fused if implementation == "sdpa" else _eager
+        output = _row_by_row(attend, query, key, value, cu_seq_lens_q, **options)
+    if sequence_group is not None:
+        output = gather_heads(output[0].transpose(0, 1), sequence_group).transpose(0, 1)[None]
+    return output.contiguous(), None
+
+
+def _padded(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    implementation: str,
+    **options: Any,
+) -> Tensor:
+    if implementation.startswith("flash"):
+        return _flash(implementation, query, key, value, attention_mask, None, None, **options)
+    if implementation == "sdpa":
+        output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=options["scaling"])[
+            0
+        ]
+        return output
+    return _eager(query, key, value, attention_mask, options["scaling"], options["softcap"]).transpose(1, 2)
+
+
+def _flash(
+    implementation: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    cu_seq_lens: Tensor | None,
+    max_length: int | None,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """The FlashAttention package, by way of ``transformers``; it has one width for keys and values."""
+    narrower = query.shape[-1] - value.shape[-1]
+    value = F.pad(value, (0, narrower)) if narrower else value
+    output: Tensor = _flash_attention_forward(
+        *(states.transpose(1, 2) for states in (query, key, value)),
+        attention_mask,
+        query_length=query.shape[2],
+        is_causal=True,
+        softmax_scale=scaling,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        cu_seq_lens_q=cu_seq_lens,
+        cu_seq_lens_k=cu_seq_lens,
+        max_length_q=max_length,
+        max_length_k=max_length,
+        attn_implementation=implementation,
+    )
+    return output[..., : query.shape[-1] - narrower]
+
+
+def _has_varlen_kernel(query: Tensor, value: Tensor) -> bool:
+    """Whether torch's variable-length attention takes these states: on GPUs, in half precision, of fitting width."""
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    width = query.shape[-1]
+    return query.is_cuda and half and width <= FLASH_HEAD_WIDTH and width % 8 == 0 and value.shape[-1] == width
+
+
+def _varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_lens: Tensor,
+    max_length: int,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    # The window counts the tokens before the one that looks.
+    before = -1 if sliding_window is None else sliding_window - 1
+    output: Tensor = varlen_attn(
+        *(states[0].transpose(0, 1).contiguous() for states in (query, key, value)),
+        cu_seq_lens,
+        cu_seq_lens,
+        max_length,
+        max_length,
+        scale=scaling,
+        window_size=(before, 0),
+        **GROUPED_HEADS,
+    )
+    return output[None]
+
+
+def _row_by_row(
+    attend: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_lens: Tensor,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """[1, T, H, D] from ``attend`` over one row after the other."""
+    outputs = []
+    bounds = cu_seq_lens.tolist()
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        length = end - start
+        mask = None
+        if sliding_window is not None and length > sliding_window:
+            mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - sliding_window)
+        parts = (states[:, :, start:end] for states in (query, key, value))
+        outputs.append(attend(*parts, mask, scaling, softcap))
+    return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
+) -> Tensor:
+    assert softcap is None, "refused before"
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def _eager(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
+) -> Tensor:
+    """[B, H, T, D] by plain matrix products; ``mask``: bool, true where seen, or to be added; None: causal."""
+    key, value = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (key, value))
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    else:
+        scores = scores + mask
+    return scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value
+
+
+def _mask_of_padded_rows(make: Callable[..., Tensor | None], *args: Any, **kwargs: Any) -> Tensor | None:
+    """No mask for packed rows, which come without one of their own: it would be as large as their tokens squared."""
+    return None if kwargs.get("attention_mask") is None else make(*args, **kwargs)
+
+
+for _implementation, _make in MASKS.items():
+    AttentionInterface.register(packed_name(_implementation), partial(packed_attention, implementation=_implementation))
+    AttentionMaskInterface.register(packed_name(_implementation), partial(_mask_of_padded_rows, _make))

@@ -1,0 +1,63 @@
+"""One optimizer step on a loss that comes in parts."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from verl.config.common import OptimConfig
+from verl.models.offload import Offloaded
+from verl.models.optimizer import clip_gradients, make_optimizer
+
+
+class Learner:
+    """A sharded model's optimizer and learning-rate schedule."""
+
+    def __init__(
+        self, model: nn.Module, config: OptimConfig, total_steps: int, offload: bool = False, copies: int = 1
+    ) -> None:
+        """
+        Args:
+            offload: keep the optimizer's state in the host's memory but during its step.
+            copies: workers that compute each part of the loss, as those do who share its sequences' tokens.
+        """
+        self.model = model
+        self.copies = copies
+        self.grad_clip = config.grad_clip
+        self.optimizer, self.scheduler = make_optimizer(model, config, total_steps)
+        self.optimizer_state = Offloaded(self._state_tensors, offload)
+
+    def step(self, parts: Iterable[tuple[Tensor, dict[str, Tensor]]]) -> tuple[dict[str, float], dict[str, float]]:
+        """Sum the gradients of the parts over micro-batches and ranks, and step once.
+
+        Args:
+            parts: for each of this rank's micro-batches its share of the step's loss, and sums for the log. Shares of
+                all micro-batches and ranks add up to the loss. Every rank must give as many parts.
+
+        Returns:
+            The sums added up over all ranks, and ``grad_norm`` and ``lr``; both the same on every rank.
+        """
+        totals: dict[str, Tensor] = {}
+        for loss, sums in parts:
+            # FSDP averages gradients over ranks, while the losses of the ranks add up. Where several compute one loss,
+            # each has the gradient by way of its own tokens, and these add up too.
+            (loss * dist.get_world_size()).backward()
+            for name, value in sums.items():
+                totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double().cpu()
+        grad_norm = clip_gradients(self.model, self.grad_clip)
+        with self.optimizer_state.loaded():
+            self.optimizer.step()
+        # Gradients would fill the device until the next step, while the rollout engine wants the room.
+        self.optimizer.zero_grad()
+        learning_rate = self.scheduler.get_last_lr()[0]
+        self.scheduler.step()
+        summed = torch.stack(list(totals.values()))
+        dist.all_reduce(summed)
+        sums = dict(zip(totals, (summed / self.copies).tolist(), strict=True))
+        return sums, {"grad_norm": grad_norm, "lr": learning_rate}
+
+    def _state_tensors(self) -> list[Tensor]:
+        # AdamW counts its steps in tensors of one element, which it keeps on the CPU.
+        entries = (value for state in self.optimizer.state.values() for value in state.values())
+        return [value for value in entries if isinstance(value, Tensor) and value.dim() > 0]

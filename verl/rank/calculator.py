@@ -1,0 +1,204 @@
+"""Rank metrics of a batch of responses, layer by layer (arXiv 2509.23808).
+
+Runs where the hidden states are, inside the rollout engine: it depends on torch, ``verl.spectral`` and ``verl.config``
+alone.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from verl.config.signal import CalculatorConfig
+from verl.rank.dynamics import acceleration, base_metrics, prefix_counts, prefix_rows, velocity
+from verl.spectral import SpectralOptions
+
+RankMetrics = dict[str, dict[str, Tensor]]
+"""Layer key ("1".."L") to metric name to float64 ``[B]``."""
+
+RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
+"""Metrics that ``calculator.metrics_dtype`` rounds."""
+
+PADDED_BYTES = 256 << 20
+"""Bound on the padded copy of hidden states that :func:`reduce_states` measures at once."""
+
+
+class RepresentationMetricsCalculator:
+    """Turns hidden states into effective rank, velocity, acceleration and their relatives."""
+
+    def __init__(self, config: CalculatorConfig) -> None:
+        self.config = config
+        decompose = {"optimized": "auto", "original": "svd"}[config.diff_calculator_method]
+        self._whole = _options(config, config.zeroth_order_svd_method, "auto")
+        self._diff = _options(config, config.diff_svd_method, decompose)
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        compute_diff: bool | None = None,
+        diff_stride: int | None = None,
+    ) -> RankMetrics:
+        """Metrics of every response and layer.
+
+        Args:
+            hidden_states: ``[B, T, L, D]`` floating point; row j is the state from which token j was sampled.
+            attention_mask: ``[B, T]`` of 0 and 1 (or bool), right-padded: valid rows first.
+            compute_diff: also give "<name> diff" (velocity) and "<name> diff 2" (acceleration); by default as
+                configured.
+            diff_stride: tokens between two prefixes, in place of the configured one.
+
+        Returns:
+            Layer keys "1".."L" in the order the layers were captured, then metric name, then float64 ``[B]`` on
+            the device of ``hidden_states``. Responses with NaN or infinity: see ``calculator.on_nonfinite``.
+
+        Raises:
+            ValueError: shapes do not fit, the mask is not right-padded, or, with ``on_nonfinite=raise``, a valid row
+                holds NaN or infinity (names the layer and the response).
+        """
+        if hidden_states.dim() != 4 or attention_mask.shape != hidden_states.shape[:2]:
+            raise ValueError(
+                f"hidden_states {tuple(hidden_states.shape)} and attention_mask {tuple(attention_mask.shape)}: "
+                "expected [B, T, L, D] and [B, T]"
+            )
+        lengths = _lengths(attention_mask.to(hidden_states.device))
+        compute_diff = self.config.compute_diff if compute_diff is None else compute_diff
+        stride = self.config.diff_stride if diff_stride is None else diff_stride
+        metrics: RankMetrics = {}
+        for layer in range(hidden_states.shape[2]):
+            key = str(layer + 1)
+            try:
+                measured = self._layer_metrics(hidden_states[:, :, layer], lengths, compute_diff, stride)
+            except ValueError as error:
+                raise ValueError(f"layer {key}: {error}") from error
+            metrics[key] = {name: self._stored(name, values) for name, values in measured.items()}
+        return metrics
+
+    def dataset_metrics(self, mean_states: Tensor, diff_stride: int) -> dict[str, float]:
+        """Metrics of the matrix ``mean_states [B, D]``, one mean hidden state per response, for one layer.
+
+        Returns "global/<name>" for the whole matrix if ``compute_global_metrics``, and if
+        ``compute_cumulative_global_metrics`` "cumulative/<name> diff" and "cumulative/<name> diff 2" over prefixes of
+        the responses in the order given, ``diff_stride`` apart. With ``on_nonfinite=mask`` states that hold NaN or
+        infinity are left out, with ``zero`` one of them makes every metric 0.
+
+        Raises:
+            ValueError: not a matrix, or, with ``on_nonfinite=raise``, a state holds NaN or infinity.
+        """
+        if mean_states.dim() != 2:
+            raise ValueError(f"mean_states {tuple(mean_states.shape)}: expected [B, D]")
+        config = self.config
+        if not (config.compute_global_metrics or config.compute_cumulative_global_metrics):
+            return {}
+        finite = mean_states.isfinite().all(1)
+        if config.on_nonfinite == "mask":
+            mean_states = mean_states[finite]
+        elif config.on_nonfinite == "raise" and not bool(finite.all()):
+            first = int((~finite).nonzero()[0])
+            raise ValueError(f"mean_states[{first}]: holds NaN or infinity; check the model's weights and the capture")
+        mask = torch.ones(1, mean_states.shape[0], dtype=torch.bool, device=mean_states.device)
+        cumulative = config.compute_cumulative_global_metrics
+        metrics = self(mean_states[None, :, None, :], mask, cumulative, diff_stride)["1"]
+        wanted = {f"global/{name}": name for name in config.base_names if config.compute_global_metrics}
+        if cumulative:
+            wanted |= {f"cumulative/{name}": name for name in metrics if name not in config.base_names}
+        return {key: float(metrics[name]) for key, name in wanted.items()}
+
+    def _stored(self, name: str, values: Tensor) -> Tensor:
+        """``values [B]`` of one metric as ``metrics_dtype`` and ``on_nonfinite=zero`` have them, float64 still."""
+        if self.config.on_nonfinite == "zero":
+            values = values.nan_to_num(nan=0.0)
+        rounded = self.config.metrics_dtype == "bfloat16" and name in RANKS
+        return values.bfloat16().double() if rounded else values
+
+    def _layer_metrics(self, hidden: Tensor, lengths: Tensor, compute_diff: bool, stride: int) -> dict[str, Tensor]:
+        """Metrics of one layer ``[B, T, D]``: name to ``[B]``."""
+        names = self.config.base_names
+        if not compute_diff:
+            return {
+                name: values[:, 0]
+                for name, values in base_metrics(hidden, lengths, lengths[:, None], names, self._whole).items()
+            }
+        tail, tail_lengths = _last_rows(hidden, lengths, self.config.max_seq_len)
+        counts, rows = prefix_counts(tail_lengths, stride), prefix_rows(tail_lengths, stride)
+        if tail is hidden and self._whole == self._diff:
+            # The whole response is one more prefix, the last column.
+            both = base_metrics(hidden, lengths, torch.cat([rows, lengths[:, None]], dim=1), names, self._whole)
+            whole = {name: values[:, -1:] for name, values in both.items()}
+            prefixes = {name: values[:, :-1] for name, values in both.items()}
+        else:
+            whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole)
+            prefixes = base_metrics(tail, tail_lengths, rows, names, self._diff)
+        metrics: dict[str, Tensor] = {}
+        for name in names:
+            metrics[name] = whole[name][:, 0]
+            # A masked response has NaN here too, though fewer than two prefixes would give 0.
+            masked = torch.where(metrics[name].isnan(), torch.nan, 0.0)
+            metrics[f"{name} diff"] = velocity(prefixes[name], counts) + masked
+            metrics[f"{name} diff 2"] = acceleration(prefixes[name], counts) + masked
+        return metrics
+
+
+def capture_options(config: CalculatorConfig) -> dict[str, Any]:
+    """What a vLLM engine is asked for (``additional_config["hidden_states"]``): every response's rank metrics."""
+    reducer = f"{__name__}:{reduce_states.__name__}"
+    return {"layers": config.layers, "reducer": reducer, "reducer_options": asdict(config)}
+
+
+def reduce_states(states: list[Tensor], **calculator: Any) -> list[dict[str, Tensor]]:
+    """Rank metrics of finished responses, where their hidden states are.
+
+    Args:
+        states: for each response ``[T, L, D]``, T at least 1.
+        calculator: the fields of :class:`CalculatorConfig`.
+
+    Returns:
+        For each response metric name to float64 ``[L]``, and ``mean_state``, float32 ``[L, D]``. They depend on that
+        response alone, not on the others of the list.
+
+    Raises:
+        ValueError: as :class:`RepresentationMetricsCalculator`; responses are counted within the list.
+    """
+    measure = RepresentationMetricsCalculator(CalculatorConfig(**calculator))
+    results: list[dict[str, Tensor]] = []
+    longest = max(len(response) for response in states)
+    at_once = max(1, PADDED_BYTES // max(1, longest * states[0][0].nbytes))
+    for start in range(0, len(states), at_once):
+        responses = states[start : start + at_once]
+        padded = pad_sequence(responses, batch_first=True)
+        lengths = torch.tensor([len(response) for response in responses], device=padded.device)
+        layers = measure(padded, torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]).values()
+        names = next(iter(layers))
+        metrics = {name: torch.stack([layer[name] for layer in layers], dim=1) for name in names}
+        for row, response in enumerate(responses):
+            measured = {name: values[row] for name, values in metrics.items()}
+            results.append(measured | {"mean_state": response.float().mean(dim=0)})
+    return results
+
+
+def _options(config: CalculatorConfig, svd_method: str, method: str) -> SpectralOptions:
+    rank = config.svd_rank if svd_method == "lowrank" else None
+    # Zeros, too, begin as the NaN of a masked response.
+    on_nonfinite = "raise" if config.on_nonfinite == "raise" else "mask"
+    return SpectralOptions(method=method, svd_rank=rank, on_nonfinite=on_nonfinite)
+
+
+def _last_rows(hidden: Tensor, lengths: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
+    """The last ``most`` valid rows of each response, left-aligned, and how many there are."""
+    if most is None or hidden.shape[1] <= most:
+        return hidden, lengths
+    first = (lengths - most).clamp(min=0)
+    at = first[:, None] + torch.arange(most, device=hidden.device)
+    return hidden.gather(1, at[:, :, None].expand(-1, -1, hidden.shape[2])), lengths - first
+
+
+def _lengths(attention_mask: Tensor) -> Tensor:
+    """Valid rows of each response, int64 ``[B]``; raises ``ValueError`` unless the mask is right-padded 0 and 1."""
+    lengths = attention_mask.bool().sum(1)
+    expected = torch.arange(attention_mask.shape[1], device=attention_mask.device) < lengths[:, None]
+    wrong = (attention_mask != expected).any(1).nonzero()
+    if len(wrong):
+        raise ValueError(f"attention_mask of response {int(wrong[0])}: must be right-padded, ones and then zeros")
+    return lengths

@@ -1,0 +1,134 @@
+"""Rank metrics of responses and their velocity and acceleration over prefixes (arXiv 2509.23808).
+
+Pure functions. Shapes: B responses, T padded rows, D hidden size, P prefixes of any kind, J prefixes of the
+velocity rule. All metrics are float64.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from verl.spectral import SpectralOptions, prefix_functionals
+from verl.spectral.responses import check_hidden, chunks, largest_entries
+
+_FUNCTIONALS = {
+    "Response Entropy 1": "response_entropy",
+    "Effective Rank": "effective_rank",
+    "Traditional Rank": "traditional_rank",
+    "Log Effective Rank": "effective_rank",
+}
+"""Metrics that come from a spectrum, by their name in verl.spectral; the log is taken of the effective rank."""
+
+_CURVATURE_BYTES = 64 * 2**20
+"""Bound on the float64 states that :func:`curvature` holds at once, unless one response exceeds it."""
+
+
+def prefix_counts(lengths: Tensor, stride: int) -> Tensor:
+    """Number J of velocity prefixes of each response: j = 1..J while ``j * stride < length``. ``[B]`` -> ``[B]``."""
+    return (lengths - 1).clamp(min=0) // stride
+
+
+def prefix_rows(lengths: Tensor, stride: int) -> Tensor:
+    """Rows k_j = j * stride + 1 of each response's velocity prefixes, int64 ``[B, max J]``, 0 where absent.
+
+    Raises:
+        ValueError: ``stride`` is below 1.
+    """
+    if stride < 1:
+        raise ValueError(f"calculator.diff_stride={stride}: must be at least 1")
+    counts = prefix_counts(lengths, stride)
+    columns = int(counts.max()) if counts.numel() else 0
+    j = torch.arange(1, columns + 1, device=lengths.device)
+    return torch.where(j <= counts[:, None], j * stride + 1, 0)
+
+
+def velocity(values: Tensor, counts: Tensor) -> Tensor:
+    """Mean over j = 2..J of delta_j = m_j - mean(m_1..m_{j-1}); 0 for fewer than two prefixes.
+
+    ``values [B, J]`` are the prefix metrics m_j, of which the first ``counts [B]`` are read -> ``[B]``.
+    """
+    deltas = _deltas(values)
+    present = torch.arange(deltas.shape[1], device=values.device) + 2 <= counts[:, None]
+    return torch.where(present, deltas, 0.0).sum(1) / (counts - 1).clamp(min=1)
+
+
+def acceleration(values: Tensor, counts: Tensor) -> Tensor:
+    """Mean over j = 2..J-1 of delta_{j+1} - delta_j; 0 for fewer than three prefixes.
+
+    Arguments as in :func:`velocity`. The mean telescopes to (delta_J - delta_2) / (J - 2).
+    """
+    if values.shape[1] < 3:
+        return values.new_zeros(values.shape[0])
+    deltas = _deltas(values)
+    last = deltas.gather(1, (counts - 2).clamp(min=0)[:, None])[:, 0]
+    return torch.where(counts >= 3, (last - deltas[:, 0]) / (counts - 2).clamp(min=1), 0.0)
+
+
+def _deltas(values: Tensor) -> Tensor:
+    """delta_2..delta_J of ``values [B, J]`` -> ``[B, J - 1]`` (``[B, 0]`` when J is 0)."""
+    j = torch.arange(1, values.shape[1] + 1, device=values.device)
+    running_mean = values.cumsum(1) / j
+    return values[:, 1:] - running_mean[:, :-1]
+
+
+def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str = "raise") -> Tensor:
+    """Mean angle in radians between consecutive steps Z[j+1] - Z[j], over each response's chosen prefixes.
+
+    ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` and ``on_nonfinite`` as for
+    :func:`verl.spectral.prefix_functionals` -> float64 ``[B, P]`` in [0, pi]. An angle at a step of length zero is
+    undefined and left out of the mean; a prefix without any angle (fewer than 3 rows) has curvature 0.
+
+    Raises:
+        ValueError: as ``prefix_functionals``.
+    """
+    check_hidden(hidden, lengths)
+    largest = largest_entries(hidden, lengths, on_nonfinite)
+    result = torch.zeros(rows.shape, dtype=torch.float64, device=hidden.device)
+    result[largest.isnan()] = torch.nan
+    rows = rows.to(hidden.device)
+    for chunk in chunks(hidden, lengths, largest, lambda n: 8 * 4 * n * hidden.shape[2], _CURVATURE_BYTES):
+        if chunk.rows.shape[1] < 3:
+            continue
+        steps = chunk.rows.diff(dim=1)
+        # Only directions matter; by its largest entry first, a step far smaller than the others keeps its square.
+        steps = steps / steps.abs().amax(2, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        norms = torch.linalg.vector_norm(steps, dim=2, keepdim=True)
+        units = steps / torch.where(norms > 0, norms, 1.0)
+        before, after = units[:, :-1], units[:, 1:]
+        # Kahan's form: unlike acos of the cosine it keeps its digits for nearly parallel steps.
+        distance = torch.linalg.vector_norm(after - before, dim=2)
+        angles = 2 * torch.atan2(distance, torch.linalg.vector_norm(after + before, dim=2))
+        defined = (norms[:, :-1, 0] > 0) & (norms[:, 1:, 0] > 0)
+        sums = torch.where(defined, angles, 0.0).cumsum(1)
+        counts = defined.cumsum(1)
+        # A prefix of k rows holds the first k - 2 angles.
+        wanted = rows[chunk.which]
+        last = (wanted - 3).clamp(min=0)
+        mean = sums.gather(1, last) / counts.gather(1, last).clamp(min=1)
+        result[chunk.which] = torch.where(wanted >= 3, mean, 0.0)
+    return result
+
+
+def base_metrics(
+    hidden: Tensor, lengths: Tensor, rows: Tensor, names: Sequence[str], options: SpectralOptions
+) -> dict[str, Tensor]:
+    """The metrics ``names``, of ``BASE_METRICS``, of every chosen prefix.
+
+    ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` -> name to float64 ``[B, P]``. Degenerate prefixes (0 or
+    1 rows, all rows equal): effective rank 1 and its log 0, entropy 0, rank 0, curvature 0. With
+    ``options.on_nonfinite="mask"`` a response that holds NaN or infinity has NaN for every metric.
+
+    Raises:
+        ValueError: as :func:`verl.spectral.prefix_functionals`.
+    """
+    metrics: dict[str, Tensor] = {}
+    if "Curvature" in names:
+        metrics["Curvature"] = curvature(hidden, lengths, rows, options.on_nonfinite)
+    wanted = list(dict.fromkeys(_FUNCTIONALS[name] for name in names if name in _FUNCTIONALS))
+    spectral = prefix_functionals(hidden, lengths, rows, wanted, options) if wanted else {}
+    for name in names:
+        if name in _FUNCTIONALS:
+            values = spectral[_FUNCTIONALS[name]]
+            metrics[name] = values.log() if name == "Log Effective Rank" else values
+    return {name: metrics[name] for name in names}

@@ -1,0 +1,302 @@
+"""The reward manager: rank metrics of a batch become the auxiliary signal Phi (arXiv 2509.23808).
+
+Shapes: B responses, R padded response tokens. It keeps two kinds of state, both moving averages over training
+steps: a baseline mu per layer and indicator, and the mean score. ``shape`` and ``shape_advantages`` only read them;
+``update``, called once at the end of a training step, alone changes them, so validation, which never calls it, is
+measured against training's baselines.
+
+With ``reward_manager.baseline_start=zero``, as in the paper's release, averages start at 0 and follow a step late: what
+``update`` then moves them towards is the batch of the update before, which it keeps for that purpose.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl.config.signal import RewardManagerConfig
+from verl.rank.shaping import (
+    auxiliary_signal,
+    controller_weights,
+    exploration_beta,
+    last_token_mask,
+    relative_deviation,
+    shaped_advantages,
+)
+
+RankMetrics = Mapping[str, Mapping[str, Tensor]]
+"""Layer key to metric name to ``[B]``."""
+
+Means = dict[str, dict[str, float]]
+"""Layer key to indicator to a mean over responses."""
+
+
+@dataclass(frozen=True)
+class RewardShaping:
+    """What rank shaping adds to one batch."""
+
+    phi: Tensor
+    """Auxiliary signal ``[B]``, float64, mean over the layers."""
+    token_rewards: Tensor
+    """Rewards ``[B, R]``, with Phi on the last response token if ``reward_manager.add_reward``."""
+    metrics: dict[str, float]
+    """Scalars to log, under ``reward_manager/``."""
+
+
+class RewardManager:
+    """Computes Phi, places it, and follows the baselines that it is measured against."""
+
+    def __init__(self, config: RewardManagerConfig) -> None:
+        self.config = config
+        self._start = 0.0 if config.baseline_start == "zero" else None
+        """Where a moving average begins; ``None``: at the first value."""
+        self._baselines: Means = {}
+        self._ema_score = self._start
+        self._previous_means: Means | None = None
+        """Batch means of the step before; kept only if averages start at zero."""
+
+    def shape(self, token_rewards: Tensor, response_mask: Tensor, rank_metrics: RankMetrics) -> RewardShaping:
+        """Phi of every response, measured against the baselines of the previous steps; changes no state.
+
+        Where there is no baseline yet (first step), the batch's own mean stands in for it. A metric that is NaN or
+        infinite gives its response no signal. Phi is 0 for all without ``computes_phi``, and in the first step if
+        ``baseline_start=zero``.
+
+        Args:
+            token_rewards: ``[B, R]``.
+            response_mask: ``[B, R]``, true or 1 on response tokens.
+            rank_metrics: layer key to metric name to ``[B]``, holding every name in ``indicator_names``.
+
+        Raises:
+            ValueError: no layer, or an indicator that the metrics lack (names those available).
+        """
+        layers = self._indicators(rank_metrics)
+        scale = self.config.aux_reward_global_weight * self._fade()
+        metrics: dict[str, float] = {}
+        if self._has_signal():
+            signals = []
+            for layer, indicators in layers.items():
+                signal, layer_metrics = self._layer_signal(layer, indicators, scale)
+                signals.append(signal)
+                metrics |= layer_metrics
+            phi = torch.stack(signals).mean(0)
+            metrics |= _release_metrics(metrics, next(iter(layers)), self.config.indicator_names)
+            metrics["reward_manager/performance_scaling_factor_mean"] = scale
+        else:
+            phi = torch.zeros(token_rewards.shape[0], dtype=torch.float64)
+        metrics |= {
+            "reward_manager/phi_mean": phi.mean().item(),
+            "reward_manager/phi_min": phi.min().item(),
+            "reward_manager/phi_max": phi.max().item(),
+            "reward_manager/phi_std": phi.std(correction=0).item(),
+        }
+        if self.config.add_reward:
+            bonus = phi.to(token_rewards)[:, None]
+            token_rewards = torch.where(last_token_mask(response_mask), token_rewards + bonus, token_rewards)
+        return RewardShaping(phi=phi, token_rewards=token_rewards, metrics=metrics)
+
+    def shape_advantages(
+        self, advantages: Tensor, response_mask: Tensor, phi: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Advantages ``[B, R]`` with min(relu(Phi), |A| / kappa) added if ``reward_manager.add_adv``, and metrics.
+
+        ``reward_manager/shaped_token_share`` is the share of response tokens whose advantage changed,
+        ``reward_manager/shaped_mean_change`` the mean absolute change over all response tokens, and
+        ``reward_manager/shaped_relative_change`` the mean absolute change over the mean absolute advantage, both of the
+        tokens that changed; it is left out if none did. Without ``add_adv`` the advantages come back as they are, with
+        no metrics.
+        """
+        if not self.config.add_adv:
+            return advantages, {}
+        shaped = shaped_advantages(advantages, response_mask, phi, self.config.kappa, self.config.shaping_placement)
+        before = advantages[response_mask.bool()].double()
+        change = (shaped[response_mask.bool()].double() - before).abs()
+        changed = change > 0
+        num_tokens = max(1, change.numel())
+        metrics = {
+            "reward_manager/shaped_token_share": float(changed.sum()) / num_tokens,
+            "reward_manager/shaped_mean_change": float(change.sum()) / num_tokens,
+        }
+        if changed.any():
+            relative = change[changed].sum() / before[changed].abs().sum()
+            metrics["reward_manager/shaped_relative_change"] = relative.item()
+        return shaped, metrics
+
+    def update(self, scores: Tensor, rank_metrics: RankMetrics) -> None:
+        """Move the baselines towards this batch: mu <- (1 - a) mu + a * batch mean; the first batch sets mu.
+
+        With ``baseline_start=zero`` the batch of the update before takes its place, so that the first update moves
+        nothing; the score average moves towards the scores given, from the second update on. Without ``computes_phi``
+        nothing moves.
+
+        ``scores [B]`` are the verifiers' scores; ``rank_metrics`` as in :meth:`shape`. NaN and infinite values are
+        left out of the means; a metric or score without any finite value leaves its average as it is.
+
+        Raises:
+            ValueError: as :meth:`shape`.
+        """
+        means = _finite_means(self._indicators(rank_metrics))
+        if not self.config.computes_phi:
+            return
+        if self._start is not None:
+            previous, self._previous_means = self._previous_means, means
+            if previous is None:
+                return
+            means = previous
+        for layer, values in means.items():
+            baselines = self._baselines.setdefault(layer, {})
+            for name, mean in values.items():
+                baselines[name] = self._moved(baselines.get(name, self._start), mean)
+        mean_score = _finite_mean(scores)
+        if mean_score is not None:
+            self._ema_score = self._moved(self._ema_score, mean_score)
+
+    def baseline_metrics(self) -> dict[str, float]:
+        """Baselines of the first layer, ``cal/base_v/<indicator>``; those that do not exist yet are left out.
+
+        After :meth:`update` they are what the next step will be measured against, as the release logs them; the
+        baselines behind a step's own Phi are among the metrics of :meth:`shape`, for every layer.
+        """
+        known = next(iter(self._baselines.values()), {})
+        baselines = {name: known.get(name, self._start) for name in self.config.indicator_names}
+        return {f"cal/base_v/{name}": value for name, value in baselines.items() if value is not None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages as plain floats, which JSON keeps exactly.
+
+        ``baselines`` and ``ema_score``; with ``baseline_start=zero`` also ``previous_means``, of the last batch.
+        """
+        state = {"baselines": deepcopy(self._baselines), "ema_score": self._ema_score}
+        return state if self._start is None else state | {"previous_means": deepcopy(self._previous_means)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: the state is malformed (names the part); the manager is then unchanged.
+        """
+        keys = ["baselines", "ema_score"] + ([] if self._start is None else ["previous_means"])
+        if not isinstance(state, Mapping) or set(state) != set(keys):
+            raise ValueError(
+                f"reward manager state {state!r}: expected the keys {' and '.join(keys)}, "
+                f"those of reward_manager.baseline_start={self.config.baseline_start}"
+            )
+        baselines = _checked_means(state["baselines"], "baselines")
+        previous = state.get("previous_means")
+        previous = None if previous is None else _checked_means(previous, "previous_means")
+        score = state["ema_score"]
+        # Without a first value yet, an average that does not start at zero has none.
+        score = None if score is None and self._start is None else _finite_float(score, "ema_score")
+        self._baselines, self._previous_means, self._ema_score = baselines, previous, score
+
+    def _layer_signal(self, layer: str, indicators: dict[str, Tensor], scale: float) -> tuple[Tensor, dict[str, float]]:
+        """Phi ``[B]`` of one layer and its scalars."""
+        config = self.config
+        known = self._baselines.get(layer, {})
+        baselines: dict[str, float] = {}
+        for name, values in indicators.items():
+            baseline = known.get(name, self._start)
+            # No baseline and no finite value: the number is never used, every deviation is 0.
+            baselines[name] = baseline if baseline is not None else (_finite_mean(values) or 0.0)
+        deviations = torch.stack([relative_deviation(v, baselines[n]) for n, v in indicators.items()], dim=1)
+        beta = exploration_beta(deviations[:, 0], config.hypothesis_type, config.gain)
+        w_explore, w_exploit = deviations.new_tensor(config.w_explore), deviations.new_tensor(config.w_exploit)
+        weights = controller_weights(beta, w_explore, w_exploit, config.hypothesis_type)
+        phi = auxiliary_signal(deviations, weights, scale)
+        prefix = f"reward_manager/layer_{layer}"
+        metrics = {
+            f"{prefix}/phi": phi.mean().item(),
+            f"{prefix}/beta": beta.mean().item(),
+            f"{prefix}/beta_min": beta.min().item(),
+            f"{prefix}/beta_max": beta.max().item(),
+        }
+        for i, name in enumerate(indicators):
+            metrics[f"{prefix}/{name}/mu"] = baselines[name]
+            metrics[f"{prefix}/{name}/deviation"] = deviations[:, i].mean().item()
+            metrics[f"{prefix}/{name}/weight"] = weights[:, i].mean().item()
+        return phi, metrics
+
+    def _has_signal(self) -> bool:
+        waits = self._start is not None and self._previous_means is None
+        return self.config.computes_phi and not waits
+
+    def _indicators(self, rank_metrics: RankMetrics) -> dict[str, dict[str, Tensor]]:
+        """The configured indicators of every layer in float64, guide first; ``ValueError`` where one is missing."""
+        if not rank_metrics:
+            raise ValueError("rank_metrics is empty: rank shaping needs calculator.enable=true and at least one layer")
+        for layer, metrics in rank_metrics.items():
+            for name in self.config.indicator_names:
+                if name not in metrics:
+                    raise ValueError(
+                        f"reward_manager.indicator_names: {name!r} is not among the metrics of layer {layer}; "
+                        f"available: {', '.join(sorted(metrics))}"
+                    )
+        return {
+            layer: {name: metrics[name].double() for name in self.config.indicator_names}
+            for layer, metrics in rank_metrics.items()
+        }
+
+    def _fade(self) -> float:
+        """Factor on the constant c: 1 if ``aux_fix``, else 1 - (ema_score + 1) / 2.
+
+        Before the first update the score counts as 0, halfway. Scores outside [-1, 1], which a user's own verifier
+        may give, cannot turn the signal's sign.
+        """
+        if self.config.aux_fix:
+            return 1.0
+        score = 0.0 if self._ema_score is None else self._ema_score
+        return min(1.0, max(0.0, 1 - (score + 1) / 2))
+
+    def _moved(self, average: float | None, mean: float) -> float:
+        alpha = self.config.ema_alpha
+        return mean if average is None else (1 - alpha) * average + alpha * mean
+
+
+def _release_metrics(metrics: Mapping[str, float], layer: str, indicator_names: Sequence[str]) -> dict[str, float]:
+    """The metrics of one layer, the only one that the release has, by its names.
+
+    ``reward_manager/percentage_deviation_mean`` (of the guide), ``diff_2_tendency_mean`` (beta), and for each indicator
+    ``weight_effective_rank_diff_mean`` and ``relative_deviation_effective_rank_diff_mean``.
+    """
+    names = {"percentage_deviation": f"{indicator_names[0]}/deviation", "diff_2_tendency": "beta"}
+    for name in indicator_names:
+        slug = name.lower().replace(" ", "_")
+        names |= {f"weight_{slug}": f"{name}/weight", f"relative_deviation_{slug}": f"{name}/deviation"}
+    prefix = f"reward_manager/layer_{layer}"
+    return {f"reward_manager/{released}_mean": metrics[f"{prefix}/{own}"] for released, own in names.items()}
+
+
+def _finite_mean(values: Tensor) -> float | None:
+    """Mean of the finite entries, or ``None`` if there is none."""
+    finite = values.double()[values.isfinite()]
+    return float(finite.mean()) if finite.numel() else None
+
+
+def _finite_means(indicators: Mapping[str, Mapping[str, Tensor]]) -> Means:
+    """Means of the finite entries of every layer's indicators ``[B]``; those without any are left out."""
+    means = {
+        layer: {name: _finite_mean(values) for name, values in named.items()} for layer, named in indicators.items()
+    }
+    return {layer: {name: mean for name, mean in named.items() if mean is not None} for layer, named in means.items()}
+
+
+def _checked_means(means: object, where: str) -> Means:
+    """A copy of ``means``; ``ValueError`` that names the part which is no number."""
+    if not isinstance(means, Mapping):
+        raise ValueError(f"reward manager state: {where}={means!r}: expected a mapping of layers")
+    checked: Means = {}
+    for layer, values in means.items():
+        if not isinstance(layer, str) or not isinstance(values, Mapping):
+            raise ValueError(f"reward manager state: {where}[{layer!r}]={values!r}: expected name to number")
+        checked[layer] = {name: _finite_float(value, f"{where}[{layer!r}][{name!r}]") for name, value in values.items()}
+    return checked
+
+
+def _finite_float(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"reward manager state: {where}={value!r}: expected a finite number")
+    return float(value)

@@ -1,0 +1,121 @@
+"""Decoding with a model of ``transformers`` and its key-value cache.
+
+Legend: B responses of a batch, P prompt length, R longest response, V vocabulary, L layers, D hidden width.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from verl.config.ppo import SamplingConfig
+from verl.models.hidden_states import record_states
+from verl.models.packing import position_ids
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Responses of one batch; what comes after a response's end is without meaning."""
+
+    token_ids: Tensor
+    """[B, R] int64."""
+    logprobs: Tensor
+    """[B, R] float32, under the distribution that the token was drawn from."""
+    lengths: Tensor
+    """[B] int64, tokens of each response, that which ended it included."""
+    ended: Tensor
+    """[B] bool, false for a response that was cut at R tokens."""
+    states: Tensor | None
+    """[B, R, L, D], the hidden states from which each token was drawn."""
+
+
+@torch.no_grad()
+def decode(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    draws: Tensor,
+    sampling: SamplingConfig,
+    end_tokens: list[int],
+    layers: Sequence[int],
+) -> Decoded:
+    """One response to each prompt.
+
+    Args:
+        input_ids, attention_mask: [B, P], padded on the left, on the model's device.
+        draws: [B, R] float64, uniform in [0, 1): what decides each token's draw. R is the longest response.
+        end_tokens: tokens that end a response.
+        layers: whose states to keep, see :func:`verl.models.hidden_states.record_states`; none: no states.
+    """
+    batch_size, num_steps = draws.shape
+    device = input_ids.device
+    processors = logits_processors(sampling)
+    ends = torch.tensor(end_tokens, device=device)
+    token_ids = torch.zeros(batch_size, num_steps, dtype=torch.int64, device=device)
+    logprobs = torch.zeros(batch_size, num_steps, device=device)
+    lengths = torch.full((batch_size,), num_steps, device=device)
+    ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
+    states: Tensor | None = None
+    inputs, mask, positions, cache = input_ids, attention_mask, position_ids(attention_mask), None
+    for step in range(num_steps):
+        with record_states(model, layers) if layers else nullcontext([]) as seen:
+            output = model(
+                input_ids=inputs,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        cache = output.past_key_values
+        if seen:
+            last = torch.stack([layer[:, -1] for layer in seen], dim=1)
+            states = last.new_zeros(batch_size, num_steps, *last.shape[1:]) if states is None else states
+            states[:, step] = last
+        distribution = processors(inputs, output.logits[:, -1].float()).log_softmax(dim=-1)
+        tokens = distribution.argmax(dim=-1) if sampling.temperature == 0 else draw(distribution, draws[:, step])
+        token_ids[:, step] = tokens
+        logprobs[:, step] = distribution.gather(1, tokens[:, None]).squeeze(1)
+        ends_here = torch.isin(tokens, ends) & ~ended
+        lengths[ends_here] = step + 1
+        ended |= ends_here
+        if ended.all():
+            break
+        inputs = tokens[:, None]
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+        positions = positions[:, -1:] + 1
+    return Decoded(token_ids, logprobs, lengths, ended, states)
+
+
+def logits_processors(sampling: SamplingConfig) -> LogitsProcessorList:
+    """From logits to those of the distribution sampled from; greedy decoding leaves them as they are."""
+    processors = LogitsProcessorList()
+    if sampling.temperature > 0:
+        if sampling.temperature != 1:
+            processors.append(TemperatureLogitsWarper(sampling.temperature))
+        if sampling.top_k > 0:
+            processors.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1:
+            processors.append(TopPLogitsWarper(sampling.top_p))
+    return processors
+
+
+def draw(distribution: Tensor, draws: Tensor) -> Tensor:
+    """Tokens [B] drawn from log-probabilities [B, V], each by its uniform number of ``draws`` [B] in [0, 1).
+
+    The inverse of the cumulative distribution: one number decides, so that a row's stream of numbers is all its
+    randomness, on any device.
+    """
+    cumulative = distribution.double().exp().cumsum(dim=-1)
+    # A hair below 1, so that rounding cannot reach the total, which only tokens beyond the last would exceed.
+    targets = draws.to(cumulative.device) * (1 - 2**-52) * cumulative[:, -1]
+    return torch.searchsorted(cumulative, targets[:, None], right=True).squeeze(1)

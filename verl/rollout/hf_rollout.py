@@ -1,0 +1,85 @@
+"""The policy itself as its rollout engine, through ``transformers``: for models that vLLM does not know.
+
+Legend: B responses, R longest response.
+"""
+
+import pkgutil
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from verl.config.ppo import SamplingConfig
+from verl.models.fsdp import kept_whole
+from verl.models.policy import Policy
+from verl.protocol import PromptBatch, RolloutBatch
+from verl.rollout.base import RolloutSetup, SampledResponse, collect, mix_seed
+from verl.rollout.decoding import Decoded, decode
+
+
+class HFRollout:
+    """Samples responses with log-probabilities, and measures their hidden states where the setup asks for it.
+
+    Decodes batches of ``rollout.max_num_seqs`` responses, each until its last one has ended. The policy's parameters
+    are gathered once for all of them.
+    """
+
+    needs_weights = False
+
+    def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
+        """``policy``: the one that learns in this worker."""
+        self.setup = setup
+        self.policy = policy
+        self.batch_size = setup.config.rollout.max_num_seqs
+        self.max_response_length = setup.config.data.max_response_length
+        self.layers: list[int] = []
+        if setup.capture is not None:
+            self.layers = setup.capture["layers"]
+            self.reducer = pkgutil.resolve_name(setup.capture["reducer"])
+
+    def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
+        """Sample ``sampling.n`` responses per prompt; the responses of one prompt are neighbours."""
+        rows = prompts.repeat_interleave(sampling.n)
+        draws = self._draws(rows, sampling, seed)
+        responses: list[SampledResponse] = []
+        with self.policy.parameters.loaded(), kept_whole(self.policy.model):
+            for start in range(0, len(rows), self.batch_size):
+                part = slice(start, start + self.batch_size)
+                responses += self._decode(rows[part], draws[part], sampling)
+        return collect(prompts, responses, sampling.n, self.max_response_length, self.setup.pad_token_id)
+
+    def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Nothing: the policy's weights are this engine's."""
+
+    def sleep(self) -> None:
+        """Nothing: between two calls no memory is held."""
+
+    def _draws(self, rows: PromptBatch, sampling: SamplingConfig, seed: int) -> Tensor:
+        """[B, R] float64, uniform in [0, 1), each row from a stream of its own; the same on every kind of device."""
+        draws = torch.empty(len(rows), self.max_response_length, dtype=torch.float64)
+        for row, uid in enumerate(rows.uid.tolist()):
+            generator = torch.Generator().manual_seed(mix_seed(seed, uid) + row % sampling.n)
+            draws[row].uniform_(generator=generator)
+        return draws
+
+    def _decode(self, rows: PromptBatch, draws: Tensor, sampling: SamplingConfig) -> list[SampledResponse]:
+        first = int(rows.attention_mask.any(dim=0).nonzero()[0])
+        device = self.setup.place.device_type
+        input_ids, attention_mask = (t[:, first:].to(device) for t in (rows.input_ids, rows.attention_mask))
+        decoded = decode(
+            self.policy.model, input_ids, attention_mask, draws, sampling, self.setup.end_tokens, self.layers
+        )
+        lengths = decoded.lengths.tolist()
+        measured = self._measure(decoded, lengths)
+        fields = (decoded.token_ids.tolist(), decoded.logprobs.tolist(), decoded.ended.tolist(), lengths, measured)
+        return [
+            SampledResponse(token_ids[:length], logprobs[:length], not ended, metrics)
+            for token_ids, logprobs, ended, length, metrics in zip(*fields, strict=True)
+        ]
+
+    def _measure(self, decoded: Decoded, lengths: list[int]) -> list[dict[str, Tensor] | None]:
+        if decoded.states is None or self.setup.capture is None:
+            return [None] * len(lengths)
+        states = [row[:length] for row, length in zip(decoded.states, lengths, strict=True)]
+        measured = self.reducer(states, **self.setup.capture["reducer_options"])
+        return [{name: value.cpu() for name, value in metrics.items()} for metrics in measured]

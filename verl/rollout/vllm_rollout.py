@@ -1,0 +1,121 @@
+"""The vLLM engine in a worker's own process: samples responses and measures their hidden states on the spot."""
+
+from collections.abc import Iterable
+
+import vllm
+from torch import Tensor
+from vllm import LLM, CompletionOutput, SamplingParams
+
+from verl.config.ppo import SamplingConfig
+from verl.models.policy import Policy
+from verl.protocol import PromptBatch, RolloutBatch
+from verl.rollout.base import RolloutSetup, SampledResponse, collect, mix_seed
+from verl.rollout.shared_memory import own_shared_memory
+from verl.rollout.sleep import EngineSleep
+from verl.rollout.vllm_engine import engine_options, measured
+from verl.rollout.weight_sync import reload_weights
+
+
+class VLLMRollout:
+    """Samples responses with log-probabilities, and measures their hidden states where the setup asks for it.
+
+    The workers of one engine are neighbours in rank, ``rollout.tensor_parallel_size`` of them. Each has a scheduler of
+    its own; given the same prompts they decide alike, and sample the same responses.
+    """
+
+    def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
+        """``policy``: not used; the engine loads the model's folder and is given weights later.
+
+        Raises:
+            ValueError: vLLM has no model of its own for this architecture.
+        """
+        config, model, place = setup.config.rollout, setup.config.model, setup.place
+        self.setup = setup
+        self.max_response_length = setup.config.data.max_response_length
+        sleeps = config.free_cache_engine and place.device_type == "cuda"
+        options = engine_options(
+            config,
+            setup.config.max_sequence_length,
+            model.trust_remote_code,
+            place.device_type,
+            setup.config.seed,
+            setup.capture,
+        )
+        with own_shared_memory(place):
+            self.engine = LLM(
+                model.path,
+                # What is returned must be what was sampled from: after temperature, top-p and top-k.
+                logprobs_mode="processed_logprobs",
+                enable_sleep_mode=sleeps,
+                **options,
+            )
+        check_own_classes(self.engine, model.path)
+        self.memory = EngineSleep(self.engine, sleeps)
+
+    def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
+        """Sample ``sampling.n`` responses per prompt; the responses of one prompt are neighbours."""
+        token_prompts = [
+            {"prompt_token_ids": ids[mask.bool()].tolist()}
+            for ids, mask in zip(prompts.input_ids, prompts.attention_mask, strict=True)
+        ]
+        parameters = [self._sampling_params(sampling, seed, uid) for uid in prompts.uid.tolist()]
+        outputs = self.engine.generate(token_prompts, parameters, use_tqdm=False)
+        responses = [self._response(completion) for output in outputs for completion in output.outputs]
+        return collect(prompts, responses, sampling.n, self.max_response_length, self.setup.pad_token_id)
+
+    def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Replace the engine's weights, parameter by parameter, and drop what was cached under the old ones."""
+        with self.memory.new_weights():
+            reload_weights(self.engine, parameters)
+
+    def sleep(self) -> None:
+        """Let go of weights and KV cache, with ``rollout.free_cache_engine`` on a GPU."""
+        self.memory.sleep()
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the engine sleeps, and has forgotten its weights."""
+        return self.memory.asleep
+
+    def _sampling_params(self, sampling: SamplingConfig, seed: int, uid: int) -> SamplingParams:
+        return SamplingParams(
+            n=sampling.n,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=self.max_response_length,
+            stop_token_ids=self.setup.end_tokens,
+            logprobs=0,
+            # vLLM adds a response's place in its group.
+            seed=mix_seed(seed, uid),
+            detokenize=False,
+        )
+
+    def _response(self, completion: CompletionOutput) -> SampledResponse:
+        return SampledResponse(
+            token_ids=completion.token_ids,
+            logprobs=_sampled_logprobs(completion),
+            truncated=completion.finish_reason == "length",
+            measured=None if self.setup.capture is None else measured(completion),
+        )
+
+
+def check_own_classes(engine: LLM, path: str) -> None:
+    """Whether vLLM runs the model at ``path`` by classes of its own.
+
+    Where it has none it takes those of ``transformers``, and prepares them for compilation: instances that were made
+    before, as those that learn in this process, can no longer be called.
+
+    Raises:
+        ValueError: it does not.
+    """
+    model = engine.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+    if type(model).__name__.startswith("Transformers"):
+        raise ValueError(
+            f"model.path={path!r}: vLLM {vllm.__version__} has no model of its own for {model.config.model_type} and "
+            "changes that of transformers, which learns in the same process; set rollout.name=hf"
+        )
+
+
+def _sampled_logprobs(completion: CompletionOutput) -> list[float]:
+    return [position[token].logprob for token, position in zip(completion.token_ids, completion.logprobs, strict=True)]

@@ -1,0 +1,1 @@
+"""What training logs: figures of rollouts, time, speed and memory, and profiler traces."""

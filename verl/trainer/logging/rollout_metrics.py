@@ -1,0 +1,197 @@
+"""Scalars that describe a batch of rollouts: lengths, scores, rank metrics. Names are those of the paper's release.
+
+Legend: B responses, R response columns.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from verl.protocol import RolloutBatch, layer_metrics
+from verl.rank.calculator import RepresentationMetricsCalculator
+
+
+def length_metrics(batch: RolloutBatch) -> dict[str, float]:
+    """Prompt and response lengths in tokens, and the share of each at its limit.
+
+    ``prompt_length/clip_ratio`` is the share of prompts as long as ``data.max_prompt_length``,
+    ``response_length/clip_ratio`` that of responses cut at ``data.max_response_length``.
+    """
+    response = batch.response_mask.sum(dim=1)
+    prompt = batch.attention_mask.sum(dim=1) - response
+    max_prompt_length = batch.attention_mask.shape[1] - batch.response_mask.shape[1]
+    return {
+        **_spread("prompt_length", prompt),
+        "prompt_length/clip_ratio": (prompt == max_prompt_length).double().mean().item(),
+        **_spread("response_length", response),
+        "response_length/clip_ratio": batch.truncated.double().mean().item(),
+    }
+
+
+def response_metrics(batch: RolloutBatch, correct: Tensor) -> dict[str, float]:
+    """Counts of correct and incorrect responses, and the lengths of all, the correct and the incorrect.
+
+    ``cal/{num_correct,num_incorrect,accuracy}`` and ``response_length/{overall,correct,incorrect}/{mean,max,min,
+    clip_ratio}``, for ``correct [B]`` bool. A group without responses is left out: the release logs 0, which no
+    response has.
+    """
+    lengths = batch.response_mask.sum(dim=1)
+    metrics = {
+        "cal/num_correct": float(correct.sum()),
+        "cal/num_incorrect": float((~correct).sum()),
+        "cal/accuracy": correct.double().mean().item(),
+    }
+    for group, members in correctness_groups(correct).items():
+        if members.any():
+            metrics |= _spread(f"response_length/{group}", lengths[members])
+            metrics[f"response_length/{group}/clip_ratio"] = batch.truncated[members].double().mean().item()
+    return metrics
+
+
+def filtered_length_metrics(response_mask: Tensor, max_length: int) -> dict[str, float]:
+    """Lengths of the responses that are learned from, ``filtered_response_length/{mean,max,min,clip_ratio}``.
+
+    ``response_mask [B, R]`` after ``trainer.remove_clip`` emptied the rows of truncated responses. Those rows do not
+    count (in the release they do, with length 0), so nothing is logged where all were emptied. ``clip_ratio`` is the
+    share with ``max_length`` tokens.
+    """
+    lengths = response_mask.sum(dim=1)
+    lengths = lengths[lengths > 0]
+    if not lengths.numel():
+        return {}
+    prefix = "filtered_response_length"
+    return _spread(prefix, lengths) | {f"{prefix}/clip_ratio": (lengths == max_length).double().mean().item()}
+
+
+def learning_metrics(
+    scores_0: Tensor,
+    token_scores: Tensor,
+    token_rewards: Tensor,
+    advantages_0: Tensor,
+    advantages: Tensor,
+    returns: Tensor | None,
+    values: Tensor | None,
+    response_mask: Tensor,
+) -> dict[str, float]:
+    """Mean, max and min of what the update learns from, under ``critic/``, the names of veRL and the release.
+
+    Over responses ``score_0``, ``score`` and ``rewards``; over response tokens ``advantages_0``, ``advantages``, and
+    where they are given ``returns``, ``values`` and ``vf_explained_var``.
+
+    Args:
+        scores_0: the verifiers' scores ``[B]``.
+        token_scores: those with the auxiliary signal, if any, ``[B, R]``; summed over each row.
+        token_rewards: those less the KL penalty, if any, ``[B, R]``; summed over each row.
+        advantages_0: before rank shaping, ``[B, R]``.
+        advantages: after rank shaping, ``[B, R]``.
+        returns: ``[B, R]``, or ``None``.
+        values: the critic's, ``[B, R]``, or ``None``; asks for ``returns``.
+        response_mask: ``[B, R]``, 1 on response tokens.
+    """
+    mask = response_mask.bool()
+    metrics = {
+        **_spread("critic/score_0", scores_0),
+        **_spread("critic/score", token_scores.double().sum(dim=1)),
+        **_spread("critic/rewards", token_rewards.double().sum(dim=1)),
+        **_spread("critic/advantages_0", advantages_0[mask]),
+        **_spread("critic/advantages", advantages[mask]),
+    }
+    if returns is not None:
+        metrics |= _spread("critic/returns", returns[mask])
+    if returns is not None and values is not None and mask.any():
+        target, error = returns[mask].double(), (returns - values)[mask].double()
+        metrics |= _spread("critic/values", values[mask])
+        # The addend keeps constant returns from a division by zero.
+        explained = 1 - error.var(correction=0) / (target.var(correction=0) + 1e-5)
+        metrics["critic/vf_explained_var"] = explained.item()
+    return metrics
+
+
+def correctness_groups(correct: Tensor) -> dict[str, Tensor]:
+    """Members ``[B]`` bool of the groups ``overall``, ``correct`` and ``incorrect``."""
+    return {"overall": torch.ones_like(correct, dtype=torch.bool), "correct": correct, "incorrect": ~correct}
+
+
+def rank_scalars(batch: RolloutBatch, correct: Tensor) -> dict[str, float]:
+    """Mean, max and min of every rank metric over all, the correct and the incorrect responses.
+
+    ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}`` and so on, and the same by the names of
+    :func:`in_later_order`; a group without responses is left out. Responses whose hidden states held NaN or infinity
+    have no share in them and are counted in ``cal/overall/layer_1/nonfinite``.
+    """
+    groups = correctness_groups(correct)
+    scalars = {}
+    for layer, metrics in layer_metrics(batch.rank_metrics).items():
+        finite = torch.stack(list(metrics.values())).isfinite().all(dim=0)
+        scalars[f"cal/overall/layer_{layer}/nonfinite"] = float((~finite).sum())
+        for name, values in metrics.items():
+            for group, members in groups.items():
+                scalars |= _spread(f"cal/{group}/layer_{layer}/{name}", values[members & finite])
+    return scalars | in_later_order(scalars)
+
+
+def in_later_order(scalars: Mapping[str, float]) -> dict[str, float]:
+    """The rank metrics among ``scalars`` by the names that the release's later versions give them.
+
+    Its first version writes ``cal/overall/layer_1/Effective Rank/mean``, the later ones
+    ``cal/layer_1/Effective Rank/overall/mean``. Dashboards exist for both; this is the one place that knows.
+    """
+    aliases = {}
+    for name, value in scalars.items():
+        match name.split("/"):
+            case ["cal", group, layer, metric, statistic]:
+                aliases[f"cal/{layer}/{metric}/{group}/{statistic}"] = value
+    return aliases
+
+
+def dataset_scalars(
+    batch: RolloutBatch, calculator: RepresentationMetricsCalculator, diff_stride: int
+) -> dict[str, float]:
+    """Rank metrics of the [B, D] matrix of the batch's mean states, ``cal/layer_1/global/Effective Rank`` and so on.
+
+    ``diff_stride`` is the number of responses between two prefixes of the cumulative metrics.
+    """
+    return {
+        f"cal/layer_{layer + 1}/{name}": value
+        for layer in range(batch.mean_states.shape[1])
+        for name, value in calculator.dataset_metrics(batch.mean_states[:, layer], diff_stride).items()
+    }
+
+
+def logprob_agreement(rollout: Tensor, trainer: Tensor, mask: Tensor) -> dict[str, float]:
+    """How far the engine's log-probabilities are from the trainer's, in nats: mean and largest over response tokens."""
+    difference = (rollout - trainer).abs()[mask.bool()].double()
+    return {
+        "rollout/logprob_abs_diff": difference.mean().item(),
+        "rollout/logprob_abs_diff_max": difference.max().item(),
+    }
+
+
+def group_metrics(scores: Tensor, correct: Tensor, group_ids: Tensor) -> dict[str, float]:
+    """Scores, sampled pass@1, and the share of prompts whose responses all score alike and so teach nothing."""
+    _, index = group_ids.unique(return_inverse=True)
+    order = index.argsort(stable=True)
+    grouped = scores[order].view(int(index.max()) + 1, -1)
+    return {
+        "score/mean": scores.double().mean().item(),
+        "train/pass@1": correct.double().mean().item(),
+        "train/groups_without_variance": (grouped == grouped[:, :1]).all(dim=1).double().mean().item(),
+    }
+
+
+def with_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """``{name: value}`` -> ``{prefix/name: value}``."""
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}
+
+
+def _spread(prefix: str, values: Tensor) -> dict[str, float]:
+    """``prefix/{mean,max,min}`` of ``values``; nothing for none."""
+    if not values.numel():
+        return {}
+    values = values.double()
+    return {
+        f"{prefix}/mean": values.mean().item(),
+        f"{prefix}/max": values.max().item(),
+        f"{prefix}/min": values.min().item(),
+    }
