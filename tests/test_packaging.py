@@ -36,7 +36,7 @@ def files_below(folder: Path) -> set[str]:
 
 def test_every_file_of_the_package_is_there(installed: Path):
     assert files_below(ROOT / "verl") <= files_below(installed / "verl")
-    assert "trainer/evaluation/assets/page.html" in files_below(installed / "verl")
+    assert "evaluation/report/assets/page.html" in files_below(installed / "verl")
     assert files_below(ROOT / "configs") == files_below(installed / "verl" / "configs")
 
 
