@@ -14,6 +14,8 @@ from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.rank.calculator import RepresentationMetricsCalculator
 
+pytest_plugins = ["tests.tiers"]
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

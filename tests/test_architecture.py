@@ -334,6 +334,7 @@ def test_the_training_loop_fits_on_a_page():
     assert lines < 90, f"RayPPOTrainer.fit has {lines} lines; it reads like the list of a step's phases, under 90"
 
 
+@pytest.mark.slow
 def test_importing_the_config_loads_nothing_heavy():
     names = [module.name for module in of_unit("config")]
     code = f"import sys, {', '.join(names)}; print(*({HEAVY!r} & sys.modules.keys()))"

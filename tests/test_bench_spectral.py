@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 BENCH = SimpleNamespace(**runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts" / "bench_spectral.py")))
 # On a busy machine it would wait seconds before every shape.
 BENCH.main.__globals__["settle"] = lambda device: None

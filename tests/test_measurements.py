@@ -28,6 +28,7 @@ def test_float32_shows_in_the_largest_shift(accuracy):
     assert max(errors) == errors[0] > 1e-6
 
 
+@pytest.mark.slow
 def test_figure_of_a_response(tiny_model, tmp_path):
     out = tmp_path / "rank.svg"
     command = [sys.executable, SCRIPTS / "plot_rank_along_response.py", "--model", tiny_model, "--out", out]

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 SOURCES = ("verl", "vllm_patches", "configs", "requirements", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 

@@ -230,6 +230,7 @@ for step, size in ((5, 1), (10, 1 << 20)):
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_under_a_final_name(tmp_path: Path):
     result = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)],

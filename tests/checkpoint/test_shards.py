@@ -17,6 +17,8 @@ from verl.config import PPOConfig
 from verl.single_controller import WorkerError, WorkerGroup
 from verl.utils.files import file_record
 
+pytestmark = pytest.mark.slow
+
 BOTH = ["actor", "critic"]
 
 

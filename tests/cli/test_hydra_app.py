@@ -21,6 +21,7 @@ def test_an_override_that_does_not_fit_is_explained(override: str, message: str)
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [

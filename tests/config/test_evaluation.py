@@ -123,6 +123,7 @@ def test_a_flag_is_refused(arguments: list[str]):
         plain_arguments(arguments, EvaluationConfig)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

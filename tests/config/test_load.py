@@ -24,6 +24,7 @@ def test_every_experiment_loads(experiment: str):
     assert config.trainer.experiment_name == experiment
 
 
+@pytest.mark.slow
 def test_every_yaml_is_the_default_or_in_a_group_that_loads():
     # A file added to configs/ that nothing above composes would otherwise rot unseen.
     for path in CONFIG_DIR.glob("*/*.yaml"):
@@ -354,6 +355,7 @@ def run_main(folder: Path, *arguments: str) -> tuple[int, str, list[str], set[st
     return result.returncode, result.stdout, errors, imported
 
 
+@pytest.mark.slow
 def test_showing_the_config_loads_nothing_heavy(tmp_path: Path):
     code, output, errors, imported = run_main(tmp_path, "--cfg", "job")
     assert (code, errors) == (0, [])
@@ -361,6 +363,7 @@ def test_showing_the_config_loads_nothing_heavy(tmp_path: Path):
     assert imported & HEAVY == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

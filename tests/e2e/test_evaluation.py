@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from tests.e2e.runs import RAY_AGENTS, Evaluation
 from verl.data.arithmetic import ArithmeticTask
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 PROBLEMS, N = 20, 8
 

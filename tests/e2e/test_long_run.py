@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT, small_overrides
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 STEPS = 50
 

@@ -11,7 +11,7 @@ from conftest import small_overrides
 from tests.e2e.runs import Run, records
 from verl.checkpoint.folders import checkpoints
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 OPTIONS = [
     # Every step changes the weights: where no answer is right, rank shaping gives the rewards. Four steps an epoch.

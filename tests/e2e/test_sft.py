@@ -17,7 +17,7 @@ from verl.data.conversations import tokenize_conversation
 from verl.data.records import SFT_SCHEMA, sft_record, write_parquet
 from verl.run.tracking import TIMING_PREFIXES
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 
 def test_held_out_figures_are_those_of_the_exported_model(tiny_model, tiny_tokenizer, tmp_path):

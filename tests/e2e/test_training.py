@@ -19,7 +19,7 @@ from transformers import (
 
 from tests.e2e.runs import Run, records
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 NAMESPACE = ["unshare", "--mount", "--map-root-user"]
 """Prefix of a command that may mount a file system of its own."""

@@ -19,6 +19,8 @@ from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import EngineModel
 from verl.single_controller import WorkerError
 
+pytestmark = pytest.mark.slow
+
 QUESTIONS = [{"question": f"What is {i} - {i}?", "answer": "0"} for i in range(3)]
 
 BROKEN = 13

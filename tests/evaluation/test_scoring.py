@@ -189,6 +189,7 @@ def test_reason_codes(correct: bool, reason: str, code: str):
     assert code in REASONS
 
 
+@pytest.mark.slow
 def test_the_real_pool_judges(work: Work):
     with VerifierPool(replace(CONFIG, num_workers=1)) as pool:
         result = score(work, 2, pool)

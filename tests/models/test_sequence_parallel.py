@@ -99,6 +99,7 @@ def assert_same_learning(found: tuple[Results, Results], expected: tuple[Results
     assert np.linalg.norm(flat - reference) < 1e-5 * np.linalg.norm(reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_model_learns_the_same_in_every_layout(name: str, configs, alone: Results):
     world_size, changes = LAYOUTS[name]
@@ -140,6 +141,7 @@ def exchanged(place: WorkerPlace) -> Results:
     return {name: tensor.detach().squeeze(-1).tolist() for name, tensor in tensors.items()}
 
 
+@pytest.mark.slow
 def test_exchange_of_heads_and_tokens():
     first, second = run_world(2, exchanged)
     assert first["split"] == [[0, 1, 2, 10, 11, 12]]

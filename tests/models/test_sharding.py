@@ -16,6 +16,8 @@ from tests.workers.groups import relative_difference
 from verl.config import PPOConfig, load_config
 from verl.config.common import LoraConfig, ModelConfig
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:

@@ -99,6 +99,7 @@ def value_batch(rollout: RolloutBatch, values: torch.Tensor) -> ValueBatch:
     )
 
 
+@pytest.mark.slow
 def test_a_new_value_head_knows_nothing_and_learns(one, two, rollout, head, config, tiny_model):
     mask = rollout.response_mask.bool()
     before = concat(two.run_split("compute_values", rollout))
@@ -136,6 +137,7 @@ def test_a_new_value_head_knows_nothing_and_learns(one, two, rollout, head, conf
     assert min(losses) < 0.9 * losses[0]
 
 
+@pytest.mark.slow
 def test_an_engine_need_not_return_states(one, rollout, prompts, config):
     assert not rollout.rank_metrics.keys() and rollout.mean_states.shape == (len(rollout), 0, 0)
     *_, metrics, means = concat(one.run_split("compute_logprobs_and_metrics", rollout))
@@ -143,6 +145,7 @@ def test_an_engine_need_not_return_states(one, rollout, prompts, config):
     assert metrics["Effective Rank"].shape == (len(rollout), 2) and means.shape[:2] == (len(rollout), 2)
 
 
+@pytest.mark.slow
 def test_reward_model_scores_are_those_of_sequence_classification(one, two, prompts, reward_model, tiny_tokenizer):
     chats = [record.messages for record in prompts.records[:5]]
     texts = ["3", "the answer is 12345", "", "7" * 30, "no"]

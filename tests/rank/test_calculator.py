@@ -280,6 +280,7 @@ def test_pickle_round_trip(make_calculator):
         assert torch.equal(copy(hidden, mask)["1"][name], values)
 
 
+@pytest.mark.slow
 def test_import_is_light():
     code = "import sys, verl.rank.calculator as m; print(*[n for n in sys.modules if n.startswith('verl')])"
     modules = set(

@@ -169,6 +169,7 @@ def test_use_custom_functions():
     assert find_scorer("math") == (MATH, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["independent", "mix"])
 def test_in_the_pool(mode: str):
     solutions = ["hang", "7", "eat memory", "die", "recurse", "7", r"\boxed{7}"]
@@ -188,6 +189,7 @@ def test_in_the_pool(mode: str):
         assert [score["correctness"] for score in scores] == [False, True, False, False, False, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("solution", "message"),
     [

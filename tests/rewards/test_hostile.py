@@ -186,6 +186,7 @@ def impatient_pool() -> Iterator[VerifierPool]:
         yield pool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", TRUTHS)
 def test_hostile_texts_are_read_to_their_end(patient_pool: VerifierPool, source: str):
     responses = {name: wrapped(source, text) for name, text in TEXTS.items()}
@@ -195,6 +196,7 @@ def test_hostile_texts_are_read_to_their_end(patient_pool: VerifierPool, source:
     assert {name: reason for name, reason in reasons.items() if reason not in READ} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", sorted(TRUTHS.keys() - WITH_ALGEBRA))
 def test_algebra_bombs_are_text_where_there_is_no_algebra(patient_pool: VerifierPool, source: str):
     reasons = reasons_of_wrong(patient_pool, source, {name: wrapped(source, bomb) for name, bomb in BOMBS.items()})
@@ -205,6 +207,7 @@ ENDLESS = ("power tower", "tall tower", "factorial tower")
 """Bombs that end on no machine; how many others do within the limit is the machine's matter."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", WITH_ALGEBRA)
 def test_algebra_bombs_cost_only_themselves(impatient_pool: VerifierPool, source: str):
     # All judge by the same algebra: one of them meets every bomb, the others the worst.

@@ -15,6 +15,8 @@ from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import VERIFIERS
 from verl.rewards.score import Score
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 1.5
 HANG_S = 600

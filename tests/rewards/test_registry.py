@@ -79,6 +79,7 @@ def test_a_verifier_without_a_verdict(monkeypatch: pytest.MonkeyPatch):
         compute_score("silent", "5", "5")
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_algebra():
     code = "import sys, verl.rewards, verl.rewards.pool; print({'sympy', 'math_verify', 'torch'} & sys.modules.keys())"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -19,6 +19,8 @@ from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel, SampleRequest
 from verl.single_controller import WorkerError, WorkerGroup, concat
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingConfig(n=1, temperature=0.0, top_p=1.0, top_k=-1)
 
 STOP = "7"

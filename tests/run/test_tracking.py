@@ -60,6 +60,7 @@ def test_a_record_is_on_the_disk_before_a_checkpoint_follows(tmp_path: Path, mon
     assert on_disk == [len('{"step": 1, "a": 1.0}\n')]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_drops_what_it_will_record_again(tmp_path: Path):
     tracker = Tracker(tmp_path, ["tensorboard"], "project", "experiment", CONFIG)
     for step in range(4):
@@ -101,6 +102,7 @@ def test_no_sink_opens_unasked(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "metrics.jsonl"]
 
 
+@pytest.mark.slow
 def test_the_summary_says_what_the_result_depends_on(tmp_path: Path):
     tracker = make_tracker(tmp_path, [])
     tracker.summarize({"steps": 3, "seed": 7})
@@ -120,6 +122,7 @@ def test_packages_that_are_not_installed_have_no_version(monkeypatch: pytest.Mon
     assert versions().keys() == {"verl", "python"}
 
 
+@pytest.mark.slow
 def test_the_git_revision_is_that_of_the_packages_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     repository = tmp_path / "repository"
     (repository / "verl").mkdir(parents=True)
@@ -163,6 +166,7 @@ def test_tensorboard_has_every_step_that_was_logged(tmp_path: Path):
     tracker.close()
 
 
+@pytest.mark.slow
 def test_wandb_writes_its_run_into_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -10,6 +10,8 @@ from verl.protocol import ConversationBatch
 from verl.single_controller import WorkerGroup, concat
 from verl.single_controller.dispatch import run_rows, run_update
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def workers(ray_session: None) -> Iterator[WorkerGroup]:

@@ -9,6 +9,8 @@ import pytest
 
 from verl.single_controller import WorkerGroup
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def laborers(ray_session) -> Iterator[WorkerGroup]:

@@ -100,6 +100,7 @@ def test_every_prefix(name, shape):
             assert math.log(ranks["effective_rank"][0, k]) == pytest.approx(log_rank, rel=1e-6), k
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("stride", [1, 8, 40])
 def test_velocity_and_acceleration(shape, stride):

@@ -61,6 +61,7 @@ def test_singular_values_and_ranks_of_square_corners():
         assert ranks.tolist() == [[0.0, 0.0, 1.0, 2.0]]
 
 
+@pytest.mark.slow
 @given(seeds, sizes)
 @settings(max_examples=30, deadline=None)
 def test_the_methods_agree(seed, size):

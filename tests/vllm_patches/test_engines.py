@@ -113,7 +113,7 @@ def test_every_architecture(name: str, inside: Run, build: Callable[[str], Path]
     assert outcome.facts["peak_device_bytes"] <= 40_000 < outcome.facts["peak_host_bytes"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="vLLM compiles with a C++ compiler on CPU")
 def test_a_compiled_engine(qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
     capture = {"layers": [2, 0, -1], "phase": "both"}

@@ -15,6 +15,8 @@ from verl.single_controller import WorkerError, WorkerGroup, concat
 from verl.single_controller.dispatch import run_rows, run_update
 from verl.workers.hybrid import HybridWorker
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def one(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:

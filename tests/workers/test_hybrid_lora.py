@@ -20,6 +20,8 @@ from verl.data.prompts import PromptSample
 from verl.models.forward import LogprobForward
 from verl.single_controller import WorkerGroup, concat
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def config(small_config: PPOConfig) -> PPOConfig:

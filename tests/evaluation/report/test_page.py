@@ -191,6 +191,7 @@ def browser(chromium: Callable[[str, list[dict]], dict]) -> Callable[[str, list[
     return run
 
 
+@pytest.mark.slow
 def test_errors_and_requests_would_be_seen(chromium):
     page = "<!doctype html><img src='https://example.org/x.png'><script>missing()</script>"
     said = chromium(page, [{"until": "document.readyState === 'complete'"}])
@@ -198,6 +199,7 @@ def test_errors_and_requests_would_be_seen(chromium):
     assert any("missing is not defined" in message for message in said["console"])
 
 
+@pytest.mark.slow
 def test_the_policy_stops_scripts_that_are_not_ours(chromium):
     added = "<script>window.broken = 1</script><img src='https://example.org/x.png'></body>"
     page = make_page(RESULTS).replace("</body>", added)
@@ -217,6 +219,7 @@ def choose(name: str, value: str) -> dict:
     return {"value": f"({field}.value = {json.dumps(value)}, {changed})"}
 
 
+@pytest.mark.slow
 def test_the_page_works_in_a_browser(browser):
     values = browser(
         make_page(RESULTS),
@@ -257,6 +260,7 @@ def press(key: str, target: str = "document.body") -> dict:
     return {"value": f"{target}.dispatchEvent({event})"}
 
 
+@pytest.mark.slow
 def test_the_page_is_used_by_keyboard(browser):
     chosen = "document.querySelector('.item[aria-selected=true] .where').textContent"
     pressed = "[...document.querySelectorAll('.cell[aria-pressed=true]')].map((e) => e.title)"
@@ -287,6 +291,7 @@ def test_the_page_is_used_by_keyboard(browser):
     assert values[-1].startswith("aime24 · 0")
 
 
+@pytest.mark.slow
 def test_hostile_text_is_text_in_a_browser(browser):
     shown = "document.querySelector('.response').textContent"
     steps = [{"value": "document.querySelectorAll('.item').length"}, {"value": shown}]
@@ -308,6 +313,7 @@ def test_hostile_text_is_text_in_a_browser(browser):
         assert valid_unicode(text) in [valid_unicode(shown) for shown in texts], name
 
 
+@pytest.mark.slow
 def test_a_long_list_is_drawn_in_part(browser):
     values = browser(
         make_page([result(["cw"] * 3000)]),
@@ -322,6 +328,7 @@ def test_a_long_list_is_drawn_in_part(browser):
     assert values[0] == "3,000 of 3,000 problems" and values[1] and values[-1]
 
 
+@pytest.mark.slow
 def test_a_shortened_page_says_so(browser):
     long = "x" * 30_000
     results = [RunResult("grpo", 0, "aime24", 1.0, [EvaluatedProblem(0, "q", "a", [sample("c", response=long)])])]
@@ -331,6 +338,7 @@ def test_a_shortened_page_says_so(browser):
     assert "This response was left out to keep the page small" in said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("results", [[], [result([])], [result(["", ""])]])
 def test_a_page_without_responses(browser, results: list[RunResult]):
     values = browser(make_page(results), [{"value": COUNT}, {"value": "document.getElementById('curves').hidden"}])

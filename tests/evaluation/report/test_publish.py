@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.evaluation.fakes import evaluation_config
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.report.publish import publish
 from verl.evaluation.results import EvaluatedProblem, RunResult, Sample
+
+pytestmark = pytest.mark.slow
 
 
 def result(run: str, step: int, correct: list[list[bool]], temperature: float = 1.0) -> RunResult:

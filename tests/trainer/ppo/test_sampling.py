@@ -14,6 +14,8 @@ from verl.rewards.pool import VerifierPool
 from verl.trainer.logging.timing import PhaseTimer, Work
 from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, groups_that_differ, score_tensors
 
+pytestmark = pytest.mark.slow
+
 N = 2
 
 
