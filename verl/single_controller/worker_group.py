@@ -71,8 +71,8 @@ class WorkerGroup:
             )
         threads = cpu_threads(workers_per_node)
         thread_environment = dict.fromkeys(THREAD_VARIABLES, str(threads))
-        actor_class = ray.remote(_Host)
-        self._workers = [
+        actor_class: Any = ray.remote(_Host)
+        self._workers: list[Any] = [
             actor_class.options(
                 num_cpus=1,
                 num_gpus=1 if device_type == "cuda" else 0,

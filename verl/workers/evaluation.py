@@ -58,6 +58,7 @@ class EvaluationWorker:
         steps = 0
         while steps < max_steps and self.engine.has_unfinished_requests():
             steps += 1
+            output: Any
             for output in self.engine.step():
                 if output.finished:
                     finished.append(self._finished(int(output.request_id), output.outputs[0]))

@@ -14,7 +14,8 @@ from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
 from verl.protocol import PolicyBatch, PolicyScores, PromptBatch, RolloutBatch, TextBatch, ValueBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rollout import RolloutSetup, make_rollout
+from verl.rollout import make_rollout
+from verl.rollout.base import RolloutSetup
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic

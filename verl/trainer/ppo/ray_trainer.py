@@ -276,14 +276,15 @@ class RayPPOTrainer:
 
     def _update_critic(self, rollout: RolloutBatch, outputs: ModelOutputs, signal: LearningSignal) -> None:
         """Optimizer steps of the critic on consecutive mini-batches."""
-        critic, config = self.critic, self.config.critic
+        critic, config, values = self.critic, self.config.critic, outputs.values
         if critic is None:
             return
+        assert values is not None and signal.returns is not None, "only gae has a critic, and it gives returns"
         batch = ValueBatch(
             rollout.input_ids,
             rollout.attention_mask,
             signal.mask,
-            outputs.values,
+            values,
             signal.returns,
             batch_size=[len(rollout)],
         )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -239,12 +239,14 @@ def _select(sampled: Sampled, groups: Tensor, n: int) -> Sampled:
 
 
 def _join(parts: list[Sampled]) -> Sampled:
+    # torch.cat is not annotated for tensorclasses.
+    tokens: Any = torch.cat([cast(Any, part.prompts.tokens) for part in parts])
+    rollout: Any = torch.cat([cast(Any, part.rollout) for part in parts])
     prompts = PromptSample(
         [record for part in parts for record in part.prompts.records],
-        torch.cat([part.prompts.tokens for part in parts]),
+        tokens,
     )
     results = [result for part in parts for result in part.pending.result()]
-    rollout = torch.cat([part.rollout for part in parts])
     return Sampled(prompts, rollout, finished(results), torch.cat([part.learned for part in parts]))
 
 
