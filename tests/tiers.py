@@ -1,6 +1,6 @@
-"""The quick tier, ``pytest --quick``: tests without the mark ``slow``, ``nightly`` or ``gpu``, where nothing may start a process.
+"""Which tests run: all but the nightly ones, or with ``--quick`` those marked neither slow, nightly nor gpu.
 
-A test without a mark that starts one anyway, Ray's included, or imports vLLM, fails and is told which mark it needs.
+In the quick tier a test that starts a process, Ray's included, or imports vLLM fails and is told which mark it needs.
 """
 
 import _posixsubprocess
@@ -19,7 +19,7 @@ NEED_VLLM = ("vllm_patches", "rollout/test_weight_sync.py")
 STARTS_PROCESS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system"}
 """Python's audit events of a process that starts."""
 
-TIME_LIMIT = 30
+TIME_LIMIT = 60
 """Seconds of a quick test: several times what the slowest needs on a quiet machine."""
 
 
