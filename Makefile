@@ -1,5 +1,5 @@
 # Shortcuts; each target is one or two plain commands that can be typed by hand.
-.PHONY: setup checks docs test train eval clean
+.PHONY: setup checks docs quick test nightly train eval clean
 
 BIN := .venv/bin
 
@@ -16,8 +16,15 @@ checks: setup
 docs: setup
 	$(BIN)/python scripts/make_training_config.py
 
+# Three tiers: without processes, what continuous integration runs, and what takes minutes a test.
+quick:
+	bash scripts/test.sh --quick
+
 test:
 	bash scripts/test.sh
+
+nightly:
+	bash scripts/test.sh -m nightly
 
 train:
 	bash train.sh

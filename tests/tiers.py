@@ -16,11 +16,11 @@ TESTS = Path(__file__).parent
 NEED_VLLM = ("vllm_patches", "rollout/test_weight_sync.py")
 """Tests below this folder whose modules import vLLM, which takes seconds: the quick tier does not load them."""
 
-STARTS_PROCESS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system"}
+PROCESS_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system"}
 """Python's audit events of a process that starts."""
 
 TIME_LIMIT = 60
-"""Seconds of a quick test: several times what the slowest needs on a quiet machine."""
+"""Seconds that a quick test may take: ten times what the slowest needs on a quiet machine."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,10 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(DeselectedByWorkers(config))
     if config.option.quick:
         config.option.markexpr = "not (slow or nightly or gpu)"
         config.option.timeout = TIME_LIMIT
-        # The process that hands tests out to others must start those.
+        # With pytest -n, this process only starts those that run the tests.
         if not getattr(config.option, "numprocesses", None):
             forbid_processes()
 
@@ -46,19 +47,41 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def forbid_processes() -> None:
-    """From now on nothing starts a process or imports vLLM in this one."""
+    """Let every test of this process fail that starts another one or imports vLLM."""
 
     def refuse(what: str) -> None:
-        # No Exception, which the code under test might catch.
+        # pytest.fail raises no Exception, which the code under test might catch.
         pytest.fail(f"{what} in the quick tier: mark this test slow, or list its module in {__name__}.NEED_VLLM")
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in STARTS_PROCESS:
+        if event in PROCESS_STARTS:
             refuse(f"{event}{arguments[:2]}")
         if event == "import" and arguments[0] == "vllm":
             refuse("import vllm")
 
-    platform.processor()  # asks a process, and keeps the answer for the libraries that ask again
+    platform.processor()  # asks a process once, and remembers the answer for libraries that ask again
     sys.addaudithook(audit)
     # multiprocessing's way to spawn has no audit event.
     _posixsubprocess.fork_exec = lambda *_: refuse("multiprocessing")
+
+
+class DeselectedByWorkers:
+    """Says how many tests were deselected with pytest -n, which keeps it to itself."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.count = 0
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        if hasattr(self.config, "workeroutput"):
+            self.count += len(items)
+            self.config.workeroutput["deselected"] = self.count
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        # Every worker collects all tests.
+        self.count = getattr(node, "workeroutput", {}).get("deselected", self.count)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.count:
+            terminalreporter.write_line(f"{self.count} deselected; tests marked nightly are run by `make nightly`")
