@@ -183,41 +183,44 @@ class RunConfig:
     total_training_steps: int
     """Stop after this many steps; 0 leaves it to ``total_epochs``."""
     test_freq: int
-    """Validate every so many steps, and always after the last; 0: only then."""
+    """Validate every so many steps and after the last; 0: only after the last; -1: never."""
     save_freq: int
-    """Save a checkpoint every so many steps, and always after the last; 0: only then."""
+    """Save a checkpoint every so many steps and after the last; 0: only after the last; -1: never."""
     resume_mode: str
-    """``auto``: go on from the newest complete checkpoint in ``default_local_dir``, or start where there is none;
-    ``disable``: the folder must be new or empty; ``path``: go on from ``resume_from_path``."""
+    """``auto``: resume from the latest complete checkpoint in ``default_local_dir``, or start where there is none;
+    ``disable``: the folder must be new or empty; ``path``: resume from ``resume_from_path``."""
     resume_from_path: str | None
-    """A checkpoint's folder, ``.../global_step_N``, for ``resume_mode=path``; of this run or of another."""
+    """Folder of a checkpoint, ``.../global_step_N``, of this run or another; used with ``resume_mode=path``."""
     max_ckpt_to_keep: int
-    """Keep so many of the newest checkpoints, and the best one; older ones are removed once a new one is complete. 0:
-    all."""
+    """Keep this many of the newest checkpoints, and the best one; older ones are removed once a new one is complete.
+    0: keep all."""
     save_hf_model: bool
-    """Write into each checkpoint also the model as ``transformers`` and vLLM load it, ``actor/huggingface``. Without,
-    ``python -m verl.trainer.main_export`` makes it later."""
+    """Also write the model as ``transformers`` and vLLM load it into each checkpoint, as ``actor/huggingface``. If
+    false, ``python -m verl.trainer.main_export`` can write it later."""
     async_save: bool
-    """Copy a checkpoint to the host's memory and write it to disk while training goes on."""
+    """Copy a checkpoint to the host's memory and write it to disk while training continues."""
     profile_steps: list[int]
-    """Steps of which each worker writes a trace of torch's profiler to ``profile/``."""
+    """Steps of which each worker writes a torch profiler trace to ``profile/``."""
     peak_tflops: float
-    """Peak speed of one device in 10^12 operations a second at ``param_dtype``, for the model FLOPs utilisation; 0: by
-    the GPU's name, and none is logged for a device that is not known."""
+    """Peak speed of one device in 10^12 operations a second at ``param_dtype``, for the model FLOPs utilisation; 0:
+    looked up by the GPU's name, and nothing is logged for an unknown device."""
 
     def __post_init__(self) -> None:
         for name in self.logger:
             require_choice("trainer.logger", name, LOGGERS)
         for field in ("nnodes", "n_gpus_per_node", "total_epochs"):
             require_positive(f"trainer.{field}", getattr(self, field))
-        for field in ("total_training_steps", "test_freq", "save_freq"):
-            require(getattr(self, field) >= 0, f"trainer.{field}", getattr(self, field), "must not be negative")
+        total = self.total_training_steps
+        require(total >= 0, "trainer.total_training_steps", total, "must not be negative")
+        for field in ("test_freq", "save_freq"):
+            value = getattr(self, field)
+            require(value >= -1, f"trainer.{field}", value, "must be -1 (never), 0 (after the last step) or greater")
         require_choice("trainer.resume_mode", self.resume_mode, ["auto", "disable", "path"])
         require(
             (self.resume_mode == "path") == (self.resume_from_path is not None),
             "trainer.resume_from_path",
             self.resume_from_path,
-            "goes with trainer.resume_mode=path, and that with it; set both or neither",
+            "needs trainer.resume_mode=path and vice versa; set both or neither",
         )
         keep = self.max_ckpt_to_keep
         require(keep >= 0, "trainer.max_ckpt_to_keep", keep, "must not be negative")
@@ -229,6 +232,10 @@ class RunConfig:
     def world_size(self) -> int:
         """Number of workers."""
         return self.nnodes * self.n_gpus_per_node
+
+    def saves_nothing(self, total_steps: int) -> bool:
+        """Whether a run of ``total_steps`` ends without a checkpoint."""
+        return self.save_freq == -1
 
     def num_steps(self, steps_per_epoch: int) -> int:
         """Steps of the whole run: ``total_epochs`` passes, or ``total_training_steps`` if that is set and fewer."""

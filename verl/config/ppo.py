@@ -287,9 +287,9 @@ class TrainerConfig(RunConfig):
     val_before_train: bool
     """Validate the initial policy (step 0)."""
     val_only: bool
-    """Validate the initial policy and end."""
+    """Validate the initial policy, or the one resumed from, and end."""
     except_save: list[int]
-    """Further steps after which a checkpoint is saved, besides those of ``save_freq``."""
+    """Steps after which a checkpoint is saved in addition to those of ``save_freq``."""
     remove_previous_ckpt: bool
     """As ``max_ckpt_to_keep=1``. Those of ``except_save`` are kept in either case."""
     critic_warmup: int
@@ -303,6 +303,11 @@ class TrainerConfig(RunConfig):
         require(self.critic_warmup >= 0, "trainer.critic_warmup", self.critic_warmup, "must not be negative")
         positive = all(step > 0 for step in self.except_save)
         require(positive, "trainer.except_save", self.except_save, "steps are counted from 1")
+
+    def saves_nothing(self, total_steps: int) -> bool:
+        """Whether a training run of ``total_steps`` ends without a checkpoint."""
+        saves = self.val_only or any(step <= total_steps for step in self.except_save)
+        return super().saves_nothing(total_steps) and not saves
 
 
 @dataclass(frozen=True)

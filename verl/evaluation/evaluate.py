@@ -1,20 +1,19 @@
 """One evaluation, from a checked config to tables, curves and a page.
 
-What is wrong with one benchmark or one model costs that one alone: it is said in one line, the others are evaluated,
-and the exit code tells.
+If one benchmark or model fails, a line says so, the others are evaluated, and the exit code is 1.
 """
 
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from verl.checkpoint.run_lock import locked
+from verl.checkpoint.run_lock import run_lock
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.benchmarks import Problem
@@ -38,47 +37,48 @@ from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel
 from verl.run.exit_codes import INTERRUPTED
+from verl.run.session import RaySession
 from verl.single_controller import WorkerError, WorkerGroup
-from verl.single_controller.cluster import ray_cluster, resolve_device
+from verl.single_controller.cluster import resolve_device
 
 ENGINE_ERROR = "engine_error.log"
 
 CPU_WORKERS = 2
-"""Worker processes on a CPU with as many cores, where the config leaves their number open."""
+"""Worker processes on a CPU that has as many cores, if the config does not set their number."""
 
 
 @dataclass
 class Failures:
-    """What went wrong so far, said as it happens."""
+    """The errors so far; each is printed as it happens."""
 
     display: EvaluationDisplay
     lines: list[str] = field(default_factory=list)
 
     def add(self, error: Exception | str, what: str = "") -> None:
-        """``what``: the model or benchmark that is not evaluated for it."""
+        """``what``: the model or benchmark that is not evaluated because of it."""
         line = f"{what}: {error}" if what else str(error)
-        if line not in self.lines:  # it may hold at every temperature
+        if line not in self.lines:  # the same error may occur at every temperature
             self.lines.append(line)
             self.display.say(f"error: {line}")
 
 
 def run_evaluation(config: EvaluationConfig) -> None:
-    """Evaluate what ``config`` names.
+    """Evaluate the models on the benchmarks that ``config`` names.
 
     Raises:
-        ConfigError: nothing can be evaluated.
-        SystemExit: with 1, something could not be evaluated and the rest was; with 130, interrupted.
+        ConfigError: the config does not fit the machine, or another run is using the folder.
+        SystemExit: with 1 if some evaluations failed; with 130 after an interrupt.
     """
     with EvaluationDisplay() as display:
         failures = Failures(display)
         try:
             _evaluate(config, display, failures)
         except KeyboardInterrupt:
-            display.say("interrupted; samples are kept, and the same command goes on from there")
+            display.say("interrupted; samples are kept, and the same command resumes from them")
             sys.exit(INTERRUPTED)
         if failures.lines:
             count = len(failures.lines)
-            display.say(f"{count} thing{'s' * (count > 1)} could not be evaluated; see the errors above")
+            display.say(f"{count} evaluation{'s' * (count > 1)} failed; see the errors above")
             sys.exit(1)
 
 
@@ -100,12 +100,10 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
         f"{', '.join(target.label for target in tokenizers)} on {', '.join(benchmarks)}: {config.n_sampling} samples "
         f"for each of {sum(map(len, benchmarks.values()))} problems, into {folder}"
     )
-    with locked(folder):
+    with run_lock(folder):
         results: list[RunResult] = []
-        with ExitStack() as stack:
-            engines = stack.enter_context(Engines(config, device_type, workers_per_node))
-            verifiers = _verifiers(config)
-            stack.callback(verifiers.close)
+        session = RaySession(config.trainer.nnodes, workers_per_node, device_type)
+        with session, closing(_verifiers(config)) as verifiers:
             for place, (target, tokenizer) in enumerate(tokenizers.items(), start=1):
                 try:
                     jobs = make_jobs(target, tokenizer, benchmarks, config, folder, device_type)
@@ -113,13 +111,13 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
                     failures.add(error, target.label)
                     continue
                 title = f"{target.label} ({place}/{len(tokenizers)})" if len(tokenizers) > 1 else target.label
-                results += _evaluate_target(title, jobs, config, engines, verifiers, display, failures)
+                results += _evaluate_target(title, jobs, config, session, verifiers, display, failures)
         if results:
             publish(folder, results, config, display)
 
 
 def _verifiers(config: EvaluationConfig) -> VerifierPool:
-    """The verifiers; their processes start with the first sample that needs them."""
+    """The verifiers; their processes start with the first sample to score."""
     try:
         return VerifierPool(config.reward_score)
     except ValueError as error:
@@ -127,7 +125,7 @@ def _verifiers(config: EvaluationConfig) -> VerifierPool:
 
 
 def count_workers(config: EvaluationConfig, device_type: str) -> int:
-    """Workers per machine: as configured, or what this machine has in whole engines.
+    """Workers per machine: as configured, or as many as this machine has GPUs or cores for, in whole engines.
 
     Raises:
         ConfigError: an engine needs more GPUs than this machine has.
@@ -147,7 +145,7 @@ def count_workers(config: EvaluationConfig, device_type: str) -> int:
 
 
 def _load_benchmarks(config: EvaluationConfig, failures: Failures) -> dict[str, list[Problem]]:
-    """Name -> problems of those that can be loaded."""
+    """Name -> problems of the benchmarks that can be loaded."""
     loaded = {}
     for name in config.benchmarks:
         try:
@@ -160,7 +158,7 @@ def _load_benchmarks(config: EvaluationConfig, failures: Failures) -> dict[str, 
 def _load_tokenizers(
     targets: Sequence[Target], config: EvaluationConfig, failures: Failures
 ) -> dict[Target, PreTrainedTokenizerBase]:
-    """The targets that have a tokenizer and a template that go together; so that what has not is said at the start."""
+    """The targets whose tokenizer can be loaded and fits their template, so that others are reported at the start."""
     loaded = {}
     for target in targets:
         try:
@@ -170,68 +168,28 @@ def _load_tokenizers(
     return loaded
 
 
-class Engines:
-    """Worker groups for one model after another, on a Ray cluster that is started for the first; a context manager."""
-
-    def __init__(self, config: EvaluationConfig, device_type: str, workers_per_node: int) -> None:
-        self.config = config
-        self.device_type = device_type
-        self.workers_per_node = workers_per_node
-        self._stack = ExitStack()
-        self._started = False
-
-    def __enter__(self) -> "Engines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    @property
-    def world_size(self) -> int:
-        return self.config.trainer.nnodes * self.workers_per_node
-
-    @property
-    def num_engines(self) -> int:
-        return self.world_size // self.config.rollout.tensor_parallel_size
-
-    def start(self, model: EngineModel) -> WorkerGroup:
-        """Workers that hold ``model``; to be closed by the caller. Raises ``WorkerError`` if one cannot load it."""
-        if not self._started:
-            self._stack.enter_context(ray_cluster(self.world_size, self.device_type))
-            self._started = True
-        calculator = self.config.calculator
-        try:
-            return WorkerGroup(
-                "verl.workers.evaluation:EvaluationWorker",
-                self.config.rollout,
-                (model, capture_options(calculator) if calculator.enable else None),
-                self.config.trainer.nnodes,
-                self.workers_per_node,
-                self.device_type,
-                engine_environment(self.device_type),
-            )
-        except WorkerError:
-            # The group's other workers live on with their share of the machine; they go with the cluster.
-            self._stack.close()
-            self._started = False
-            raise
+def start_engines(session: RaySession, model: EngineModel, config: EvaluationConfig) -> WorkerGroup:
+    """Workers that hold ``model``, to be closed by the caller. Raises ``WorkerError`` if one cannot load it."""
+    capture = capture_options(config.calculator) if config.calculator.enable else None
+    worker, environment = "verl.workers.evaluation:EvaluationWorker", engine_environment(session.device_type)
+    return session.start_workers(worker, config.rollout, (model, capture), environment)
 
 
 def _evaluate_target(
     title: str,
     jobs: Sequence[Job],
     config: EvaluationConfig,
-    engines: Engines,
+    session: RaySession,
     verifiers: VerifierPool,
     display: EvaluationDisplay,
     failures: Failures,
 ) -> list[RunResult]:
-    """Generate what one model lacks, and score it; the results of the jobs that succeeded."""
+    """Generate the missing samples of one model and score all; the results of the jobs that succeeded."""
     results = []
     with ExitStack() as stack:
         works = _open_works(jobs, config, stack, failures)
         try:
-            _generate(title, works, config, engines, display)
+            _generate(title, works, config, session, display)
         except WorkerError as error:
             # <folder>/<run>/step_N, above benchmark and temperature.
             failures.add(_in_one_line(error, jobs[0].folder.parents[1] / ENGINE_ERROR), jobs[0].target.label)
@@ -247,7 +205,7 @@ def _evaluate_target(
 
 
 def _in_one_line(error: WorkerError, log: Path) -> str:
-    """What a worker said, whose traceback goes to the file ``log``."""
+    """A worker's error in one line; its traceback goes to the file ``log``."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if len(lines) == 1:
         return lines[0]
@@ -256,7 +214,7 @@ def _in_one_line(error: WorkerError, log: Path) -> str:
 
 
 def _open_works(jobs: Sequence[Job], config: EvaluationConfig, stack: ExitStack, failures: Failures) -> list[Work]:
-    """The jobs whose prompts the model can take and whose folders are theirs."""
+    """The jobs whose prompts fit the model and whose folders hold no samples made with other settings."""
     works = []
     try:
         limit = sequence_limit(jobs[0].target.path, config.rollout.trust_remote_code)
@@ -273,9 +231,9 @@ def _open_works(jobs: Sequence[Job], config: EvaluationConfig, stack: ExitStack,
 
 
 def _generate(
-    title: str, works: Sequence[Work], config: EvaluationConfig, engines: Engines, display: EvaluationDisplay
+    title: str, works: Sequence[Work], config: EvaluationConfig, session: RaySession, display: EvaluationDisplay
 ) -> None:
-    """Generate what is missing, if anything is."""
+    """Generate the missing samples, if there are any."""
     missing = [(work, keys) for work in works if (keys := work.missing(config.n_sampling))]
     if not missing:
         return
@@ -283,12 +241,12 @@ def _generate(
     num_samples = sum(len(keys) for _, keys in missing)
     total = sum(config.n_sampling * len(work.job.problems) for work in works)
     if num_samples < total:
-        display.say(f"{title}: {total - num_samples} of {total} samples are there already")
+        display.say(f"{title}: {total - num_samples} of {total} samples already exist")
     display.start(title, sum(len({problem for problem, _ in keys}) for _, keys in missing), num_samples)
     job = lacking[0].job
     limit = sequence_limit(job.target.path, config.rollout.trust_remote_code)
     prompts = [ids for work in lacking for ids in work.job.prompts]
-    workers = engines.start(engine_model(job, prompts, config, limit))
+    workers = start_engines(session, engine_model(job, prompts, config, limit), config)
     try:
         display.running()
         generate_missing(
@@ -296,7 +254,7 @@ def _generate(
             config.n_sampling,
             config.seed,
             workers,
-            engines.num_engines,
+            session.world_size // config.rollout.tensor_parallel_size,
             config.rollout.max_num_seqs,
             display,
         )

@@ -9,9 +9,8 @@ from verl.evaluation.report.files import write_results
 from verl.evaluation.report.tables import console_table
 from verl.evaluation.results import RunResult, row_labels
 from verl.evaluation.statistics.summary import Row, Summary
-from verl.run.tracking import Tracker
+from verl.run.tracking import Tracker, drop_records, write_summary
 
-METRICS_FILE = "metrics.jsonl"
 UPLOADED = ("index.html", "results.md", "results.csv")
 
 
@@ -27,14 +26,14 @@ def publish(folder: Path, results: Sequence[RunResult], config: EvaluationConfig
 
 
 def _track(folder: Path, results: Sequence[RunResult], summary: Summary, config: EvaluationConfig) -> None:
-    # A record of this evaluation, not a log of all that were made here.
-    (folder / METRICS_FILE).unlink(missing_ok=True)
+    # A record of this evaluation alone, not of earlier ones in the same folder.
+    drop_records(folder, last_step=None)
     trainer = config.trainer
     tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config)
     try:
         for step, metrics in metrics_by_step(results, summary).items():
             tracker.log(step, metrics)
-        tracker.summarize({"seed": config.seed, "figures": metrics_by_label(results, summary)})
+        write_summary(folder, {"seed": config.seed, "figures": metrics_by_label(results, summary)})
         if "wandb" in trainer.logger:
             _upload(folder)
     finally:
