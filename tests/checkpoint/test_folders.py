@@ -87,9 +87,9 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "truncated": (
         "actor/huggingface/model.safetensors",
         truncate,
-        r"model\.safetensors has 6 bytes and not the 7 that",
+        r"model\.safetensors has 6 bytes instead of the 7 that",
     ),
-    "altered": ("actor/huggingface/model.safetensors", alter, r"model\.safetensors was altered: its checksum is not"),
+    "altered": ("actor/huggingface/model.safetensors", alter, r"model\.safetensors was altered: its checksum differs"),
     "state": ("trainer_state.json", alter, r"trainer_state\.json was altered"),
     "no manifest": ("manifest.json", Path.unlink, r"manifest\.json cannot be read: No such file or directory$"),
     "half a manifest": ("manifest.json", truncate, r"manifest\.json is damaged$"),

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from verl.checkpoint.run_lock import locked
+from verl.checkpoint.run_lock import run_lock
 from verl.config.errors import ConfigError
 
 
 def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path):
     folder = tmp_path / "new"
-    with locked(folder):
-        with pytest.raises(ConfigError, match=r"trainer\.default_local_dir=.*another run is at work there"):
-            with locked(folder):
+    with run_lock(folder):
+        with pytest.raises(ConfigError, match=r"trainer\.default_local_dir=.*another run is using this folder"):
+            with run_lock(folder):
                 pass
-    with locked(folder):
+    with run_lock(folder):
         pass
 
 
@@ -25,8 +25,8 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("fcntl.flock", flock)
     code = errno.ENOLCK
-    with locked(tmp_path):
+    with run_lock(tmp_path):
         pass
     code = errno.EIO
-    with pytest.raises(OSError, match="flock"), locked(tmp_path):
+    with pytest.raises(OSError, match="flock"), run_lock(tmp_path):
         pass

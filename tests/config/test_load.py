@@ -112,6 +112,10 @@ def test_every_yaml_is_the_default_or_in_a_group_that_loads():
             "algorithm.kl_ctrl.type='adaptive': controls the KL divergence in the reward; set",
         ),
         ("algorithm.filter_groups.metric=accuracy", "algorithm.filter_groups.metric='accuracy': must be one of acc, "),
+        ("trainer.total_training_steps=-1", "trainer.total_training_steps=-1: must not be negative"),
+        ("trainer.save_freq=-2", "trainer.save_freq=-2: must be -1 (never), 0 (after the last step) or greater"),
+        ("trainer.test_freq=-2", "trainer.test_freq=-2: must be -1 (never), 0 (after the last step) or greater"),
+        ("trainer.resume_mode=path", "trainer.resume_from_path=None: needs trainer.resume_mode=path and vice versa"),
         ("trainer.critic_warmup=-1", "trainer.critic_warmup=-1: must not be negative"),
         ("trainer.critic_warmup=1", "trainer.critic_warmup=1: grpo has no critic; set it to 0"),
         ("trainer.except_save=[5,0]", "trainer.except_save=[5, 0]: steps are counted from 1"),
@@ -205,9 +209,10 @@ def test_switching_rank_shaping_off_needs_no_calculator():
     assert not config.calculator.enable
 
 
-def test_stopping_early_needs_held_out_conversations():
+@pytest.mark.parametrize("override", ["data.val_files=[]", "trainer.test_freq=-1"])
+def test_stopping_early_needs_validation(override: str):
     with pytest.raises(ConfigError, match=r"trainer\.stop_at_sequence_probability=0\.5: .* set data\.val_files"):
-        load_config(SFTConfig, "sft", ["trainer.stop_at_sequence_probability=0.5", "data.val_files=[]"])
+        load_config(SFTConfig, "sft", ["trainer.stop_at_sequence_probability=0.5", override])
 
 
 def test_integers_pass_as_floats_and_a_lone_element_as_a_list():
@@ -278,15 +283,15 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
             "auto",
             None,
             ["metrics.jsonl"],
-            "already holds something that is no run, without a config.yaml; name another",
+            r"already exists and is not a run folder \(it has no config\.yaml\); name another",
         ),
         (
             "path",
             "elsewhere/global_step_4",
             ["config.yaml", "global_step_5"],
-            "already holds another run than trainer.resume_from_path",
+            "already holds a run other than that of trainer.resume_from_path",
         ),
-        ("path", "elsewhere/global_step_4", ["config.yaml", "summary.json"], "already holds another run than"),
+        ("path", "elsewhere/global_step_4", ["config.yaml", "summary.json"], "already holds a run other than"),
         # Killed before its first checkpoint: the same command starts again from the one that was named.
         ("path", "elsewhere/global_step_4", ["config.yaml", "metrics.jsonl"], None),
         ("auto", None, [".lock"], None),
