@@ -74,7 +74,7 @@ def whole(tiny_model: Path, benchmarks: Path, tmp_path_factory: pytest.TempPathF
     return folder / "out"
 
 
-def test_killed_in_the_middle_it_goes_on_and_generates_nothing_twice(tiny_model, benchmarks, whole, tmp_path):
+def test_a_killed_evaluation_resumes_and_generates_nothing_twice(tiny_model, benchmarks, whole, tmp_path):
     folder = tmp_path / "out"
     run = Evaluation(overrides(tiny_model, benchmarks, folder), tmp_path / "first.log")
 
@@ -94,7 +94,7 @@ def test_killed_in_the_middle_it_goes_on_and_generates_nothing_twice(tiny_model,
     path.write_bytes(kept[:-20])
     again = Evaluation(overrides(tiny_model, benchmarks, folder), tmp_path / "second.log")
     assert again.finish() == 0, again.log.read_text()
-    assert f"{count - 1} of {PROBLEMS * N} samples are there already" in again.log.read_text()
+    assert f"{count - 1} of {PROBLEMS * N} samples already exist" in again.log.read_text()
     assert run.survivors(RAY_AGENTS) == [] == again.survivors(RAY_AGENTS)
     # What was there is there as it was, and the rest was added after it.
     complete = kept[: kept[:-20].rfind(b"\n") + 1]
@@ -131,7 +131,7 @@ def test_tensor_parallel_engines_and_rank_metrics(tiny_model, benchmarks, whole,
     assert not list(Path("/dev/shm").glob("verl-*"))
 
 
-def test_what_is_broken_costs_itself_alone(tiny_model, benchmarks, tmp_path):
+def test_a_broken_benchmark_or_model_does_not_stop_the_others(tiny_model, benchmarks, tmp_path):
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
