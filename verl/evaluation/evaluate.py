@@ -32,7 +32,6 @@ from verl.evaluation.results import RunResult
 from verl.evaluation.scoring import score
 from verl.evaluation.targets import Target, select_targets
 from verl.models.info import sequence_limit
-from verl.rank.calculator import capture_options
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel
@@ -170,9 +169,9 @@ def _load_tokenizers(
 
 def start_engines(session: RaySession, model: EngineModel, config: EvaluationConfig) -> WorkerGroup:
     """Workers that hold ``model``, to be closed by the caller. Raises ``WorkerError`` if one cannot load it."""
-    capture = capture_options(config.calculator) if config.calculator.enable else None
+    calculator = config.calculator if config.calculator.enable else None
     worker, environment = "verl.workers.evaluation:EvaluationWorker", engine_environment(session.device_type)
-    return session.start_workers(worker, config.rollout, (model, capture), environment)
+    return session.start_workers(worker, config.rollout, (model, calculator), environment)
 
 
 def _evaluate_target(

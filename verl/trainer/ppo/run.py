@@ -16,7 +16,7 @@ from verl.models.fsdp import check_value_architecture
 from verl.models.hidden_states import resolve_layers
 from verl.models.info import check_sequence_fits
 from verl.models.tokenizer import load_tokenizer
-from verl.rank.calculator import RepresentationMetricsCalculator, capture_options
+from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
@@ -92,9 +92,8 @@ def run_ppo(config: PPOConfig) -> None:
                 run.report_complete(resumption, summary)
                 return
         verifiers = run.enter_context(VerifierPool(config.reward_score))
-        capture = capture_options(config.calculator) if config.calculator.enable else None
         environment = engine_environment(device_type, config.rollout.name)
-        tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps, capture), environment)
+        tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps,), environment)
         sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers)
         ppo = RayPPOTrainer(config, loader, held_out, workers, sampler, calculator, tracker, run.display)
         if resumption is not None:
