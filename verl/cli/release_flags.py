@@ -34,7 +34,7 @@ HYDRA_FLAGS = {
 
 
 class FlagError(ValueError):
-    """A command line that cannot be translated; the message names the flag and the mend."""
+    """A command line that cannot be translated; the message names the flag and the fix."""
 
 
 @dataclass(frozen=True)
