@@ -102,17 +102,6 @@ def test_a_killed_evaluation_resumes_and_generates_nothing_twice(tiny_model, ben
     assert outcome(folder) == outcome(whole)
 
 
-def test_scored_again_without_engines(tiny_model, benchmarks, whole, tmp_path):
-    folder = shutil.copytree(whole, tmp_path / "out")
-    samples = next(folder.glob("*/step_0/sums/T1/samples.jsonl")).read_bytes()
-    command = [*overrides(tiny_model, benchmarks, folder), "reward_score.timeout_s=3", "n_sampling=2"]
-    run = Evaluation(command, tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
-    assert "pass@2" in run.log.read_text() and "pass@8" not in run.log.read_text()
-    assert "tok/s" not in run.log.read_text()
-    assert next(folder.glob("*/step_0/sums/T1/samples.jsonl")).read_bytes() == samples
-
-
 def test_tensor_parallel_engines_and_rank_metrics(tiny_model, benchmarks, whole, tmp_path):
     command = overrides(tiny_model, benchmarks, tmp_path / "out")
     options = ["rollout.tensor_parallel_size=2", "trainer.n_gpus_per_node=4", "calculator.enable=true"]
@@ -129,27 +118,6 @@ def test_tensor_parallel_engines_and_rank_metrics(tiny_model, benchmarks, whole,
     assert alike >= 0.95 * len(samples)
     # What the workers of an engine share is not left behind, where it would stand in the next engine's way.
     assert not list(Path("/dev/shm").glob("verl-*"))
-
-
-def test_a_broken_benchmark_or_model_does_not_stop_the_others(tiny_model, benchmarks, tmp_path):
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    (bare / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
-    folder = tmp_path / "benchmarks"
-    folder.mkdir()
-    (folder / "sums.jsonl").write_bytes((benchmarks / "sums.jsonl").read_bytes())
-    (folder / "torn.jsonl").write_bytes((benchmarks / "sums.jsonl").read_bytes()[:-9])
-    (folder / "empty.jsonl").write_text("")
-    command = overrides(tiny_model, folder, tmp_path / "out")
-    command[command.index("benchmarks=sums")] = "benchmarks=torn,empty,amie24,sums"
-    run = Evaluation(
-        [*command, f"runs.bare={bare}", f"runs.good={tiny_model}", "runs.good.template=chat"], tmp_path / "log"
-    )
-    assert run.finish() == 1
-    errors = [line for line in run.log.read_text().splitlines() if line.startswith("error: ")]
-    for error, words in zip(errors, ["torn.jsonl, line 20: ", "empty.jsonl", "'aime24'", "no tokenizer"], strict=True):
-        assert words in error
-    assert outcome(tmp_path / "out")[0]
 
 
 def always_ending_model(source: Path, folder: Path) -> Path:

@@ -127,8 +127,10 @@ def test_results_are_written_and_the_same_command_does_nothing_more(engines, con
 
     assert output_of(configure("n_sampling=3"), capsys)[0] == 0
     assert len(engines[1][1].asked) == 3
-    assert output_of(configure("n_sampling=1"), capsys)[0] == 0
-    assert len(engines) == 2
+    stored = (samples / "samples.jsonl").read_bytes()
+    code, output = output_of(configure("n_sampling=1", "reward_score.timeout_s=3"), capsys)
+    assert code == 0 and "pass@1" in output and "pass@2" not in output and "tok/s" not in output
+    assert len(engines) == 2 and (samples / "samples.jsonl").read_bytes() == stored
 
 
 def test_a_broken_benchmark_does_not_stop_the_others(engines, configure, benchmarks, capsys):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
@@ -88,6 +88,7 @@ class CheckpointWorker:
                 shards[part.name] = {n: t.to("cpu", copy=True) for n, t in state.items()} if copied else state
                 weights[part.name] = _gather_parameters(part.learner) if huggingface else {}
                 if part.model.lora.rank:
+                    assert isinstance(part.learner.model, PreTrainedModel)
                     export_adapters(part.learner.model, folder / part.name / ADAPTERS)
             counts[part.name] = part.learner.scheduler.last_epoch
         generators = json.dumps(to_json(generator_states()))

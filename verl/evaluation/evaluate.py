@@ -236,20 +236,20 @@ def _generate(
     missing = [(work, keys) for work in works if (keys := work.missing(config.n_sampling))]
     if not missing:
         return
-    lacking = [work for work, _ in missing]
+    incomplete = [work for work, _ in missing]
     num_samples = sum(len(keys) for _, keys in missing)
     total = sum(config.n_sampling * len(work.job.problems) for work in works)
     if num_samples < total:
         display.say(f"{title}: {total - num_samples} of {total} samples already exist")
     display.start(title, sum(len({problem for problem, _ in keys}) for _, keys in missing), num_samples)
-    job = lacking[0].job
+    job = incomplete[0].job
     limit = sequence_limit(job.target.path, config.rollout.trust_remote_code)
-    prompts = [ids for work in lacking for ids in work.job.prompts]
+    prompts = [ids for work in incomplete for ids in work.job.prompts]
     workers = start_engines(session, engine_model(job, prompts, config, limit), config)
     try:
         display.running()
         generate_missing(
-            lacking,
+            incomplete,
             config.n_sampling,
             config.seed,
             workers,
