@@ -57,7 +57,8 @@ def test_everything_ends_in_order(small_config, tmp_path, events, monkeypatch, c
     removed = session_module.remove_unfinished
     monkeypatch.setattr(session_module, "remove_unfinished", lambda root: (events.append("clean"), removed(root)))
     with pytest.raises(KeyboardInterrupt), training_run(small_config, tmp_path) as run:
-        with pytest.raises(ConfigError, match="another run is using this folder"), run_lock(tmp_path):
+        message = r"^trainer\.default_local_dir=.*: another run is using this folder; wait until it ends or name"
+        with pytest.raises(ConfigError, match=message), run_lock(tmp_path):
             pass
         tracker, _ = run.start("workers", (), {})
         tracker.log(1, {"a": 1.0})
