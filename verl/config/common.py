@@ -244,12 +244,12 @@ class RunConfig:
 
 
 def require_seed(seed: int) -> None:
-    """Raise ``ValueError`` for a seed that a random generator would refuse."""
+    """Raise ``ConfigError`` for a seed that a random generator would refuse."""
     require(0 <= seed < 2**32, "seed", seed, "must be from 0 to 4294967295")
 
 
 def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
-    """Raise ``ValueError`` naming ``prefix.<field>`` where a model cannot be spread over so many workers."""
+    """Raise ``ConfigError`` naming ``prefix.<field>`` where a model cannot be spread over so many workers."""
     world = "trainer.nnodes*trainer.n_gpus_per_node"
     sequence, size = model.ulysses_sequence_parallel_size, model.fsdp.fsdp_size
     check_divides(f"{prefix}.ulysses_sequence_parallel_size", sequence, world, workers)
@@ -257,7 +257,7 @@ def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
 
 
 def check_divisible(field: str, value: int, divisor_name: str, divisor: int) -> None:
-    """Raise ``ValueError`` naming both fields unless ``divisor`` divides ``value``."""
+    """Raise ``ConfigError`` naming both fields unless ``divisor`` divides ``value``."""
     nearest = max(divisor, round(value / divisor) * divisor)
     require(
         value % divisor == 0,
@@ -268,6 +268,6 @@ def check_divisible(field: str, value: int, divisor_name: str, divisor: int) -> 
 
 
 def check_divides(field: str, value: int, dividend_name: str, dividend: int) -> None:
-    """Raise ``ValueError`` naming both fields unless ``value`` divides ``dividend``."""
+    """Raise ``ConfigError`` naming both fields unless ``value`` divides ``dividend``."""
     divisors = [size for size in range(1, dividend + 1) if dividend % size == 0]
     require(value in divisors, field, value, f"must divide {dividend_name}={dividend}; set one of {divisors}")

@@ -38,7 +38,7 @@ class CandidateConfig:
     """Longest response in tokens; generation stops there, and the response counts as truncated."""
 
     def check(self, prefix: str) -> None:
-        """Raise ``ValueError`` naming ``prefix.<field>`` for values out of range."""
+        """Raise ``ConfigError`` naming ``prefix.<field>`` for values out of range."""
         require(len(self.steps) > 0, f"{prefix}.steps", self.steps, "name at least one; 0 is the base model")
         for step in self.steps:
             require(step >= LAST, f"{prefix}.steps", self.steps, "must be at least 0, or -1 for the newest")

@@ -145,7 +145,7 @@ class ActorConfig:
 
 
 def check_sampling(prefix: str, n: int, temperature: float, top_p: float, top_k: int) -> None:
-    """Raise ``ValueError`` naming ``prefix.<field>`` for sampling options out of range."""
+    """Raise ``ConfigError`` naming ``prefix.<field>`` for sampling options out of range."""
     require(n >= 1, f"{prefix}.n", n, "must be at least 1")
     require(temperature >= 0, f"{prefix}.temperature", temperature, "must be at least 0")
     require(0 < top_p <= 1, f"{prefix}.top_p", top_p, "must be in (0, 1]")

@@ -238,7 +238,7 @@ class RewardScoreConfig:
         self.paths_of_custom_functions()
 
     def paths_of_custom_functions(self) -> dict[str, str]:
-        """``custom_functions`` as data source -> ``module:function``. Raises ``ValueError`` for a malformed entry."""
+        """``custom_functions`` as data source -> ``module:function``. Raises ``ConfigError`` for a malformed entry."""
         field, paths = "reward_score.custom_functions", dict[str, str]()
         for entry in self.custom_functions:
             source, _, path = entry.partition("=")
