@@ -7,12 +7,12 @@ and of eigenvalues of the float32 Gram matrix, the paper's released way.
 """
 
 import argparse
-import datetime
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from bench_report import hardware, today
 from torch import Tensor
 
 from verl.rank.dynamics import acceleration, prefix_counts, prefix_rows, velocity
@@ -144,7 +144,7 @@ def main() -> None:
     lines = [
         "# Accuracy of the rank metrics",
         "",
-        f"`python scripts/measure_spectral_accuracy.py`, {datetime.date.today()}, torch {torch.__version__}, CPU.",
+        f"`python scripts/measure_spectral_accuracy.py`, {today()}, torch {torch.__version__}, {hardware()}.",
         "",
         f"Largest error over the prefixes of stride {STRIDE} of T x D = {', '.join(f'{t} x {d}' for t, d in SHAPES)},",
         "against a float64 SVD of each centred prefix. ER, log ER and entropy: relative; ERV and ERA: in units of ER.",
