@@ -129,9 +129,13 @@ def _says_nothing(path: Path) -> bool:
 
 
 def require_model(field: str, path: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` for a folder without a model; a hub id (``owner/name``) passes."""
+    """Raise ``ConfigError`` naming ``field`` for a folder without a model; a hub id (``owner/name``) passes.
+
+    A name below ``data/`` is a folder even if that is missing: the shipped model lies there.
+    """
     folder = Path(path)
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
+    hub_id = hub_id and folder.parts[0] != "data"
     if not hub_id and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{field}={path!r}: no config.json there; restore the shipped model with `git checkout data`, or name a "
