@@ -248,10 +248,11 @@ def page(facts: dict[str, Any], results: list[dict[str, Any]]) -> str:
         "",
         f"    {facts['command']}",
         "",
-        "Speed over that without capture: median and, in brackets, the middle half of the ratios within a round. Time",
-        "in the plugin: share of the wall time of a generation that its own code takes on the host.",
+        "Relative speed: speed divided by that without capture in the same round; the median and, in brackets, the",
+        "middle half of the rounds. Time in the plugin: share of a generation's wall time that its code takes on the",
+        "host.",
         "",
-        "| variant | tokens/s | speed over that without capture | time in the plugin | peak buffer | by the formula |",
+        "| variant | tokens/s | relative speed | time in the plugin | peak buffer | by the formula |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for figures in results:

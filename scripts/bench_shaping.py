@@ -298,12 +298,12 @@ def page(facts: dict[str, Any], figures: dict[str, Any]) -> str:
         f"A step of VERL-GRPO takes **{figures['ratio']:.3f}** times as long as one of GRPO on the same prompts and",
         f"responses: median of {figures['pairs']} pairs of steps, 95% interval {low:.3f} to {high:.3f}, middle half "
         f"{first:.3f} to {third:.3f};",
-        f"all steps together {figures['ratio_of_sums']:.3f}. In CPU time of workers and driver, which other processes",
-        f"disturb less: {figures['cpu_ratio']:.3f}, 95% interval {cpu_low:.3f} to {cpu_high:.3f}. Responses have at "
-        f"least {figures['shortest']:.0f} tokens.",
+        f"all steps together {figures['ratio_of_sums']:.3f}. In CPU time of workers and driver, on which other",
+        f"processes have less influence: {figures['cpu_ratio']:.3f}, 95% interval {cpu_low:.3f} to {cpu_high:.3f}.",
+        f"Responses have at least {figures['shortest']:.0f} tokens.",
         "",
         f"The plugin's own code takes {share[CAPTURE]:.1%} of a VERL-GRPO step to keep hidden states, and",
-        f"{share[REDUCE]:.1%} to turn them into metrics; the driver's part of it are the phases `rank_metrics` and",
+        f"{share[REDUCE]:.1%} to turn them into metrics. The driver's part is the phases `rank_metrics` and",
         "`advantages`.",
         "",
         "| seconds, median | GRPO | VERL-GRPO |",

@@ -320,14 +320,14 @@ PAGE = """\
 
 Milliseconds for the effective ranks of all prefixes (j * stride + 1 rows, j = 1, 2, ...) of all B responses of T rows
 and width D, on the same tensors: the fastest of {repeats} runs after a warm-up, or the only run where one takes over
-1 s. Ratios above 1 say that nested is faster. "x floor" is nested's time over that of {nodes} T^3 / 3 + 2 T^2 D float64
-operations a response at {operations_per_s:.3g} a second, the rate of matrix products measured in this run;
+1 s. Ratios above 1 say that nested is faster. "x floor" is nested's time divided by that of {nodes} T^3 / 3 + 2 T^2 D
+float64 operations a response at {operations_per_s:.3g} a second, the rate of matrix products measured in this run;
 where T is well above D, nested works in blocks, with fewer operations than that. The peak is memory above what was
 allocated before; errors are the largest over prefixes, relative to the float64 SVD where that ran with B = 1.
 
 `> limit` was not run: estimated above {limit_s:g} s, from the largest B measured at the same T (linear in B), or from
 the previous T (T^3 for nested; T^4 for the others, or one prefix timed and multiplied where T^4 is over the limit).
-`> memory` was not run: tensors above {memory_gib:g} GiB. `failed` raised an error. The JSON file has each estimate.
+`> memory` was not run: tensors above {memory_gib:g} GiB. `failed` raised an error. The data file has each estimate.
 """
 
 

@@ -105,7 +105,7 @@ def page(facts: dict[str, Any], runs: list[dict[str, Any]]) -> str:
         "pass@1 is the share of held-out problems that a response sampled at temperature 1 solves; the gain is in "
         "percentage points. Tokens shaped: the share of response tokens whose advantage rank shaping changed, and by "
         "how much of the advantage; means over the steps. The seeds of one algorithm end up to "
-        f"{100 * scatter(runs):.0f} points apart: smaller differences between algorithms say nothing.",
+        f"{100 * scatter(runs):.0f} points apart: smaller differences between algorithms mean nothing.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         f"|{'---|' * len(COLUMNS)}",

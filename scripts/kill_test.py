@@ -32,7 +32,7 @@ from verl.run.tracking import TIMING_PREFIXES
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = "VERL_KILL_TEST"
 """Environment variable that every process of a run inherits and by which its workers are found."""
-COLUMNS = ["kill", "of", "when", "steps recorded", "resumes from step", "workers gone after"]
+COLUMNS = ["kill", "victim", "moment", "steps recorded", "resumes from step", "workers gone after"]
 PATIENCE_S = 900.0
 
 

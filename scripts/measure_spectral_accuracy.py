@@ -3,7 +3,7 @@
 python scripts/measure_spectral_accuracy.py --out benchmarks/spectral_accuracy.md
 
 Writes one table: for each kind of spectrum the largest error over the prefixes of three shapes, of the nested method
-and of eigenvalues of the float32 Gram matrix, the paper's released way.
+and of eigenvalues of the float32 Gram matrix, as in the paper's release.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def main() -> None:
         f"Largest error over the prefixes of stride {STRIDE} of T x D = {', '.join(f'{t} x {d}' for t, d in SHAPES)},",
         "against a float64 SVD of each centred prefix. ER, log ER and entropy: relative; ERV and ERA: in units of ER.",
         "The condition is the worst of any prefix; it exceeds the whole matrix's, since a square prefix, k = D, is the",
-        "worst conditioned. The float32 Gram matrix is the paper's released way.",
+        "worst conditioned. The paper's release uses the float32 Gram matrix.",
         "",
         "| spectrum | worst condition | ER | log ER | entropy | ERV | ERA | ER, float32 Gram | ERV, float32 Gram |",
         "|---|---|---|---|---|---|---|---|---|",
