@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import torch
 from bench_report import provenance, write_report
-from plugin_clock import time_plugin
 from transformers import Qwen2Config
 
 from vllm_patches.buffer import SEGMENT_BYTES
@@ -83,6 +82,8 @@ def serve(pipe: Connection, variant: Variant, model: str, options: argparse.Name
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     sys.path.insert(0, str(Path(__file__).parent))  # where the reducer is
     try:
+        # vLLM reads the environment when it is imported.
+        from plugin_clock import time_plugin
         from vllm import LLM, SamplingParams
 
         eager = variant.eager or options.eager

@@ -116,7 +116,7 @@ def errors(make: Callable[[int, int], Tensor]) -> list[float]:
 
 
 def float32_shift_errors(exponent: float) -> list[float]:
-    """What a float32 factor of each of the eight largest shifts alone would add to log ER.
+    """Error in log ER from a float32 factor at each of the eight largest shifts alone.
 
     For 512 x 896 states whose columns fall off as j^-exponent.
     """
@@ -159,7 +159,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     lines += [
         "",
-        "Error that a float32 factor of a single shift would add to log ER, for the eight largest shifts (512 x 896):",
+        "Error in log ER from a float32 factor at a single shift, for the eight largest shifts (512 x 896):",
         "",
         *(
             f"- columns falling off as j^-{exponent}: " + ", ".join(f"{e:.0e}" for e in float32_shift_errors(exponent))
