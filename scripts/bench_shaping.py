@@ -349,6 +349,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     for name, (cpu, gpu) in (defaults | {"pairs": (40, 12)}).items():
         if getattr(options, name) is None:
             setattr(options, name, cpu if on_cpu else gpu)
+    if options.pairs < 2:
+        parser.error(f"--pairs {options.pairs}: an interval needs at least 2")
     return options
 
 
