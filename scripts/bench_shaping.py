@@ -303,7 +303,7 @@ def page(facts: dict[str, Any], figures: dict[str, Any]) -> str:
         "",
         f"The plugin's own code takes {share[CAPTURE]:.1%} of a VERL-GRPO step to keep hidden states, and",
         f"{share[REDUCE]:.1%} to turn them into metrics. The driver's part is the phases `rank_metrics` and",
-        "`advantages`.",
+        "`adv`.",
         "",
         "| seconds, median | GRPO | VERL-GRPO |",
         "|---|---:|---:|",
