@@ -5,9 +5,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.evaluation.made_up import HOSTILE, hostile_result, result, with_metrics
+from tests.evaluation.example_results import HOSTILE, hostile_result, result, with_metrics
 from verl.evaluation.results import (
-    RunResult,
+    TaskResult,
     read_result,
     replacing,
     result_folder,
@@ -46,7 +46,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path):
 def test_a_metric_that_a_sample_lacks_stays_absent(tmp_path: Path):
     first = with_metrics(result(["c"]), {"Effective Rank": [1.0]})
     bare = result(["cw"])
-    mixed = RunResult(
+    mixed = TaskResult(
         "grpo", 0, "aime24", 1.0, [first.problems[0], *bare.problems[1:], *result(["", "w"]).problems[1:]]
     )
     assert read_result(write_result(tmp_path, mixed)) == mixed

@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from tests.evaluation.made_up import hostile_result, result
+from tests.evaluation.example_results import hostile_result, result
 from verl.evaluation.report.files import write_results
 from verl.evaluation.results import read_result
 

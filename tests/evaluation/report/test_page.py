@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.made_up import HOSTILE, hostile_result, problem, result, sample, with_metrics
+from tests.evaluation.example_results import HOSTILE, hostile_result, problem, result, sample, with_metrics
 from verl.evaluation.report.page import LIMITS, build_page
-from verl.evaluation.results import EvaluatedProblem, RunResult, valid_unicode
+from verl.evaluation.results import ProblemResult, TaskResult, valid_unicode
 from verl.evaluation.statistics.summary import summarise
 
-CHROMIUM = Path(__file__).with_name("chromium.py")
+CHROMIUM = Path(__file__).with_name("drive_chromium.py")
 READY = {"until": "document.documentElement.hasAttribute('data-ready')"}
 
 RESULTS = [
@@ -52,7 +52,7 @@ class Elements(HTMLParser):
             self.scripts[self._script] = self.scripts.get(self._script, "") + text
 
 
-def make_page(results: list[RunResult], **options: object) -> str:
+def make_page(results: list[TaskResult], **options: object) -> str:
     return build_page(summarise(results), results, **options)
 
 
@@ -105,7 +105,7 @@ def test_hostile_text_ends_no_element():
 
 def test_long_responses_lose_their_middle():
     text = "begin " + "x" * 1_000_000 + " end \U0001f600"
-    results = [RunResult("grpo", 0, "aime24", 1.0, [EvaluatedProblem(0, "q", "a", [sample("c", response=text)])])]
+    results = [TaskResult("grpo", 0, "aime24", 1.0, [ProblemResult(0, "q", "a", [sample("c", response=text)])])]
     page = Elements(make_page(results))
     index = index_of(page)
     (head, tail), *_, left_out, _ = unpack(page, index["benchmarks"][0]["chunks"][0][0][2])[0][0]
@@ -123,7 +123,7 @@ def test_a_page_of_many_responses_keeps_its_size():
     results = []
     for b in range(32):
         samples = [sample("c" if s % 256 == 200 else "w", response=noise(3000, 256 * b + s)) for s in range(256)]
-        results.append(RunResult("grpo", 0, f"benchmark{b}", 1.0, [EvaluatedProblem(0, "q", "a", samples)]))
+        results.append(TaskResult("grpo", 0, f"benchmark{b}", 1.0, [ProblemResult(0, "q", "a", samples)]))
     text = make_page(results, max_bytes=2 << 20)
     assert 1 << 20 < len(text.encode()) <= 2 << 20
     page = Elements(text)
@@ -147,7 +147,7 @@ def test_limits_grow_narrower():
 
 
 def test_problems_of_different_text_are_different():
-    other = RunResult("grpo", 9, "aime24", 1.0, [problem(0, "c"), problem(1, "w", question="another")])
+    other = TaskResult("grpo", 9, "aime24", 1.0, [problem(0, "c"), problem(1, "w", question="another")])
     index = index_of(Elements(make_page([result(["c", "w"]), other])))
     assert index["benchmarks"][0]["count"] == 3
     assert index["benchmarks"][0]["verdicts"] == [["c", "w", ""], ["c", "", "w"]]
@@ -155,7 +155,7 @@ def test_problems_of_different_text_are_different():
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[dict]], dict]:
-    """Opens a page in Chromium, takes steps there and returns what chromium.py says; skips without a browser."""
+    """Opens a page in Chromium, takes steps there and returns what drive_chromium.py says; skips without a browser."""
     if importlib.util.find_spec("PyQt6") is None or importlib.util.find_spec("PyQt6.QtWebEngineCore") is None:
         pytest.skip("no browser: PyQt6-WebEngine is not installed (pip install -r requirements/dev.txt)")
     folder = tmp_path_factory.mktemp("pages")
@@ -324,7 +324,7 @@ def test_a_long_list_is_drawn_in_part(browser):
 
 def test_a_shortened_page_says_so(browser):
     long = "x" * 30_000
-    results = [RunResult("grpo", 0, "aime24", 1.0, [EvaluatedProblem(0, "q", "a", [sample("c", response=long)])])]
+    results = [TaskResult("grpo", 0, "aime24", 1.0, [ProblemResult(0, "q", "a", [sample("c", response=long)])])]
     (shown,) = browser(make_page(results), [{"value": "document.querySelector('.response .cut').textContent"}])
     assert shown.strip() == "[… 10,000 characters are left out on this page …]"
     said = browser(make_page(results, max_bytes=1), [{"value": "document.getElementById('detail').textContent"}])
@@ -332,7 +332,7 @@ def test_a_shortened_page_says_so(browser):
 
 
 @pytest.mark.parametrize("results", [[], [result([])], [result(["", ""])]])
-def test_a_page_without_responses(browser, results: list[RunResult]):
+def test_a_page_without_responses(browser, results: list[TaskResult]):
     values = browser(make_page(results), [{"value": COUNT}, {"value": "document.getElementById('curves').hidden"}])
     assert values == [
         f"{len(results and results[0].problems)} of {len(results and results[0].problems)} problems",

@@ -4,7 +4,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from tests.evaluation.made_up import hostile_result, result, with_metrics
+from tests.evaluation.example_results import hostile_result, result, with_metrics
 from verl.evaluation.report.plots import label_styles, lighter, pass_figure, write_plots
 from verl.evaluation.statistics.summary import summarise
 

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import yaml
 
-from tests.evaluation.fakes import evaluation_config
+from tests.evaluation.example_tasks import evaluation_config
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.report.publish import publish
-from verl.evaluation.results import EvaluatedProblem, RunResult, Sample
+from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult
 
 
-def result(run: str, step: int, correct: list[list[bool]], temperature: float = 1.0) -> RunResult:
+def result(run: str, step: int, correct: list[list[bool]], temperature: float = 1.0) -> TaskResult:
     problems = [
-        EvaluatedProblem(
+        ProblemResult(
             index,
             f"question {index}",
             "4",
             [
-                Sample(
+                ScoredSample(
                     "r", 10 + good, not good, good, "4" if good else "5", "correct" if good else "wrong", {"ER": 2.0}
                 )
                 for good in row
@@ -26,7 +26,7 @@ def result(run: str, step: int, correct: list[list[bool]], temperature: float = 
         )
         for index, row in enumerate(correct)
     ]
-    return RunResult(run, step, "sums", temperature, problems)
+    return TaskResult(run, step, "sums", temperature, problems)
 
 
 RESULTS = [

@@ -4,7 +4,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tests.evaluation.made_up import hostile_result, result, with_metrics
+from tests.evaluation.example_results import hostile_result, result, with_metrics
 from verl.evaluation.report.tables import comparison, console_table, csv_text, markdown, printable
 from verl.evaluation.statistics.summary import summarise
 

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from tests.evaluation.made_up import problem, result, sample, with_metrics
-from verl.evaluation.results import RunResult
+from tests.evaluation.example_results import problem, result, sample, with_metrics
+from verl.evaluation.results import TaskResult
 from verl.evaluation.statistics.summary import AVERAGE, answer_classes, k_grid, repetition_rate, summarise
 
 
@@ -147,11 +147,11 @@ def test_few_problems_that_differ_are_noise():
 
 
 def test_differences_are_over_the_problems_that_both_have():
-    base = RunResult("grpo", 0, "aime24", 1.0, [problem(0, "w"), problem(1, "w"), problem(2, "c", question="old")])
-    new = RunResult("grpo", 9, "aime24", 1.0, [problem(1, "c"), problem(2, "w", question="new"), problem(3, "w")])
+    base = TaskResult("grpo", 0, "aime24", 1.0, [problem(0, "w"), problem(1, "w"), problem(2, "c", question="old")])
+    new = TaskResult("grpo", 9, "aime24", 1.0, [problem(1, "c"), problem(2, "w", question="new"), problem(3, "w")])
     row = summarise([base, new]).rows[1]
     assert row.differences[1].estimate.value == 1.0
-    strangers = RunResult("grpo", 8, "aime24", 1.0, [problem(7, "c")])
+    strangers = TaskResult("grpo", 8, "aime24", 1.0, [problem(7, "c")])
     assert summarise([base, strangers]).rows[1].differences == {}
 
 

@@ -1,6 +1,6 @@
 """Opens a page in Chromium (Qt WebEngine), without a window, and does what standard input asks for.
 
-    python chromium.py PAGE < steps.json
+    python drive_chromium.py PAGE < steps.json
 
 Steps, a JSON list: {"until": js} waits until the expression is true, {"value": js} reports what it gives,
 {"shot": file} writes a picture, {"size": [width, height]} resizes. Writes to standard output one JSON object: "values",
@@ -65,7 +65,7 @@ def wait(app: QApplication, done, what: str) -> None:
         app.processEvents()
         time.sleep(0.005)
         if time.monotonic() > end:
-            raise SystemExit(f"chromium.py: nothing after {SECONDS:.0f} s: {what}")
+            raise SystemExit(f"drive_chromium.py: nothing after {SECONDS:.0f} s: {what}")
 
 
 def evaluate(app: QApplication, page: QWebEnginePage, expression: str) -> object:

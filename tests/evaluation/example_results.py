@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from verl.evaluation.results import EvaluatedProblem, RunResult, Sample
+from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult
 
 REASON_OF = {"c": "correct", "w": "wrong", "n": "no_answer", "t": "timeout"}
 
 
-def sample(code: str, answer: str | None = None, **changes: object) -> Sample:
+def sample(code: str, answer: str | None = None, **changes: object) -> ScoredSample:
     """A sample with the verdict ``code``, a key of ``REASON_OF``."""
     given = {"c": "7", "w": "8", "n": "", "t": "9"}[code] if answer is None else answer
     values = {
@@ -19,12 +19,12 @@ def sample(code: str, answer: str | None = None, **changes: object) -> Sample:
         "reason": REASON_OF[code],
         "metrics": {},
     }
-    return Sample(**{**values, **changes})
+    return ScoredSample(**{**values, **changes})
 
 
-def problem(index: int, verdicts: str, question: str | None = None, **changes: object) -> EvaluatedProblem:
+def problem(index: int, verdicts: str, question: str | None = None, **changes: object) -> ProblemResult:
     samples = [sample(code, **changes) for code in verdicts]
-    return EvaluatedProblem(index, question or f"What is problem {index}?", "7", samples)
+    return ProblemResult(index, question or f"What is problem {index}?", "7", samples)
 
 
 def result(
@@ -34,13 +34,13 @@ def result(
     benchmark: str = "aime24",
     temperature: float = 1.0,
     **changes: object,
-) -> RunResult:
+) -> TaskResult:
     """A result with one problem for each string of verdicts."""
     problems = [problem(i, codes, **changes) for i, codes in enumerate(verdicts)]
-    return RunResult(run, step, benchmark, temperature, problems)
+    return TaskResult(run, step, benchmark, temperature, problems)
 
 
-def with_metrics(base: RunResult, metrics: Mapping[str, Sequence[float]]) -> RunResult:
+def with_metrics(base: TaskResult, metrics: Mapping[str, Sequence[float]]) -> TaskResult:
     """``base`` with one value of each metric per sample, in the order of samples."""
     place = iter(range(sum(len(p.samples) for p in base.problems)))
     problems = []
@@ -49,9 +49,11 @@ def with_metrics(base: RunResult, metrics: Mapping[str, Sequence[float]]) -> Run
         for s in p.samples:
             at = next(place)
             values = {name: series[at] for name, series in metrics.items()}
-            samples.append(Sample(s.response, s.num_tokens, s.truncated, s.correct, s.answer, s.reason, metrics=values))
-        problems.append(EvaluatedProblem(p.index, p.question, p.answer, samples))
-    return RunResult(base.run, base.step, base.benchmark, base.temperature, problems)
+            samples.append(
+                ScoredSample(s.response, s.num_tokens, s.truncated, s.correct, s.answer, s.reason, metrics=values)
+            )
+        problems.append(ProblemResult(p.index, p.question, p.answer, samples))
+    return TaskResult(base.run, base.step, base.benchmark, base.temperature, problems)
 
 
 HOSTILE = {
@@ -65,10 +67,10 @@ HOSTILE = {
 }
 
 
-def hostile_result(run: str = "<b>grpo</b>", step: int = 0) -> RunResult:
+def hostile_result(run: str = "<b>grpo</b>", step: int = 0) -> TaskResult:
     """Every hostile text as question, reference answer, response and answer."""
     problems = [
-        EvaluatedProblem(i, text, text, [sample("c", text, response=text), sample("w", text, response=text + "!")])
+        ProblemResult(i, text, text, [sample("c", text, response=text), sample("w", text, response=text + "!")])
         for i, text in enumerate(HOSTILE.values())
     ]
-    return RunResult(run, step, "</script>bench|mark", 1.0, problems)
+    return TaskResult(run, step, "</script>bench|mark", 1.0, problems)
