@@ -1,60 +1,58 @@
-"""Made-up results for tests of tables, plots and the page."""
+"""Results for tests of statistics, tables, plots and the page."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult
 
-REASON_OF = {"c": "correct", "w": "wrong", "n": "no_answer", "t": "timeout"}
+REASONS = {"c": "correct", "w": "wrong", "n": "no_answer", "t": "timeout"}
+ANSWERS = {"c": "7", "w": "8", "n": "", "t": "9"}
 
 
-def sample(code: str, answer: str | None = None, **changes: object) -> ScoredSample:
-    """A sample with the verdict ``code``, a key of ``REASON_OF``."""
-    given = {"c": "7", "w": "8", "n": "", "t": "9"}[code] if answer is None else answer
-    values = {
-        "response": f"So it is \\boxed{{{given}}}.",
-        "num_tokens": 10,
-        "truncated": code == "n",
-        "correct": code == "c",
-        "answer": given,
-        "reason": REASON_OF[code],
-        "metrics": {},
-    }
-    return ScoredSample(**{**values, **changes})
+def sample(verdict: str, answer: str | None = None, **changes: object) -> ScoredSample:
+    """A sample with a verdict, a key of ``REASONS``."""
+    given = ANSWERS[verdict] if answer is None else answer
+    made = ScoredSample(
+        response=f"So it is \\boxed{{{given}}}.",
+        num_tokens=10,
+        truncated=verdict == "n",
+        correct=verdict == "c",
+        answer=given,
+        reason=REASONS[verdict],
+    )
+    return replace(made, **changes)
 
 
-def problem(index: int, verdicts: str, question: str | None = None, **changes: object) -> ProblemResult:
-    samples = [sample(code, **changes) for code in verdicts]
-    return ProblemResult(index, question or f"What is problem {index}?", "7", samples)
+def problem(index: int, verdicts: str, question: str | None = None) -> ProblemResult:
+    return ProblemResult(index, question or f"What is problem {index}?", "7", [sample(verdict) for verdict in verdicts])
 
 
 def result(
-    verdicts: Sequence[str],
+    verdicts: Sequence[str | ProblemResult],
     run: str = "grpo",
     step: int = 0,
     benchmark: str = "aime24",
     temperature: float = 1.0,
-    **changes: object,
 ) -> TaskResult:
-    """A result with one problem for each string of verdicts."""
-    problems = [problem(i, codes, **changes) for i, codes in enumerate(verdicts)]
+    """A result with one problem for each string of verdicts, or with the problems given."""
+    problems = [problem(i, found) if isinstance(found, str) else found for i, found in enumerate(verdicts)]
     return TaskResult(run, step, benchmark, temperature, problems)
 
 
 def with_metrics(base: TaskResult, metrics: Mapping[str, Sequence[float]]) -> TaskResult:
     """``base`` with one value of each metric per sample, in the order of samples."""
-    place = iter(range(sum(len(p.samples) for p in base.problems)))
-    problems = []
-    for p in base.problems:
-        samples = []
-        for s in p.samples:
-            at = next(place)
-            values = {name: series[at] for name, series in metrics.items()}
-            samples.append(
-                ScoredSample(s.response, s.num_tokens, s.truncated, s.correct, s.answer, s.reason, metrics=values)
-            )
-        problems.append(ProblemResult(p.index, p.question, p.answer, samples))
-    return TaskResult(base.run, base.step, base.benchmark, base.temperature, problems)
+    values = (dict(zip(metrics, row, strict=True)) for row in zip(*metrics.values(), strict=True))
+    problems = [replace(p, samples=[replace(s, metrics=next(values)) for s in p.samples]) for p in base.problems]
+    return replace(base, problems=problems)
 
+
+TWO_RUNS = [
+    with_metrics(result(["cwwn", "wwww", "cccc"]), {"Effective Rank": [float(i) for i in range(12)]}),
+    result(["cccc", "wwwt", "cccc"], step=300),
+    result(["wwww", "cwww"], benchmark="amc23"),
+    result(["cwww", "cwww"], step=300, benchmark="amc23"),
+]
+"""One run at steps 0 and 300 on two benchmarks."""
 
 HOSTILE = {
     "script": "</script><script>window.broken = 1</script><!-- <img src=x onerror='window.broken=2'>",
@@ -67,10 +65,10 @@ HOSTILE = {
 }
 
 
-def hostile_result(run: str = "<b>grpo</b>", step: int = 0) -> TaskResult:
+def hostile_result(run: str = "<b>grpo</b>") -> TaskResult:
     """Every hostile text as question, reference answer, response and answer."""
     problems = [
         ProblemResult(i, text, text, [sample("c", text, response=text), sample("w", text, response=text + "!")])
         for i, text in enumerate(HOSTILE.values())
     ]
-    return TaskResult(run, step, "</script>bench|mark", 1.0, problems)
+    return result(problems, run, benchmark="</script>bench|mark")
