@@ -34,7 +34,6 @@ from verl.evaluation.tasks import (
     make_tasks,
 )
 from verl.models.info import sequence_limit
-from verl.rank.calculator import capture_options
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel
@@ -205,7 +204,7 @@ class Engines:
             return WorkerGroup(
                 "verl.workers.evaluation:EvaluationWorker",
                 self.config.rollout,
-                (model, capture_options(calculator) if calculator.enable else None),
+                (model, calculator if calculator.enable else None),
                 self.config.trainer.nnodes,
                 self.workers_per_node,
                 self.device_type,
