@@ -54,12 +54,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def outcome(folder: Path) -> tuple[dict[tuple[int, int], dict[str, Any]], str, list[Any]]:
     """Samples by their place, the metrics, and the result's problems."""
-    (job,) = folder.glob("*/step_*/sums/T1")
-    samples = lines(job / "samples.jsonl")
+    (task,) = folder.glob("*/step_*/sums/T1")
+    samples = lines(task / "samples.jsonl")
     counts = Counter((sample["problem"], sample["sample"]) for sample in samples)
     assert set(counts.values()) == {1} and len(counts) == PROBLEMS * N
     by_place = {(sample["problem"], sample["sample"]): sample for sample in samples}
-    return by_place, (folder / "metrics.jsonl").read_text(), json.loads((job / "results.json").read_text())["problems"]
+    return by_place, (folder / "metrics.jsonl").read_text(), json.loads((task / "results.json").read_text())["problems"]
 
 
 @pytest.fixture(scope="module")

@@ -148,8 +148,3 @@ def test_the_average_is_over_what_all_runs_have():
     assert summary.averaged == ["aime24", "math500"]
     assert value(summary.averages[0], 1) == 0.5
     assert summarise(results[:4]).averages == []
-
-
-def test_one_seed_one_summary():
-    results = [result(["cw", "ww", "cc"]), result(["cc", "cw", "ww"], step=9)]
-    assert summarise(results, seed=1).rows == summarise(results, seed=1).rows
