@@ -76,11 +76,11 @@ class EvaluationDisplay:
         self._samples += samples
         self._tokens += tokens
         now = time.monotonic()
-        rate = f"{self._tokens / max(now - self._started, 1e-9):.0f} tok/s"
-        self._progress.update(self._task, completed=self._samples, problems=self._problems, rate=rate, refresh=True)
+        self._progress.update(
+            self._task, completed=self._samples, problems=self._problems, rate=self._rate(now), refresh=True
+        )
         if not self.console.is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            self._line(rate, now)
+            self._print_line(now)
 
     def phase(self, text: str) -> None:
         """Show the current phase in place of the speed."""
@@ -96,14 +96,18 @@ class EvaluationDisplay:
         if self._task is None:
             return
         if not self.console.is_terminal and self._samples:
-            seconds = max(time.monotonic() - self._started, 1e-9)
-            self._line(f"{self._tokens / seconds:.0f} tok/s", time.monotonic())
+            self._print_line(time.monotonic())
         self._progress.remove_task(self._task)
         self._task = None
 
-    def _line(self, rate: str, now: float) -> None:
+    def _rate(self, now: float) -> str:
+        return f"{self._tokens / max(now - self._started, 1e-9):.0f} tok/s"
+
+    def _print_line(self, now: float) -> None:
+        self._last_line = now
         left = (now - self._started) * (self._total_samples - self._samples) / max(self._samples, 1)
-        self.say(f"{self._title}: {self._problems}/{self._total_problems} problems  {rate}  {left:.0f} s left")
+        problems = f"{self._problems}/{self._total_problems} problems"
+        self.say(f"{self._title}: {problems}  {self._rate(now)}  {left:.0f} s left")
 
 
 def _console() -> Console:

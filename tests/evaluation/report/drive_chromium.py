@@ -2,9 +2,9 @@
 
     python drive_chromium.py PAGE < steps.json
 
-Steps are a JSON list: {"until": js} waits until the expression is true, {"value": js} reports its value. Standard output
-gets one JSON object: "values", "console" (messages that are warnings or errors) and "requests" (all but that for the
-page itself; they are refused).
+Steps are a JSON list: {"until": js} waits until the expression is true, {"value": js} reports its value. The output is
+one JSON object: "values", "console" (messages that are warnings or errors) and "requests" (all but that for the page
+itself; they are refused).
 """
 
 import json

@@ -100,12 +100,7 @@ _RECORDS = [
     # Multiple choice
     Benchmark("gaokao_math_qa", "hails/agieval-gaokao-mathqa", verifier=CHOICE, licence="mit", language="zh"),
     Benchmark(
-        "aqua",
-        "deepmind/aqua_rat",
-        hub_config="raw",
-        verifier=CHOICE,
-        licence="apache-2.0",
-        demonstrations="choices",
+        "aqua", "deepmind/aqua_rat", hub_config="raw", verifier=CHOICE, licence="apache-2.0", demonstrations="choices"
     ),
     Benchmark("mmlu_stem", "TIGER-Lab/MMLU-STEM", verifier=CHOICE, licence="mit", demonstrations="choices"),
     Benchmark(

@@ -18,15 +18,7 @@ Row = Mapping[str, Any]
 FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "context": ("passage", "context", "body", "table"),
     "question": (
-        "question_concat",
-        "question",
-        "problem",
-        "query",
-        "content",
-        "input",
-        "body",
-        "prompt",
-        "instruction",
+        *("question_concat", "question", "problem", "query", "content", "input", "body", "prompt", "instruction"),
     ),
     "options": ("options", "choices"),
     "answer": (
