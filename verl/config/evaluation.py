@@ -179,9 +179,9 @@ class EvaluationConfig:
         require(self.top_k == -1 or self.top_k >= 1, "top_k", self.top_k, "must be -1 or at least 1")
         for temperature in self.temperatures:
             require(temperature >= 0, "temperatures", temperature, "must be at least 0")
-            alike = temperature == 0 and self.n_sampling > 1
+            repeats = temperature == 0 and self.n_sampling > 1
             fix = "greedy decoding (temperature 0) gives one response; set n_sampling=1"
-            require(not alike, "n_sampling", self.n_sampling, fix)
+            require(not repeats, "n_sampling", self.n_sampling, fix)
 
 
 def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:

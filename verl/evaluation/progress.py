@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 SECONDS_BETWEEN_LINES = 15.0
-"""How often progress is printed where there is no terminal."""
+"""How often progress is printed without a terminal."""
 
 COLUMNS_OFF_TERMINAL = 140
 """Width of tables in a log whose width is unknown."""

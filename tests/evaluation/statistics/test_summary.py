@@ -82,7 +82,7 @@ def test_baselines_have_the_same_temperature():
     ]
 
 
-def test_where_the_first_has_no_result_nothing_stands_in_for_it():
+def test_a_benchmark_without_the_first_has_no_baseline():
     results = [result(["c"], "a"), result(["c"], "b"), result(["c"], "b", benchmark="amc23"), result(["w"], "c")]
     results.append(result(["w"], "c", benchmark="amc23"))
     found = {(row.label, row.benchmark): row.baseline for row in summarise(results).rows}
