@@ -65,7 +65,7 @@ def test_field_mappings_name_benchmarks_that_the_config_does_not_know():
         (["model.path=m"], "benchmarks=[]: name at least one, or choose a set, such as evaluation=embedded"),
         (["benchmarks=a"], "model.path=None: name a training run or a model"),
         (["benchmarks=a,a", "model.path=m"], "benchmarks=['a', 'a']: name each once"),
-        (["benchmarks=[../a]", "model.path=m"], "benchmarks='../a': names a folder: letters, digits"),
+        (["benchmarks=[../a]", "model.path=m"], "benchmarks='../a': must name a folder: only letters, digits"),
         (["benchmarks=a", "runs.A.steps=0"], "runs.A.path=None: name a training run or a model"),
         (["benchmarks=a", "runs.A.path=m", "runs.A.steps=-2"], "runs.A.steps=[-2]: must be at least 0, or -1"),
         (["benchmarks=a", "runs.A.path=m", "runs.A.stps=1"], "runs.A.stps=1: unknown key; did you mean runs.A.steps?"),

@@ -54,12 +54,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def outcome(folder: Path) -> tuple[dict[tuple[int, int], dict[str, Any]], str, list[Any]]:
     """Samples by their place, the metrics, and the result's problems."""
-    (job,) = folder.glob("*/step_*/sums/T1")
-    samples = lines(job / "samples.jsonl")
+    (task,) = folder.glob("*/step_*/sums/T1")
+    samples = lines(task / "samples.jsonl")
     counts = Counter((sample["problem"], sample["sample"]) for sample in samples)
     assert set(counts.values()) == {1} and len(counts) == PROBLEMS * N
     by_place = {(sample["problem"], sample["sample"]): sample for sample in samples}
-    return by_place, (folder / "metrics.jsonl").read_text(), json.loads((job / "results.json").read_text())["problems"]
+    return by_place, (folder / "metrics.jsonl").read_text(), json.loads((task / "results.json").read_text())["problems"]
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +90,13 @@ def test_a_killed_evaluation_resumes_and_generates_nothing_twice(tiny_model, ben
     assert PROBLEMS * N // 4 <= count < PROBLEMS * N
     assert not (folder / "metrics.jsonl").exists()
 
-    # At once, while the first one's processes are still ending; and as if it had died while it wrote.
+    # At once, while processes of the first one are still ending, and with a line cut as by a kill during a write.
     path.write_bytes(kept[:-20])
     again = Evaluation(overrides(tiny_model, benchmarks, folder), tmp_path / "second.log")
     assert again.finish() == 0, again.log.read_text()
     assert f"{count - 1} of {PROBLEMS * N} samples already exist" in again.log.read_text()
     assert run.survivors(RAY_AGENTS) == [] == again.survivors(RAY_AGENTS)
-    # What was there is there as it was, and the rest was added after it.
+    # The samples of the first one are unchanged, and the others follow them.
     complete = kept[: kept[:-20].rfind(b"\n") + 1]
     assert path.read_bytes().startswith(complete)
     assert outcome(folder) == outcome(whole)
@@ -113,15 +113,15 @@ def test_tensor_parallel_engines_and_rank_metrics(tiny_model, benchmarks, whole,
     assert all(set(sample["metrics"]) == names for sample in samples.values())
     assert all(1 <= sample["metrics"]["layer_2/Effective Rank"] <= 24 for sample in samples.values())
     assert "sums/layer_2/Effective Rank diff/all/mean" in metrics
-    # Two engines of two workers each sample as one of one does; sums over halves round otherwise, hardly ever visibly.
+    # Two engines of two workers each sample as one of one does; sums over halves round differently, rarely visibly.
     alike = sum(sample["response"] == outcome(whole)[0][place]["response"] for place, sample in samples.items())
     assert alike >= 0.95 * len(samples)
-    # What the workers of an engine share is not left behind, where it would stand in the next engine's way.
+    # The shared memory of an engine is not left behind, where it would block the next engine.
     assert not list(Path("/dev/shm").glob("verl-*"))
 
 
 def always_ending_model(source: Path, folder: Path) -> Path:
-    """A base model: it says ``<|im_end|>`` for ever, and its own end-of-sequence token is another."""
+    """A base model: it repeats ``<|im_end|>``, and its own end-of-sequence token is another."""
     shutil.copytree(source, folder)
     for name, key, value in (
         ("tokenizer_config.json", "eos_token", "<|pad|>"),

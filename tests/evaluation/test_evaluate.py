@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.fakes import FakeWorkers, evaluation_config
+from tests.evaluation.example_tasks import FakeWorkers, evaluation_config
 from verl.checkpoint.run_lock import run_lock
 from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig

@@ -5,7 +5,7 @@ If one benchmark or model fails, a line says so, the others are evaluated, and t
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,20 +17,21 @@ from verl.checkpoint.run_lock import run_lock
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.benchmarks import Problem
-from verl.evaluation.generation import Work, generate_missing
-from verl.evaluation.jobs import (
-    Job,
+from verl.evaluation.generation import generate_missing
+from verl.evaluation.progress import EvaluationDisplay
+from verl.evaluation.report.publish import publish
+from verl.evaluation.results import TaskResult
+from verl.evaluation.scoring import score_samples
+from verl.evaluation.store import SampleStore
+from verl.evaluation.targets import Target, select_targets
+from verl.evaluation.tasks import (
+    EvaluationTask,
     check_prompts_fit,
     engine_model,
     load_problems,
     load_target_tokenizer,
-    make_jobs,
+    make_tasks,
 )
-from verl.evaluation.progress import EvaluationDisplay
-from verl.evaluation.report.publish import publish
-from verl.evaluation.results import RunResult
-from verl.evaluation.scoring import score
-from verl.evaluation.targets import Target, select_targets
 from verl.models.info import sequence_limit
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
@@ -87,30 +88,30 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
     selection = select_targets(config)
     for note in selection.notes:
         display.say(f"note: {note}")
-    for line in selection.problems:
+    for line in selection.errors:
         failures.add(line)
     benchmarks = _load_benchmarks(config, failures)
     tokenizers = _load_tokenizers(selection.targets, config, failures)
     if not benchmarks or not tokenizers:
         return
-    default = Path(config.runs_dir, "evaluation", config.trainer.experiment_name, selection.name)
+    default = Path(config.runs_dir, "evaluation", config.trainer.experiment_name, selection.folder_name)
     folder = Path(config.trainer.default_local_dir or default).resolve()
     display.say(
         f"{', '.join(target.label for target in tokenizers)} on {', '.join(benchmarks)}: {config.n_sampling} samples "
         f"for each of {sum(map(len, benchmarks.values()))} problems, into {folder}"
     )
     with run_lock(folder):
-        results: list[RunResult] = []
+        results: list[TaskResult] = []
         session = RaySession(config.trainer.nnodes, workers_per_node, device_type)
         with session, closing(_verifiers(config)) as verifiers:
             for place, (target, tokenizer) in enumerate(tokenizers.items(), start=1):
                 try:
-                    jobs = make_jobs(target, tokenizer, benchmarks, config, folder, device_type)
+                    tasks = make_tasks(target, tokenizer, benchmarks, config, folder, device_type)
                 except ConfigError as error:
                     failures.add(error, target.label)
                     continue
                 title = f"{target.label} ({place}/{len(tokenizers)})" if len(tokenizers) > 1 else target.label
-                results += _evaluate_target(title, jobs, config, session, verifiers, display, failures)
+                results += _evaluate_target(title, tasks, config, session, verifiers, display, failures)
         if results:
             publish(folder, results, config, display)
 
@@ -176,29 +177,29 @@ def start_engines(session: RaySession, model: EngineModel, config: EvaluationCon
 
 def _evaluate_target(
     title: str,
-    jobs: Sequence[Job],
+    tasks: Sequence[EvaluationTask],
     config: EvaluationConfig,
     session: RaySession,
     verifiers: VerifierPool,
     display: EvaluationDisplay,
     failures: Failures,
-) -> list[RunResult]:
-    """Generate the missing samples of one model and score all; the results of the jobs that succeeded."""
+) -> list[TaskResult]:
+    """Generate the missing samples of one model and score all; the results of the tasks that succeeded."""
     results = []
     with ExitStack() as stack:
-        works = _open_works(jobs, config, stack, failures)
+        stores = _open_stores(tasks, config, stack, failures)
         try:
-            _generate(title, works, config, session, display)
+            _generate(title, stores, config, session, display)
         except WorkerError as error:
             # <folder>/<run>/step_N, above benchmark and temperature.
-            failures.add(_in_one_line(error, jobs[0].folder.parents[1] / ENGINE_ERROR), jobs[0].target.label)
-            works = [work for work in works if not work.missing(config.n_sampling)]
-        for work in works:
-            display.phase(f"scoring {work.job.benchmark}")
+            failures.add(_in_one_line(error, tasks[0].folder.parents[1] / ENGINE_ERROR), tasks[0].target.label)
+            stores = {task: store for task, store in stores.items() if not store.missing(config.n_sampling)}
+        for task, store in stores.items():
+            display.phase(f"scoring {task.benchmark}")
             try:
-                results.append(score(work, config.n_sampling, verifiers))
+                results.append(score_samples(task, store.samples, config.n_sampling, verifiers))
             except ConfigError as error:
-                failures.add(error, work.job.target.label)
+                failures.add(error, task.target.label)
         display.finish()
     return results
 
@@ -212,44 +213,48 @@ def _in_one_line(error: WorkerError, log: Path) -> str:
     return f"{lines[0]} {lines[-1]}; its traceback is in {log}"
 
 
-def _open_works(jobs: Sequence[Job], config: EvaluationConfig, stack: ExitStack, failures: Failures) -> list[Work]:
-    """The jobs whose prompts fit the model and whose folders hold no samples made with other settings."""
-    works = []
+def _open_stores(
+    tasks: Sequence[EvaluationTask], config: EvaluationConfig, stack: ExitStack, failures: Failures
+) -> dict[EvaluationTask, SampleStore]:
+    """The stores of the tasks whose prompts fit the model and whose folders hold no other samples."""
+    stores = {}
     try:
-        limit = sequence_limit(jobs[0].target.path, config.rollout.trust_remote_code)
+        limit = sequence_limit(tasks[0].target.path, config.rollout.trust_remote_code)
     except ConfigError as error:
-        failures.add(error, jobs[0].target.label)
-        return []
-    for job in jobs:
+        failures.add(error, tasks[0].target.label)
+        return {}
+    for task in tasks:
         try:
-            check_prompts_fit(job.prompts, limit)
-            works.append(Work(job, stack.enter_context(job.open_store())))
+            check_prompts_fit(task.prompts, limit)
+            stores[task] = stack.enter_context(task.open_store())
         except ConfigError as error:
-            failures.add(error, job.label)
-    return works
+            failures.add(error, task.label)
+    return stores
 
 
 def _generate(
-    title: str, works: Sequence[Work], config: EvaluationConfig, session: RaySession, display: EvaluationDisplay
+    title: str,
+    stores: Mapping[EvaluationTask, SampleStore],
+    config: EvaluationConfig,
+    session: RaySession,
+    display: EvaluationDisplay,
 ) -> None:
     """Generate the missing samples, if there are any."""
-    missing = [(work, keys) for work in works if (keys := work.missing(config.n_sampling))]
+    missing = {task: keys for task, store in stores.items() if (keys := store.missing(config.n_sampling))}
     if not missing:
         return
-    incomplete = [work for work, _ in missing]
-    num_samples = sum(len(keys) for _, keys in missing)
-    total = sum(config.n_sampling * len(work.job.problems) for work in works)
+    tasks = list(missing)
+    num_samples = sum(map(len, missing.values()))
+    total = sum(config.n_sampling * len(task.problems) for task in stores)
     if num_samples < total:
         display.say(f"{title}: {total - num_samples} of {total} samples already exist")
-    display.start(title, sum(len({problem for problem, _ in keys}) for _, keys in missing), num_samples)
-    job = incomplete[0].job
-    limit = sequence_limit(job.target.path, config.rollout.trust_remote_code)
-    prompts = [ids for work in incomplete for ids in work.job.prompts]
-    workers = start_engines(session, engine_model(job, prompts, config, limit), config)
+    display.start(title, sum(len({problem for problem, _ in keys}) for keys in missing.values()), num_samples)
+    limit = sequence_limit(tasks[0].target.path, config.rollout.trust_remote_code)
+    workers = start_engines(session, engine_model(tasks, config, limit), config)
     try:
         display.running()
         generate_missing(
-            incomplete,
+            stores,
             config.n_sampling,
             config.seed,
             workers,

@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,14 +34,20 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write ``text`` so that whenever the process ends, ``path`` holds either what it held or all of the new text."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, which it replaces at the end unless an error is raised."""
     temporary = path.with_name(f".{path.name}.unfinished")
     try:
-        temporary.write_text(text)
+        yield temporary
         flush(temporary)
         temporary.replace(path)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     flush(path.parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write ``text`` so that whenever the process ends, ``path`` holds either what it held or all of the new text."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
