@@ -44,7 +44,7 @@ class NodeSet(NamedTuple):
     """Largest error of the fit over [lo, 1], relative to s^power (for powers below 2: to s^power + 1/CLUSTER)."""
 
     def sums(self, logs: Tensor, trace: Tensor, norm: Tensor) -> Tensor:
-        """Spectral sums ``[F, b, P]`` (eq. 5) from log-determinants ``[b, n, P]``, traces and Frobenius norms ``[b, P]``.
+        """Spectral sums ``[F, b, P]`` (eq. 5) from log-determinants ``[b, n, P]``, traces and norms ``[b, P]``.
 
         f(N) + sum_q w_q (log det(I + S / t_q) - log(1 + N / t_q)) + a (L - N), with L = tr S and N = sqrt(tr S^2) <= 1.
         This subtracts the fit's error at the spectrum of one eigenvalue N. Such a spectrum is exact, and an entropy
