@@ -134,7 +134,7 @@ def stopwatch() -> list[float]:
 
     timed(worker, "read_step")
     timed(capture.HiddenStateCapture, "record")
-    timed(frontend.Redeemer, "_redeem")
+    timed(frontend.StateCollector, "_collect")
     return spent
 
 

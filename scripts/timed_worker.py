@@ -16,7 +16,7 @@ class TimedWorker(HybridWorker):
         self._computed = time.process_time()
         self._time(worker, "read_step", "capture")
         self._time(capture.HiddenStateCapture, "record", "capture")
-        self._time(frontend.Redeemer, "_redeem", "reduce")
+        self._time(frontend.StateCollector, "_collect", "reduce")
         super().__init__(*arguments)
 
     def take_spent(self) -> dict[str, float]:

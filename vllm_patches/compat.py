@@ -1,4 +1,4 @@
-"""Which vLLM this package works with, and what it says to engines of another."""
+"""Supported versions of vLLM, checks of what the capture relies on, and how engines are refused and patched."""
 
 import functools
 import logging
@@ -13,9 +13,12 @@ from vllm_patches.options import KEY
 
 SUPPORTED = SpecifierSet(">=0.24,<0.34")
 
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes the replacement of a method from the original one."""
+
 
 def is_supported(version: str) -> bool:
-    """Whether the capture knows this version of vLLM; local and pre-release parts do not matter."""
+    """Whether the capture supports this version of vLLM; local and pre-release parts do not matter."""
     try:
         return Version(version).base_version in SUPPORTED
     except InvalidVersion:
@@ -33,21 +36,26 @@ def require(owner: object, *names: str) -> None:
         where = owner.__name__ if isinstance(owner, type) else type(owner).__name__
         raise RuntimeError(
             f"vLLM {vllm.__version__}: {where} has no {', '.join(missing)}, which the capture of hidden states relies "
-            f"on; it knows vllm{SUPPORTED}"
+            f"on; it supports vllm{SUPPORTED}"
         )
 
 
+def patch(owner: type, name: str, wrapper: Wrapper) -> None:
+    """Replace a method of a vLLM class by ``wrapper(method)``."""
+    setattr(owner, name, wrapper(getattr(owner, name)))
+
+
 def refuse(reason: str) -> None:
-    """Let engines that ask for hidden states fail at their start with ``reason``; others are left alone."""
+    """Make engines that ask for hidden states fail at start with ``reason``; other engines are not affected."""
     try:
-        # Late: an unknown vLLM may not have them.
+        # Imported late: an unknown vLLM may not have them.
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError:
         logging.getLogger(__name__).warning(reason)
         return
     for engine_class in (LLMEngine, AsyncLLM):
-        engine_class.__init__ = _refusing(engine_class.__init__, reason)
+        patch(engine_class, "__init__", functools.partial(_refusing, reason=reason))
 
 
 def _refusing(original: Callable[..., None], reason: str) -> Callable[..., None]:
