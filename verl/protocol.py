@@ -5,6 +5,9 @@ Prompts are padded on the left to the same P and responses on the right to the s
 first response token of every row.
 """
 
+from collections.abc import Mapping, Sequence
+
+import torch
 from tensordict import TensorDict, tensorclass
 from torch import Tensor
 
@@ -19,6 +22,50 @@ class PromptBatch:
     """[B, P] int64, 1 on real tokens."""
     uid: Tensor
     """[B] int64, what distinguishes the prompt's random draws from all others of the run."""
+
+
+@tensorclass
+class RankMetrics:
+    """Rank metrics of responses, as they travel from where the hidden states are to the log."""
+
+    by_name: TensorDict
+    """Metric name -> [B, L] float64, layers in the order they were captured."""
+    mean_states: Tensor
+    """[B, L, D] float32, mean hidden state of each response."""
+
+    @classmethod
+    def none(cls, num_responses: int) -> "RankMetrics":
+        """Those of responses whose hidden states nobody captured: L = 0 and no names."""
+        size = [num_responses]
+        return cls(TensorDict({}, batch_size=size), torch.zeros(num_responses, 0, 0), batch_size=size)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics, in the order the calculator gives them."""
+        return list(self.by_name.keys())
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return int(self.mean_states.shape[1])
+
+    def by_layer(self) -> list[dict[str, Tensor]]:
+        """Metric name -> [B], for each layer."""
+        return [{name: self.by_name[name][:, i] for name in self.metric_names} for i in range(self.num_layers)]
+
+    def to_rows(self) -> list[dict[str, Tensor]]:
+        """One mapping of named tensors per response, the form in which a rollout engine hands out what it measured."""
+        fields = {f"metric.{name}": self.by_name[name] for name in self.metric_names}
+        fields["mean_states"] = self.mean_states
+        return [{name: field[row] for name, field in fields.items()} for row in range(len(self.mean_states))]
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Mapping[str, Tensor]]) -> "RankMetrics":
+        """The batch of at least one of the mappings that :meth:`to_rows` gives, on the CPU."""
+        fields = {name: torch.stack([row[name] for row in rows]).cpu() for name in rows[0]}
+        mean_states, size = fields.pop("mean_states"), [len(rows)]
+        by_name = {name.removeprefix("metric."): field for name, field in fields.items()}
+        return cls(TensorDict(by_name, batch_size=size), mean_states, batch_size=size)
 
 
 @tensorclass
@@ -37,15 +84,25 @@ class RolloutBatch:
     """[B] int64, the uid of the prompt; responses of one prompt share it."""
     truncated: Tensor
     """[B] bool, the response was cut at its maximal length."""
-    rank_metrics: TensorDict
-    """Metric name -> [B, L] float64; empty where no hidden states are captured."""
-    mean_states: Tensor
-    """[B, L, D] float32, mean hidden state of each response; L = 0 where none are captured."""
+    rank_metrics: RankMetrics
+    """What the engine measured; empty where it captures no hidden states."""
 
     @property
     def responses(self) -> Tensor:
         """[B, R] int64."""
         return self.input_ids[:, -self.response_mask.shape[1] :]
+
+
+@tensorclass
+class PolicyScores:
+    """What the policy says of responses that were sampled from it."""
+
+    logprobs: Tensor
+    """[B, R] float32, 0 on padding."""
+    entropy: Tensor
+    """[B, R] float32 in nats, 0 on padding."""
+    rank_metrics: RankMetrics
+    """From the same forward pass with ``calculator.source=actor``; empty without."""
 
 
 @tensorclass
@@ -104,10 +161,3 @@ class ConversationBatch:
     """[B, S] int64, 1 on real tokens."""
     loss_mask: Tensor
     """[B, S] int64, 1 on tokens to learn (the assistant's, its end-of-turn token included)."""
-
-
-def layer_metrics(rank_metrics: TensorDict) -> dict[str, dict[str, Tensor]]:
-    """Rank metrics by layer: ``{"1": {name: [B]}, ...}``, layers in the order they were captured."""
-    names = list(rank_metrics.keys())
-    layers = rank_metrics[names[0]].shape[1] if names else 0
-    return {str(i + 1): {name: rank_metrics[name][:, i] for name in names} for i in range(layers)}

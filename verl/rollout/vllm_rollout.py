@@ -39,7 +39,7 @@ class VLLMRollout:
             model.trust_remote_code,
             place.device_type,
             setup.config.seed,
-            setup.capture,
+            setup.calculator,
         )
         with own_shared_memory(place):
             self.engine = LLM(
@@ -96,7 +96,7 @@ class VLLMRollout:
             token_ids=completion.token_ids,
             logprobs=_sampled_logprobs(completion),
             truncated=completion.finish_reason == "length",
-            measured=None if self.setup.capture is None else measured(completion),
+            measured=None if self.setup.calculator is None else measured(completion),
         )
 
 
