@@ -33,7 +33,7 @@ class EstimatorOptions(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What an estimator makes of the rewards."""
+    """The output of an estimator."""
 
     advantages: Tensor
     """``[B, R]``, 0 outside the mask."""
@@ -63,7 +63,7 @@ ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
     "remax": lambda rewards, mask, _, options: Estimate(remax_advantages(rewards, mask, _given(options.greedy_scores))),
     "gae": _whitened_gae,
 }
-"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> estimate.
+"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> :class:`Estimate`.
 
 ``gae`` whitens its advantages over the batch, as is usual in PPO for language models.
 """
