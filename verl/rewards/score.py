@@ -18,7 +18,7 @@ class Verdict:
     """Whether the response has a closed, non-empty ``\\boxed{...}``, or the form that its verifier requires instead."""
     reason: str
     """``exact`` or ``equivalent`` (correct); ``different``, ``missing`` (no answer found), ``unparsed`` (algebra cannot
-    parse the answer), ``timeout``, ``memory``, ``crash`` (the verifier process died); ``custom`` (a user's function
+    parse the answer), ``timeout``, ``memory``, ``crash`` (the verifier crashed); ``custom`` (a user's function
     decided)."""
     answer: str = ""
     """The answer found in the response."""
