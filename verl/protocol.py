@@ -8,12 +8,11 @@ first response token of every row.
 from collections.abc import Mapping, Sequence
 
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorClass, TensorDict
 from torch import Tensor
 
 
-@tensorclass
-class PromptBatch:
+class PromptBatch(TensorClass):
     """Tokenised prompts."""
 
     input_ids: Tensor
@@ -24,8 +23,7 @@ class PromptBatch:
     """[B] int64, what distinguishes the prompt's random draws from all others of the run."""
 
 
-@tensorclass
-class RankMetrics:
+class RankMetrics(TensorClass):
     """Rank metrics of responses, as they travel from where the hidden states are to the log."""
 
     by_name: TensorDict
@@ -42,7 +40,7 @@ class RankMetrics:
     @property
     def metric_names(self) -> list[str]:
         """The metrics, in the order the calculator gives them."""
-        return list(self.by_name.keys())
+        return [str(name) for name in self.by_name.keys()]
 
     @property
     def num_layers(self) -> int:
@@ -68,8 +66,7 @@ class RankMetrics:
         return cls(TensorDict(by_name, batch_size=size), mean_states, batch_size=size)
 
 
-@tensorclass
-class RolloutBatch:
+class RolloutBatch(TensorClass):
     """Sampled responses with what the engine knew when it sampled them."""
 
     input_ids: Tensor
@@ -93,8 +90,7 @@ class RolloutBatch:
         return self.input_ids[:, -self.response_mask.shape[1] :]
 
 
-@tensorclass
-class PolicyScores:
+class PolicyScores(TensorClass):
     """What the policy says of responses that were sampled from it."""
 
     logprobs: Tensor
@@ -105,8 +101,7 @@ class PolicyScores:
     """From the same forward pass with ``calculator.source=actor``; empty without."""
 
 
-@tensorclass
-class PolicyBatch:
+class PolicyBatch(TensorClass):
     """What the policy update needs of a rollout."""
 
     input_ids: Tensor
@@ -125,8 +120,7 @@ class PolicyBatch:
     """[B, R] float32."""
 
 
-@tensorclass
-class ValueBatch:
+class ValueBatch(TensorClass):
     """What the critic's update needs of a rollout."""
 
     input_ids: Tensor
@@ -141,8 +135,7 @@ class ValueBatch:
     """[B, R] float32, what the values should be."""
 
 
-@tensorclass
-class TextBatch:
+class TextBatch(TensorClass):
     """Tokenised texts in a tokenizer of their own, for a reward model to read."""
 
     input_ids: Tensor
@@ -151,8 +144,7 @@ class TextBatch:
     """[B, S] int64, 1 on real tokens; at least one per row."""
 
 
-@tensorclass
-class ConversationBatch:
+class ConversationBatch(TensorClass):
     """Tokenised conversations for supervised learning."""
 
     input_ids: Tensor

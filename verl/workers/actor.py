@@ -1,5 +1,6 @@
-"""The policy in training: log-probabilities and the clipped update."""
+"""The policy in training: the clipped update."""
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
@@ -40,8 +41,8 @@ class Actor(Policy):
 
         Args:
             batch: this rank's responses.
-            num_tokens: tokens in the response masks of the whole mini-batch, over all ranks. With ``num_sequences`` it
-                is the one denominator of the loss, so that every token weighs the same however the mini-batch is split
+            num_tokens: tokens in the response masks of the whole mini-batch, over all ranks. It and ``num_sequences``
+                are the denominators of the loss, so that every token weighs the same however the mini-batch is split
                 over ranks and micro-batches.
             num_sequences: responses of the whole mini-batch that have such tokens, over all ranks.
 
@@ -70,7 +71,7 @@ class Actor(Policy):
         logprobs, entropy, _ = self.forward.logprobs(
             input_ids, attention_mask, mask, self.temperature, differentiable_entropy=config.entropy_coeff > 0
         )
-        policy_loss = POLICY_LOSSES[config.policy_loss]
+        policy_loss: Callable[..., tuple[Tensor, dict[str, Tensor]]] = POLICY_LOSSES[config.policy_loss]
         if config.clip_ratio_c is not None:
             policy_loss = partial(policy_loss, clip_ratio_c=config.clip_ratio_c)
         per_token, metrics = policy_loss(logprobs, old, advantages, mask, config.clip_ratio_low, config.clip_ratio_high)
