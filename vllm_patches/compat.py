@@ -13,9 +13,6 @@ from vllm_patches.options import KEY
 
 SUPPORTED = SpecifierSet(">=0.24,<0.34")
 
-Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes the replacement of a method from the original one."""
-
 
 def is_supported(version: str) -> bool:
     """Whether the capture supports this version of vLLM; local and pre-release parts do not matter."""
@@ -40,9 +37,15 @@ def require(owner: object, *names: str) -> None:
         )
 
 
-def patch(owner: type, name: str, wrapper: Wrapper) -> None:
-    """Replace a method of a vLLM class by ``wrapper(method)``."""
-    setattr(owner, name, wrapper(getattr(owner, name)))
+def patch(owner: type, name: str, replacement: Callable[..., Any]) -> None:
+    """Make a method of a vLLM class call ``replacement(original method, self, ...)``."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(original, self, *args, **kwargs)
+
+    setattr(owner, name, method)
 
 
 def refuse(reason: str) -> None:
@@ -55,16 +58,12 @@ def refuse(reason: str) -> None:
         logging.getLogger(__name__).warning(reason)
         return
     for engine_class in (LLMEngine, AsyncLLM):
-        patch(engine_class, "__init__", functools.partial(_refusing, reason=reason))
+        patch(engine_class, "__init__", functools.partial(_refusing_init, reason))
 
 
-def _refusing(original: Callable[..., None], reason: str) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
-        additional_config = getattr(config, "additional_config", None)
-        if isinstance(additional_config, dict) and KEY in additional_config:
-            raise RuntimeError(reason)
-        original(self, *args, **kwargs)
-
-    return init
+def _refusing_init(reason: str, original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    additional_config = getattr(config, "additional_config", None)
+    if isinstance(additional_config, dict) and KEY in additional_config:
+        raise RuntimeError(reason)
+    original(self, *args, **kwargs)

@@ -5,7 +5,6 @@ a stop string or an abort. Before that output reaches the user, the states are c
 ``collective_rpc``. The states of a request that was given up are released when its handle is garbage-collected.
 """
 
-import functools
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import PROMPT, REDUCED, STATES
-from vllm_patches.compat import Wrapper, patch, require
+from vllm_patches.compat import patch, require
 from vllm_patches.options import KEY, CaptureOptions
 
 COLLECTED_AT_ONCE = 64
@@ -219,129 +218,96 @@ def check() -> None:
 
 def install() -> None:
     """Patch the front ends of this process."""
-    for owner, name, wrapper in PATCHES:
-        patch(owner, name, wrapper)
+    for owner, name, replacement in PATCHES:
+        patch(owner, name, replacement)
     completion: Any = CompletionOutput  # Any, because vLLM does not declare the fields
     output: Any = RequestOutput
     completion.hidden_states = output.prompt_hidden_states = None
 
 
-def _wrap_init(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
-        options = check_engine(config)
-        original(self, *args, **kwargs)
-        if options is not None:
-            self.output_processor.state_collector = self.state_collector = StateCollector(self, options)
-
-    return init
+def _init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    options = check_engine(config)
+    original(self, *args, **kwargs)
+    if options is not None:
+        self.output_processor.state_collector = self.state_collector = StateCollector(self, options)
 
 
-def _wrap_add_request(original: Callable[..., None]) -> Callable[..., None]:
+def _add_request(original: Callable[..., None], self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
     """Give every new request a handle; relies on ``request_states`` holding the request by its internal id."""
-
-    @functools.wraps(original)
-    def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-        collector = getattr(self, "state_collector", None)
-        if collector is not None and getattr(request, "resumable", False):
-            raise ValueError("streaming inputs: hidden states can be captured of complete prompts only")
-        original(self, request, *args, **kwargs)
-        if collector is not None:
-            self.request_states[request.request_id].hidden_states_handle = collector.new_handle(request.request_id)
-
-    return add_request
+    collector = getattr(self, "state_collector", None)
+    if collector is not None and getattr(request, "resumable", False):
+        raise ValueError("streaming inputs: hidden states can be captured of complete prompts only")
+    original(self, request, *args, **kwargs)
+    if collector is not None:
+        self.request_states[request.request_id].hidden_states_handle = collector.new_handle(request.request_id)
 
 
-def _wrap_new_completion_output(original: Callable[..., Any]) -> Callable[..., Any]:
+def _new_completion_output(
+    original: Callable[..., Any], self: Any, token_ids: Any, finish_reason: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Pass the handle to the output that ends a request; relies on the detokenizer counting the tokens so far."""
-
-    @functools.wraps(original)
-    def new_completion_output(self: Any, token_ids: Any, finish_reason: Any, *args: Any, **kwargs: Any) -> Any:
-        output = original(self, token_ids, finish_reason, *args, **kwargs)
-        handle = getattr(self, "hidden_states_handle", None)
-        if handle is not None and finish_reason is not None:
-            handle.num_tokens = self.detokenizer.num_output_tokens()
-            output.hidden_states_handle = handle
-        return output
-
-    return new_completion_output
+    output = original(self, token_ids, finish_reason, *args, **kwargs)
+    handle = getattr(self, "hidden_states_handle", None)
+    if handle is not None and finish_reason is not None:
+        handle.num_tokens = self.detokenizer.num_output_tokens()
+        output.hidden_states_handle = handle
+    return output
 
 
-def _wrap_output_add(original: Callable[..., None]) -> Callable[..., None]:
+def _add_output(original: Callable[..., None], self: Any, next_output: Any, *args: Any, **kwargs: Any) -> None:
     """vLLM merges outputs that pile up at a slow reader: the merged output gets the handle of the last one."""
-
-    @functools.wraps(original)
-    def add(self: Any, next_output: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, next_output, *args, **kwargs)
-        handles = {completion.index: _handle(completion) for completion in next_output.outputs}
-        for completion in self.outputs:
-            if handles.get(completion.index) is not None:
-                completion.hidden_states_handle = handles[completion.index]
-
-    return add
+    original(self, next_output, *args, **kwargs)
+    handles = {completion.index: _handle(completion) for completion in next_output.outputs}
+    for completion in self.outputs:
+        if handles.get(completion.index) is not None:
+            completion.hidden_states_handle = handles[completion.index]
 
 
-def _wrap_step(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    @functools.wraps(original)
-    def step(self: Any) -> list[Any]:
-        outputs = original(self)
-        collector = getattr(self, "state_collector", None)
-        if collector is not None:
-            collector.attach(outputs)
-        return outputs
-
-    return step
+def _step(original: Callable[..., list[Any]], self: Any) -> list[Any]:
+    outputs = original(self)
+    collector = getattr(self, "state_collector", None)
+    if collector is not None:
+        collector.attach(outputs)
+    return outputs
 
 
-def _wrap_abort_request(original: Callable[..., None]) -> Callable[..., None]:
+def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """After an abort, release the states of the requests that it ended.
 
     vLLM keeps the parent of several samples if some of them had finished before the abort, and with it their outputs.
     """
-
-    @functools.wraps(original)
-    def abort_request(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        collector = getattr(self, "state_collector", None)
-        if collector is not None:
-            processor = self.output_processor
-            for parent_id, parent in list(processor.parent_requests.items()):
-                if not any(child in processor.request_states for child in parent.child_requests):
-                    del processor.parent_requests[parent_id]
-            collector.release_abandoned()
-
-    return abort_request
+    original(self, *args, **kwargs)
+    collector = getattr(self, "state_collector", None)
+    if collector is not None:
+        processor = self.output_processor
+        for parent_id, parent in list(processor.parent_requests.items()):
+            if not any(child in processor.request_states for child in parent.child_requests):
+                del processor.parent_requests[parent_id]
+        collector.release_abandoned()
 
 
-def _wrap_run_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+def _run_engine(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Relies on ``_run_engine`` stepping the engine until all its requests are finished."""
-
-    @functools.wraps(original)
-    def run_engine(self: Any, *args: Any, **kwargs: Any) -> Any:
-        collector = getattr(self.llm_engine, "state_collector", None)
-        if collector is None:
+    collector = getattr(self.llm_engine, "state_collector", None)
+    if collector is None:
+        return original(self, *args, **kwargs)
+    try:
+        with collector.deferring():
             return original(self, *args, **kwargs)
-        try:
-            with collector.deferring():
-                return original(self, *args, **kwargs)
-        except BaseException:
-            # Otherwise the next call would return what is left of this one.
-            engine = self.llm_engine
-            engine.abort_request(list(engine.output_processor.request_states), internal=True)
-            raise
-
-    return run_engine
+    except BaseException:
+        # Otherwise the next call would return what is left of this one.
+        engine = self.llm_engine
+        engine.abort_request(list(engine.output_processor.request_states), internal=True)
+        raise
 
 
-def _wrap_generate(original: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
-    @functools.wraps(original)
-    def generate(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        stream = original(self, *args, **kwargs)
-        collector = getattr(self, "state_collector", None)
-        return stream if collector is None else _with_states(stream, collector)
-
-    return generate
+def _generate(
+    original: Callable[..., AsyncGenerator[Any, None]], self: Any, *args: Any, **kwargs: Any
+) -> AsyncGenerator[Any, None]:
+    stream = original(self, *args, **kwargs)
+    collector = getattr(self, "state_collector", None)
+    return stream if collector is None else _with_states(stream, collector)
 
 
 async def _with_states(stream: AsyncGenerator[Any, None], collector: StateCollector) -> AsyncGenerator[Any, None]:
@@ -354,15 +320,15 @@ async def _with_states(stream: AsyncGenerator[Any, None], collector: StateCollec
         await collector.release_abandoned_async()
 
 
-PATCHES: list[tuple[type, str, Wrapper]] = [
-    (LLMEngine, "__init__", _wrap_init),
-    (AsyncLLM, "__init__", _wrap_init),
-    (OutputProcessor, "add_request", _wrap_add_request),
-    (RequestState, "_new_completion_output", _wrap_new_completion_output),
-    (RequestOutput, "add", _wrap_output_add),
-    (LLMEngine, "step", _wrap_step),
-    (LLMEngine, "abort_request", _wrap_abort_request),
-    (LLM, "_run_engine", _wrap_run_engine),
-    (AsyncLLM, "generate", _wrap_generate),
+PATCHES: list[tuple[type, str, Callable[..., Any]]] = [
+    (LLMEngine, "__init__", _init),
+    (AsyncLLM, "__init__", _init),
+    (OutputProcessor, "add_request", _add_request),
+    (RequestState, "_new_completion_output", _new_completion_output),
+    (RequestOutput, "add", _add_output),
+    (LLMEngine, "step", _step),
+    (LLMEngine, "abort_request", _abort_request),
+    (LLM, "_run_engine", _run_engine),
+    (AsyncLLM, "generate", _generate),
 ]
-"""Class of vLLM, name of its method, and what replaces the method."""
+"""Class of vLLM, name of its method, and the replacement, which gets the original method as its first argument."""

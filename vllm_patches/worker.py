@@ -34,7 +34,7 @@ SCALED = {"MiniCPMForCausalLM", "MiniCPM3ForCausalLM"}
 
 def install() -> None:
     """Patch the worker class, from which the workers of the CPU and of other devices derive."""
-    patch(Worker, "load_model", _wrap_load_model)
+    patch(Worker, "load_model", _load_model)
     worker_class: Any = Worker  # Any, because vLLM does not declare these methods
     worker_class.take_hidden_states = take_hidden_states
     worker_class.hidden_states_memory = hidden_states_memory
@@ -82,17 +82,13 @@ def _to_bytes(result: dict[str, Tensor]) -> bytes:
     return safetensors.torch.save({name: value.to("cpu", copy=True).contiguous() for name, value in result.items()})
 
 
-def _wrap_load_model(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        options = CaptureOptions.parse(self.vllm_config.additional_config)
-        if options is not None and not hasattr(self, "hidden_state_capture"):
-            self.hidden_state_capture = capture = attach(self.model_runner, options)
-            if capture is not None:
-                self.compile_or_warm_up_model = _clear_after(self.compile_or_warm_up_model, capture)
-
-    return load_model
+def _load_model(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    options = CaptureOptions.parse(self.vllm_config.additional_config)
+    if options is not None and not hasattr(self, "hidden_state_capture"):
+        self.hidden_state_capture = capture = attach(self.model_runner, options)
+        if capture is not None:
+            self.compile_or_warm_up_model = _clear_after(self.compile_or_warm_up_model, capture)
 
 
 def _clear_after(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Callable[..., Any]:

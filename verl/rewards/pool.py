@@ -58,19 +58,11 @@ class VerifierJob(NamedTuple):
     extra_info: Mapping[str, Any] | None
 
 
-class PendingScores:
-    """The scores of a submitted batch, in the order of its responses."""
+PendingScores = Future[list[Score]]
+"""The scores of a submitted batch, in the order of its responses.
 
-    def __init__(self, future: Future[list[Score]]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        """Whether ``result`` would return at once."""
-        return self._future.done()
-
-    def result(self) -> list[Score]:
-        """Wait for the scores. Raises what a verifier raised, or ``RuntimeError`` if the pool was closed."""
-        return self._future.result()
+``result`` waits for them. It raises what a verifier raised, or ``RuntimeError`` if the pool was closed.
+"""
 
 
 class VerifierPool:
@@ -137,7 +129,7 @@ class VerifierPool:
             VerifierJob(scorers[source], source, solution, truth, info)
             for source, solution, truth, info in zip(data_sources, solutions, ground_truths, infos, strict=True)
         ]
-        return PendingScores(self._dispatcher.submit(self._score, jobs))
+        return self._dispatcher.submit(self._score, jobs)
 
     def close(self) -> None:
         """Stop the verifier processes, even in the middle of a batch. May be called twice."""

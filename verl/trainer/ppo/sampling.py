@@ -252,6 +252,6 @@ def _join(parts: list[Sampled]) -> Sampled:
 
 def finished(scores: list[Score]) -> PendingScores:
     """Verdicts that are already known."""
-    future: Future[list[Score]] = Future()
+    future: PendingScores = Future()
     future.set_result(scores)
-    return PendingScores(future)
+    return future
