@@ -39,7 +39,7 @@ class PromptRecord:
 
 
 @dataclass(frozen=True)
-class PromptSample:
+class TokenizedPrompts:
     """A batch of prompts: the records, and their tokens [B, P]."""
 
     records: list[PromptRecord]
@@ -91,7 +91,7 @@ class PromptCollator:
         self.max_prompt_length = max_prompt_length
         self.pad_token_id = pad_token_id
 
-    def __call__(self, records: list[PromptRecord]) -> PromptSample:
+    def __call__(self, records: list[PromptRecord]) -> TokenizedPrompts:
         shape = (len(records), self.max_prompt_length)
         input_ids = torch.full(shape, self.pad_token_id, dtype=torch.int64)
         attention_mask = torch.zeros(shape, dtype=torch.int64)
@@ -99,7 +99,7 @@ class PromptCollator:
             input_ids[row, -len(record.input_ids) :] = torch.tensor(record.input_ids)
             attention_mask[row, -len(record.input_ids) :] = 1
         uid = torch.tensor([record.uid for record in records])
-        return PromptSample(records, PromptBatch(input_ids, attention_mask, uid, batch_size=[len(records)]))
+        return TokenizedPrompts(records, PromptBatch(input_ids, attention_mask, uid, batch_size=[len(records)]))
 
 
 def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, seed: int) -> StatefulDataLoader:
@@ -120,7 +120,7 @@ def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, 
 
 def val_batches(
     dataset: PromptDataset, config: DataConfig, pad_token_id: int, multiple: int, seed: int
-) -> list[PromptSample]:
+) -> list[TokenizedPrompts]:
     """All prompts in order, or ``val_sample_size`` of them drawn with ``seed``.
 
     Batches hold at most ``val_batch_size`` prompts, or more if that is needed to give each at least ``multiple``.

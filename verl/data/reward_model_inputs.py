@@ -15,7 +15,7 @@ from verl.config.errors import ConfigError
 from verl.protocol import TextBatch
 
 
-def judged_texts(
+def reward_model_batch(
     prompts: Sequence[Sequence[Mapping[str, Any]]],
     responses: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
@@ -39,7 +39,7 @@ def judged_texts(
     return TextBatch(input_ids, attention_mask, batch_size=[len(rows)]), too_long
 
 
-def check_judgeable(
+def check_reward_model_template(
     prompts: Sequence[Sequence[Mapping[str, Any]]], tokenizer: PreTrainedTokenizerBase, field: str
 ) -> None:
     """Raise ``ConfigError`` naming ``field`` unless the tokenizer's chat template renders every prompt with an answer.
