@@ -15,8 +15,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2
 from tests.workers.groups import all_prompts, relative_difference, start_group
 from verl.config import PPOConfig, load_config
 from verl.config.common import ModelConfig
-from verl.data.prompts import PromptSample
-from verl.data.reward_model_inputs import judged_texts
+from verl.data.prompts import TokenizedPrompts
+from verl.data.reward_model_inputs import reward_model_batch
 from verl.models.fsdp import check_value_architecture, load_sharded_value_model
 from verl.protocol import RolloutBatch, ValueBatch
 from verl.single_controller import WorkerGroup, concat
@@ -71,12 +71,12 @@ def two(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 
 
 @pytest.fixture(scope="module")
-def prompts(config: PPOConfig, tiny_tokenizer) -> PromptSample:
+def prompts(config: PPOConfig, tiny_tokenizer) -> TokenizedPrompts:
     return all_prompts(config, tiny_tokenizer)
 
 
 @pytest.fixture(scope="module")
-def rollout(one: WorkerGroup, prompts: PromptSample, config: PPOConfig) -> RolloutBatch:
+def rollout(one: WorkerGroup, prompts: TokenizedPrompts, config: PPOConfig) -> RolloutBatch:
     return concat(one.run_split("generate", prompts.tokens, config.rollout.train_kwargs, 1))
 
 
@@ -147,7 +147,7 @@ def test_an_engine_need_not_return_states(one, rollout, prompts, config):
 def test_reward_model_scores_are_those_of_sequence_classification(one, two, prompts, reward_model, tiny_tokenizer):
     chats = [record.messages for record in prompts.records[:5]]
     texts = ["3", "the answer is 12345", "", "7" * 30, "no"]
-    batch, _ = judged_texts(chats, texts, tiny_tokenizer, max_length=64)
+    batch, _ = reward_model_batch(chats, texts, tiny_tokenizer, max_length=64)
     scores = concat(two.run_split("compute_rm_scores", batch))
     torch.testing.assert_close(scores, concat(one.run_split("compute_rm_scores", batch)), atol=1e-5, rtol=0)
     model = AutoModelForSequenceClassification.from_pretrained(reward_model).eval()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.data.prompts import PromptSample
+from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
@@ -28,7 +28,7 @@ from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler, score_tensors
 class Validator:
     """Samples and scores every held-out prompt."""
 
-    batches: Sequence[PromptSample]
+    batches: Sequence[TokenizedPrompts]
     sampler: Sampler
     policy: PolicyWorkers
     """Measures rank metrics with ``calculator.source=actor``."""
@@ -74,7 +74,7 @@ class Validator:
             metrics |= {f"{source}/{name.removeprefix('cal/')}": value for name, value in scalars.items()}
         return with_prefix("val", metrics)
 
-    def _generate(self, prompts: PromptSample) -> RolloutBatch:
+    def _generate(self, prompts: TokenizedPrompts) -> RolloutBatch:
         """Responses with their rank metrics."""
         config = self.sampler.config
         rollout = self.sampler.generate(prompts, config.rollout.val_kwargs, VALIDATION_STEP)

@@ -10,7 +10,7 @@ from verl.checkpoint.resume import Resumption, best_validation, saved_validation
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
-from verl.data.reward_model_inputs import check_judgeable
+from verl.data.reward_model_inputs import check_reward_model_template
 from verl.models.checks import check_length, check_model, num_layers
 from verl.models.fsdp import check_value_architecture
 from verl.models.hidden_states import resolve_layers
@@ -64,7 +64,7 @@ def run_ppo(config: PPOConfig) -> None:
     if config.uses_reward_model:
         judge = config.reward_model.model
         reward_tokenizer = load_tokenizer(judge.path, judge.trust_remote_code, "reward_model.model.path")
-        check_judgeable(
+        check_reward_model_template(
             [r.messages for r in train_set.records], reward_tokenizer, f"reward_model.model.path={judge.path!r}"
         )
     _check_lengths(config)
