@@ -23,7 +23,7 @@ from verl.checkpoint.shards import check_same_architecture, saved_shapes
 from verl.config.common import ModelConfig, RunConfig
 from verl.config.errors import ConfigError
 from verl.models.huggingface import empty_model
-from verl.models.lora import add_adapters, train_adapters_alone
+from verl.models.lora import add_adapters, train_adapters_only
 from verl.utils.files import replace_text
 
 Say = Callable[[str], None]
@@ -194,7 +194,7 @@ def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
     shell = empty_model(part, model.path, model.trust_remote_code)
     if model.lora.rank:
         add_adapters(shell, model.lora, model.path)
-        train_adapters_alone(shell)
+        train_adapters_only(shell)
     return {name: parameter.shape for name, parameter in shell.named_parameters() if parameter.requires_grad}
 
 

@@ -32,7 +32,7 @@ from verl.evaluation.report.publish import publish
 from verl.evaluation.results import RunResult
 from verl.evaluation.scoring import score
 from verl.evaluation.targets import Target, select_targets
-from verl.models.info import sequence_limit
+from verl.models.info import ModelInfo
 from verl.rank.calculator import capture_options
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
@@ -259,7 +259,7 @@ def _open_works(jobs: Sequence[Job], config: EvaluationConfig, stack: ExitStack,
     """The jobs whose prompts the model can take and whose folders are theirs."""
     works = []
     try:
-        limit = sequence_limit(jobs[0].target.path, config.rollout.trust_remote_code)
+        limit = ModelInfo.read(jobs[0].target.path, config.rollout.trust_remote_code).max_length
     except ConfigError as error:
         failures.add(error, jobs[0].target.label)
         return []
@@ -286,7 +286,7 @@ def _generate(
         display.say(f"{title}: {total - num_samples} of {total} samples are there already")
     display.start(title, sum(len({problem for problem, _ in keys}) for _, keys in missing), num_samples)
     job = lacking[0].job
-    limit = sequence_limit(job.target.path, config.rollout.trust_remote_code)
+    limit = ModelInfo.read(job.target.path, config.rollout.trust_remote_code).max_length
     prompts = [ids for work in lacking for ids in work.job.prompts]
     workers = engines.start(engine_model(job, prompts, config, limit))
     try:

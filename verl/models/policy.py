@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl.config.common import ModelConfig
 from verl.config.ppo import ActorConfig
 from verl.models.forward import LogprobForward
-from verl.models.fsdp import load_sharded_model, offloaded_parameters
+from verl.models.fsdp import offloaded_parameters
+from verl.models.loading import load_sharded_model
 from verl.models.micro_batches import MicroBatching, in_order
 from verl.models.packing import trim_columns
 from verl.protocol import PolicyBatch, RolloutBatch

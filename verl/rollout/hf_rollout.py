@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verl.config.ppo import SamplingConfig
-from verl.models.fsdp import kept_whole
+from verl.models.fsdp import keep_unsharded
 from verl.models.policy import Policy
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rollout.base import RolloutSetup, SampledResponse, collect, mix_seed
@@ -42,7 +42,7 @@ class HFRollout:
         rows = prompts.repeat_interleave(sampling.n)
         draws = self._draws(rows, sampling, seed)
         responses: list[SampledResponse] = []
-        with self.policy.parameters.loaded(), kept_whole(self.policy.model):
+        with self.policy.parameters.loaded(), keep_unsharded(self.policy.model):
             for start in range(0, len(rows), self.batch_size):
                 part = slice(start, start + self.batch_size)
                 responses += self._decode(rows[part], draws[part], sampling)

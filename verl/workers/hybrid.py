@@ -11,8 +11,8 @@ from torch import Tensor
 
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig, SamplingConfig
-from verl.models.fsdp import checkpoint_parameters
-from verl.models.info import end_tokens
+from verl.models.huggingface import checkpoint_parameters
+from verl.models.info import ModelInfo
 from verl.models.lora import adapters_disabled
 from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
@@ -51,9 +51,7 @@ class HybridWorker(Checkpointed):
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
         self.capture = capture
-        ends = end_tokens(
-            config.model.path, self.tokenizer, config.model.trust_remote_code, config.rollout.stop_token_ids
-        )
+        ends = ModelInfo.of(config.model).end_tokens(self.tokenizer, config.rollout.stop_token_ids)
         watched = capture if config.calculator.source == "rollout" else None
         setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends, watched)
         self.rollout = make_rollout(setup, self.actor)
