@@ -16,7 +16,7 @@ from transformers import Qwen2Config, Qwen2Model
 
 from verl.config import PPOConfig, load_config
 from verl.config.ppo import SamplingConfig
-from verl.models.output_head import score_logits
+from verl.models.output_head import logprobs_and_entropy
 from verl.rollout.decoding import draw, logits_processors
 
 QWEN_7B = (3584, 18944, 28, 3584, 512, 152064, False)
@@ -142,7 +142,7 @@ def test_logits_take_what_is_said(script, dtype, entropy):
 
     def score(states: Tensor) -> tuple[Tensor, Tensor]:
         logits = states @ head.T
-        return score_logits(logits, targets, 0.8, entropy)
+        return logprobs_and_entropy(logits, targets, 0.8, entropy)
 
     def peak(run: Callable[[], Any]) -> float:
         with Memory() as memory:

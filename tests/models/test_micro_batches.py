@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,15 +40,7 @@ def test_further_parts_come_from_the_largest():
         split_further([[0, 1, 2]], 4)
 
 
-@pytest.fixture
-def world(tmp_path):
-    """A world of this process alone."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_results_come_back_in_the_order_of_the_rows(world):
+def test_results_come_back_in_the_order_of_the_rows(single_mesh):
     attention_mask = torch.tensor([[0, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [0, 1, 1, 0, 0]])
     response_mask = attention_mask[:, 2:]
     zeros = torch.zeros(4, 3)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from verl.models.output_head import Targets, score_in_chunks, score_logits
+from verl.models.output_head import ScoringTargets, chunk_output_head, logprobs_and_entropy
 
 NUM_TOKENS, VOCABULARY, CHUNK = 64, 500, 8
 
@@ -41,10 +41,10 @@ def learn(chunk: int) -> tuple[int, Tensor, Tensor]:
     positions, targets = torch.arange(NUM_TOKENS), ids[0].roll(-1)
     with LargestResult() as largest:
         if chunk:
-            score_in_chunks(model, chunk)
-            logprobs, entropy = model(ids, use_cache=False, targets=Targets(positions, targets, 0.5, True))
+            chunk_output_head(model, chunk)
+            logprobs, entropy = model(ids, use_cache=False, targets=ScoringTargets(positions, targets, 0.5, True))
         else:
-            logprobs, entropy = score_logits(model(ids, use_cache=False).logits[0], targets, 0.5, True)
+            logprobs, entropy = logprobs_and_entropy(model(ids, use_cache=False).logits[0], targets, 0.5, True)
         (logprobs + entropy).sum().backward()
     return largest.elements, logprobs.detach(), model.lm_head.weight.grad
 
