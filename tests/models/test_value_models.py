@@ -98,12 +98,13 @@ def test_an_engine_need_not_return_states(config, tiny_tokenizer, ray_session):
     try:
         prompts = all_prompts(config, tiny_tokenizer)
         rollout = concat(group.run_split("generate", prompts.tokens, config.rollout.train_kwargs, 1))
-        assert not rollout.rank_metrics.keys() and rollout.mean_states.shape == (len(rollout), 0, 0)
-        *_, metrics, means = concat(group.run_split("compute_logprobs_and_metrics", rollout))
+        assert not rollout.rank_metrics.metric_names
+        assert rollout.rank_metrics.mean_states.shape == (len(rollout), 0, 0)
+        metrics = concat(group.run_split("compute_logprobs", rollout)).rank_metrics
     finally:
         group.close()
-    assert set(metrics.keys()) == set(config.calculator.metric_names)
-    assert metrics["Effective Rank"].shape == (len(rollout), 2) and means.shape[:2] == (len(rollout), 2)
+    assert metrics.metric_names == config.calculator.metric_names
+    assert metrics.by_name["Effective Rank"].shape == metrics.mean_states.shape[:2] == (len(rollout), 2)
 
 
 def test_reward_model_scores_are_those_of_sequence_classification(config, reward_model, tiny_tokenizer, single_mesh):

@@ -10,10 +10,12 @@ from gradients import gradients_of  # beside this file, which a worker imports b
 from torch import Tensor
 
 from verl.config.ppo import ActorConfig
+from verl.config.signal import CalculatorConfig
 from verl.models.fsdp import full_parameters
 from verl.models.packing import position_ids
 from verl.models.policy import scoring_batches
 from verl.protocol import PolicyBatch, PromptBatch
+from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.workers.hybrid import HybridWorker
 
 
@@ -23,6 +25,10 @@ class ProbeWorker(HybridWorker):
     def gradients(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, Tensor]:
         """Full gradients of one update of the policy, without applying it."""
         return gradients_of(self.actor.learner, lambda: self.actor.update(batch, num_tokens, num_sequences))[1]
+
+    def measure_states(self, calculator: CalculatorConfig | None) -> None:
+        """Have the policy measure rank metrics, as with ``calculator.source=actor``."""
+        self.calculator = None if calculator is None else RepresentationMetricsCalculator(calculator)
 
     def configure_actor(self, config: ActorConfig, changes: dict[str, Any]) -> None:
         self.actor.config = replace(config, **changes)

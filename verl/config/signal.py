@@ -148,6 +148,10 @@ class CalculatorConfig:
     global_diff_stride_val: int
     """The same in validation."""
 
+    def measured_by(self, source: str) -> bool:
+        """Whether rank metrics are measured, and by ``source``: ``rollout`` or ``actor``."""
+        return self.enable and self.source == source
+
     def __post_init__(self) -> None:
         require_choice("calculator.source", self.source, ["rollout", "actor"])
         require(len(self.layers) > 0, "calculator.layers", self.layers, "name at least one")

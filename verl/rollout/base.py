@@ -1,50 +1,53 @@
-"""What every rollout engine is made from and gives back.
+"""The interface of rollout engines: what they are made from and what they return.
 
 Legend: B responses, P prompt length, R response length, L layers, D hidden width.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from verl.config.ppo import PPOConfig, SamplingConfig
-from verl.protocol import PromptBatch, RolloutBatch
+from verl.config.signal import CalculatorConfig
+from verl.protocol import PromptBatch, RankMetrics, RolloutBatch
 from verl.utils.distributed import WorkerPlace
 
 
 @dataclass(frozen=True)
 class RolloutSetup:
-    """What a worker's engine is made from, besides the policy."""
+    """What an engine is made from, besides the policy."""
 
     config: PPOConfig
     place: WorkerPlace
     pad_token_id: int
     end_tokens: list[int]
     """Tokens that end a response; they belong to it."""
-    capture: dict[str, Any] | None
-    """What is measured of the hidden states, as ``vllm_patches`` has it: ``layers``, and a ``reducer`` with its
-    ``reducer_options`` that gives metrics ``[L]`` and ``mean_state [L, D]``. None: nothing."""
+
+    @property
+    def calculator(self) -> CalculatorConfig | None:
+        """How the engine measures the hidden states of responses; None where it does not."""
+        calculator = self.config.calculator
+        return calculator if calculator.measured_by("rollout") else None
 
 
 class Rollout(Protocol):
     """An engine that samples responses inside a worker.
 
-    Every response has its own random stream, set by the seed, its prompt's ``uid`` and its place in the group: it is
-    the same whatever else is in the batch and whichever worker samples it.
+    Every response has its own random stream, set by the seed, its prompt's ``uid`` and its index in the group. It does
+    not depend on the rest of the batch or on the worker that samples it.
     """
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
         """Sample ``sampling.n`` responses per prompt; the responses of one prompt are neighbours."""
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Take over the policy's weights, whole parameters by name."""
+        """Load the policy's weights, given as whole parameters by name."""
 
     def sleep(self) -> None:
-        """Let go of memory that is not needed until the next ``load_weights``."""
+        """Free memory that is not needed until the next ``load_weights``."""
 
     @property
     def needs_weights(self) -> bool:
@@ -60,8 +63,8 @@ class SampledResponse:
     """Of each token, under the distribution it was sampled from."""
     truncated: bool
     """Cut at its maximal length."""
-    measured: dict[str, Tensor] | None
-    """What the reducer gave; None where nothing is captured."""
+    measured: Mapping[str, Tensor] | None
+    """A row of :class:`RankMetrics`; None where nothing is captured."""
 
 
 def collect(
@@ -78,7 +81,7 @@ def collect(
         token_ids[row, :length] = torch.tensor(response.token_ids)
         response_mask[row, :length] = 1
         logprobs[row, :length] = torch.tensor(response.logprobs)
-    metrics, mean_states = _stack_measured([response.measured for response in responses])
+    measured = [response.measured for response in responses if response.measured is not None]
     return RolloutBatch(
         input_ids=torch.cat([repeated.input_ids, token_ids], dim=1),
         attention_mask=torch.cat([repeated.attention_mask, response_mask], dim=1),
@@ -86,26 +89,15 @@ def collect(
         rollout_logprobs=logprobs,
         group_ids=repeated.uid,
         truncated=torch.tensor([response.truncated for response in responses]),
-        rank_metrics=metrics,
-        mean_states=mean_states,
+        rank_metrics=RankMetrics.from_rows(measured) if measured else RankMetrics.none(len(responses)),
         batch_size=[len(responses)],
     )
-
-
-def _stack_measured(measured: Sequence[dict[str, Tensor] | None]) -> tuple[TensorDict, Tensor]:
-    """Rank metrics [B, L] by name, and mean states [B, L, D]."""
-    rows = [row for row in measured if row is not None]
-    if not rows:
-        return TensorDict({}, batch_size=[len(measured)]), torch.zeros(len(measured), 0, 0)
-    stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    means = stacked.pop("mean_state")
-    return TensorDict(stacked, batch_size=[len(measured)]), means
 
 
 def mix_seed(seed: int, uid: int) -> int:
     """A 31-bit seed that differs between neighbouring (seed, uid) pairs in all its bits (splitmix64's finaliser).
 
-    Engines add the index of a response within its group, so that consecutive results would make groups share streams.
+    Engines add a response's index within its group, so consecutive seeds would make groups share random streams.
     """
     z = (seed * 0x9E3779B97F4A7C15 + uid + 1) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

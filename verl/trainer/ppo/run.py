@@ -25,7 +25,7 @@ from verl.models.info import ModelInfo, check_length, check_sequence_fits
 from verl.models.loading import check_model
 from verl.models.tokenizer import load_tokenizer
 from verl.models.value_models import check_value_architecture
-from verl.rank.calculator import RepresentationMetricsCalculator, capture_options
+from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
@@ -113,7 +113,7 @@ def run_ppo(config: PPOConfig) -> None:
         workers = WorkerGroup(
             "verl.workers.hybrid:HybridWorker",
             config,
-            (steps, capture_options(config.calculator) if config.calculator.enable else None),
+            (steps,),
             trainer.nnodes,
             trainer.n_gpus_per_node,
             device_type,
