@@ -1,7 +1,7 @@
 """Attention over packed rows: several sequences joined to one without padding, each attending only to itself.
 
 ``transformers`` picks a model's attention function, and what makes its mask, by a name in the model's config. Importing
-this module registers functions of its own, named by :func:`packed_name`. The keyword arguments that ``transformers``
+this module registers its own functions, named by :func:`packed_name`. The keyword arguments that ``transformers``
 has for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...) tell them where the rows are, and ``sequence_group``
 which workers share the tokens. Without these they do what the implementation they stand for does, so that a model
 loaded for packed rows still reads padded ones.
@@ -91,7 +91,7 @@ def packed_attention(
     Args:
         query: [B, H, T, D]; with packed rows B is 1, and with ``sequence_group`` T counts this worker's tokens only.
         key, value: [B, K, T, D].
-        attention_mask: of padded rows, as the implementation wants it; None for packed ones.
+        attention_mask: of padded rows, as the implementation expects it; None for packed ones.
         implementation: the attention function of ``transformers`` that this one stands for.
         scaling: factor on the scores, by default 1 / sqrt(D).
         sliding_window: tokens that each one sees, itself included; None: all before it.

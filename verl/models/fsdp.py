@@ -30,7 +30,7 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
     """The mesh over which :func:`fully_shard` spreads a model: ``mesh`` itself, or [copies, shards of a copy].
 
     Neighbours in rank, which the fastest links join, hold one copy together. Models with the same ``fsdp_size`` share
-    one mesh, as each has communicators of its own, and these take GPU memory.
+    one mesh, because each mesh has its own communicators, and these take GPU memory.
 
     Args:
         mesh: all workers, one-dimensional.
@@ -46,8 +46,8 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
 def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> None:
     """Shard ``model`` in place over ``mesh``, by :func:`sharding_mesh`.
 
-    Each decoder layer is a unit of its own, so that beside the embedding and the head only one layer's full parameters
-    are in memory at a time.
+    Each decoder layer is its own unit: besides the embedding and the head, only one layer's full parameters are in
+    memory at a time.
     """
     model.requires_grad_(trainable)
     if has_adapters(model):
@@ -114,7 +114,7 @@ def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         for unit in units:
-            # As in shard_model: the root alone stays unsharded between forward and backward.
+            # As in shard_model: only the root stays unsharded between forward and backward.
             unit.set_reshard_after_forward(unit is not units[0], recurse=False)
             unit.reshard()
 

@@ -134,7 +134,7 @@ def read_buffers(folder: Path) -> dict[str, Tensor]:
 def write_huggingface(
     model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    """Write a folder that ``transformers`` and vLLM load as it is.
+    """Write a folder that ``transformers`` and vLLM load directly.
 
     Args:
         model: the architecture, such as from :func:`empty_model`; its own weights are not looked at.

@@ -1,6 +1,6 @@
-"""Causal language models, loaded and sharded; and whether the options of a model can be met.
+"""Loading causal language models onto shards, and checking their options before that.
 
-Rank 0 alone reads a checkpoint. The other ranks build the model on the meta device and get their shards by broadcast,
+Only rank 0 reads a checkpoint. The other ranks build the model on the meta device and get their shards by broadcast,
 parameter by parameter, so that the host's memory holds a model once and not once per worker.
 """
 

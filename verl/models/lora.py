@@ -85,7 +85,7 @@ def base_parameter_name(name: str) -> str:
 
 
 def merged_weight(model: nn.Module, name: str, weight: Tensor) -> Tensor:
-    """``weight`` as a model without adapters needs it: ``W + scaling * B A`` where it has one, or as it is.
+    """``weight`` as a model without adapters needs it: ``W + scaling * B A`` where it has one, else unchanged.
 
     All ranks must call it together.
 
@@ -104,7 +104,7 @@ def merged_weight(model: nn.Module, name: str, weight: Tensor) -> Tensor:
 
 @contextmanager
 def adapters_disabled(model: nn.Module) -> Iterator[None]:
-    """Have ``model`` compute what it computed before it got adapters, for the ``with`` block."""
+    """Inside the block, ``model`` computes what it computed before it got adapters."""
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)

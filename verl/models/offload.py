@@ -87,13 +87,13 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def is_offloaded(tensor: Tensor) -> bool:
-    """Whether an :class:`Offloaded` holds the tensor's values on the host just now."""
+    """Whether an :class:`Offloaded` currently holds the tensor's values on the host."""
     local = local_part(tensor)
     return local.numel() > 0 and len(local.untyped_storage()) == 0
 
 
 def require_loaded(tensors: Iterable[Tensor]) -> None:
-    """Raise ``RuntimeError`` if any of a model's tensors is offloaded just now."""
+    """Raise ``RuntimeError`` if any of a model's tensors is currently offloaded."""
     if any(map(is_offloaded, tensors)):
         raise RuntimeError("the model is offloaded to the host's memory; use it inside `with ....loaded():`")
 
@@ -114,7 +114,7 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 def _copy_on_host(storage: UntypedStorage) -> list[Tensor]:
     """The bytes of ``storage`` in pieces of :func:`piece_sizes`."""
-    # Page-locked memory is what a GPU copies at full speed, and while the CPU goes on.
+    # A GPU copies page-locked memory at full speed, and while the CPU continues.
     pinned = storage.device.type == "cuda"
     parts = _bytes_of(storage).split(piece_sizes(len(storage)))
     pieces = [torch.empty(len(part), dtype=torch.uint8, pin_memory=pinned) for part in parts]

@@ -21,8 +21,8 @@ from torch.distributed import ProcessGroup
 def sequence_group(size: int) -> ProcessGroup | None:
     """The group of ``size`` neighbours in rank that this worker belongs to; None for a size of 1.
 
-    All workers must call it together. Models share one group, as each has a communicator of its own, and that takes GPU
-    memory.
+    All workers must call it together. Models share one group, because each group has its own communicator, and that
+    takes GPU memory.
     """
     if size == 1:
         return None
