@@ -52,20 +52,12 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.fixture(scope="module")
 def configs(models: dict[str, Path]) -> tuple[PPOConfig, SFTConfig]:
-    overrides = [
-        f"model.path={models['policy']}",
-        f"critic.model.path={models['critic']}",
-        f"reward_model.model.path={models['judge']}",
-        "reward_model.enable=true",
-        "reward_model.micro_batch_size_per_gpu=3",
-        "algorithm.adv_estimator=gae",
-        "critic.micro_batch_size_per_gpu=3",
-        "actor.micro_batch_size_per_gpu=3",
-        "actor.log_prob_micro_batch_size_per_gpu=3",
-        "actor.entropy_coeff=0.05",
-        "actor.use_kl_loss=true",
-        "model.logits_chunk_size=4",
-    ]
+    overrides = f"""
+        model.path={models["policy"]} critic.model.path={models["critic"]} reward_model.model.path={models["judge"]}
+        reward_model.enable=true reward_model.micro_batch_size_per_gpu=3 algorithm.adv_estimator=gae
+        critic.micro_batch_size_per_gpu=3 actor.micro_batch_size_per_gpu=3 actor.log_prob_micro_batch_size_per_gpu=3
+        actor.entropy_coeff=0.05 actor.use_kl_loss=true model.logits_chunk_size=4
+    """.split()
     lessons = [f"model.path={models['policy']}", "data.micro_batch_size_per_gpu=3", "trainer.n_gpus_per_node=4"]
     sft = load_config(SFTConfig, "sft", lessons)
     return load_config(PPOConfig, "ppo_trainer", overrides), sft
