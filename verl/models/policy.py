@@ -58,8 +58,8 @@ class Policy:
             if measure is not None:
                 rows += measure(scored.states).to_rows()
         metrics = RankMetrics.from_rows(rows)[torch.cat(cuts).argsort()] if rows else RankMetrics.none(len(batch))
-        scores = (restore_order(parts, cuts) for parts in (logprobs, entropies))
-        return PolicyScores(*scores, metrics, batch_size=[len(batch)])
+        ordered, entropy = (restore_order(parts, cuts) for parts in (logprobs, entropies))
+        return PolicyScores(ordered, entropy, metrics, batch_size=[len(batch)])
 
     def _columns(self, micro: RolloutBatch | PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and attention mask [B, S] and response mask [B, R] on the device, as few columns as rows need."""
