@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from verl.checkpoint.folders import latest_checkpoint, step_of, verify_checkpoint
 from verl.checkpoint.shards import ADAPTERS, MODEL, check_same_architecture, saved_shapes
 from verl.config.errors import ConfigError
-from verl.models.huggingface import CLASSES, empty_model, parameter_shapes, read_buffers, write_huggingface
+from verl.models.huggingface import AUTO_CLASSES, empty_model, parameter_shapes, read_buffers, write_huggingface
 from verl.models.tokenizer import load_tokenizer
 
 
@@ -67,7 +67,9 @@ def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dic
     base = PeftConfig.from_pretrained(str(adapters)).base_model_name_or_path
     options = {"num_labels": 1} if part == "critic" else {}
     try:
-        model = CLASSES[part].from_pretrained(base, dtype=torch.float32, trust_remote_code=trust_remote_code, **options)
+        model = AUTO_CLASSES[part].from_pretrained(
+            base, dtype=torch.float32, trust_remote_code=trust_remote_code, **options
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"{base}: the base model of {adapters} cannot be loaded: {error}") from error
     merged = PeftModel.from_pretrained(model, str(adapters)).merge_and_unload()

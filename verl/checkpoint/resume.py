@@ -25,7 +25,7 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.models.huggingface import empty_model
-from verl.models.lora import add_adapters, train_adapters_alone
+from verl.models.lora import add_adapters, train_adapters_only
 from verl.utils.files import replace_text
 
 NOT_COMPARED = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir")
@@ -191,7 +191,7 @@ def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
     empty = empty_model(part, model.path, model.trust_remote_code)
     if model.lora.rank:
         add_adapters(empty, model.lora, model.path)
-        train_adapters_alone(empty)
+        train_adapters_only(empty)
     return {name: parameter.shape for name, parameter in empty.named_parameters() if parameter.requires_grad}
 
 

@@ -32,7 +32,7 @@ from verl.evaluation.tasks import (
     load_target_tokenizer,
     make_tasks,
 )
-from verl.models.info import sequence_limit
+from verl.models.info import ModelInfo
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel
@@ -219,7 +219,7 @@ def _open_stores(
     """The stores of the tasks whose prompts fit the model and whose folders hold no other samples."""
     stores = {}
     try:
-        limit = sequence_limit(tasks[0].target.path, config.rollout.trust_remote_code)
+        limit = ModelInfo.read(tasks[0].target.path, config.rollout.trust_remote_code).max_length
     except ConfigError as error:
         failures.add(error, tasks[0].target.label)
         return {}
@@ -249,7 +249,7 @@ def _generate(
     if num_samples < total:
         display.say(f"{title}: {total - num_samples} of {total} samples already exist")
     display.start(title, sum(len({problem for problem, _ in keys}) for keys in missing.values()), num_samples)
-    limit = sequence_limit(tasks[0].target.path, config.rollout.trust_remote_code)
+    limit = ModelInfo.read(tasks[0].target.path, config.rollout.trust_remote_code).max_length
     workers = start_engines(session, engine_model(tasks, config, limit), config)
     try:
         display.running()

@@ -8,10 +8,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.checkpoint.resume import Resumption, best_validation, saved_validations
 from verl.checkpoint.saver import CheckpointSaver
-from verl.config.errors import ConfigError
 from verl.config.sft import SFTConfig
 from verl.data.conversations import ConversationDataset, collate_conversations, conversation_loader
-from verl.models.checks import check_length, check_model
+from verl.models.info import check_length
+from verl.models.loading import check_model
 from verl.models.tokenizer import load_tokenizer
 from verl.protocol import ConversationBatch
 from verl.run.display import RunDisplay
@@ -151,11 +151,8 @@ def run_sft(config: SFTConfig) -> None:
     """
     device_type = resolve_device(config.device)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    try:
-        check_model(config.model, "model", device_type)
-        check_length(config.model, "model", config.data.max_length)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    check_model(config.model, "model", device_type)
+    check_length(config.model, "model", config.data.max_length)
     data, trainer = config.data, config.trainer
     train_set = ConversationDataset(data.train_files, tokenizer, data)
     loader = conversation_loader(train_set, data.train_batch_size, tokenizer.pad_token_id, config.seed)

@@ -11,11 +11,11 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.reward_model_inputs import check_reward_model_template
-from verl.models.checks import check_length, check_model, num_layers
-from verl.models.fsdp import check_value_architecture
 from verl.models.hidden_states import resolve_layers
-from verl.models.info import check_sequence_fits
+from verl.models.info import ModelInfo, check_length, check_sequence_fits
+from verl.models.loading import check_model
 from verl.models.tokenizer import load_tokenizer
+from verl.models.value_models import check_value_architecture
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rewards import use_custom_functions
@@ -138,19 +138,16 @@ def _check_resumption(config: PPOConfig, resumption: Resumption) -> None:
 
 def _check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str) -> None:
     """Raise ``ConfigError`` for a model that could not be loaded as its options ask, or would read foreign tokens."""
-    try:
-        for prefix, model in config.models.items():
-            check_model(model, prefix, device_type)
-            judge = prefix == "reward_model.model"
-            check_length(model, prefix, config.reward_model.max_length if judge else config.max_sequence_length)
-        if config.calculator.enable:
-            resolve_layers(config.calculator.layers, num_layers(config.model))
-        if config.uses_reward_model:
-            check_value_architecture(config.reward_model.model, "reward_model.model.path")
-        if config.uses_critic:
-            check_value_architecture(config.critic.model, "critic.model.path")
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    for prefix, model in config.models.items():
+        check_model(model, prefix, device_type)
+        judge = prefix == "reward_model.model"
+        check_length(model, prefix, config.reward_model.max_length if judge else config.max_sequence_length)
+    if config.calculator.enable:
+        resolve_layers(config.calculator.layers, ModelInfo.of(config.model).num_layers)
+    if config.uses_reward_model:
+        check_value_architecture(config.reward_model.model, "reward_model.model.path")
+    if config.uses_critic:
+        check_value_architecture(config.critic.model, "critic.model.path")
     path = config.critic.model.path
     if config.uses_critic and path != config.model.path:
         own = load_tokenizer(path, config.critic.model.trust_remote_code, "critic.model.path")
