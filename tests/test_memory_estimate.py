@@ -53,6 +53,26 @@ def test_qwen_7b_on_eight_gpus(script):
     assert sums == {"generate": 49, "logprobs": 23, "update, backward": 38, "update, step": 25, "sync": 53}
 
 
+MODELS = {
+    "qwen2.5_1.5b": (1536, 8960, 28, 1536, 256, 151936, True),
+    "llama3.2_3b": (3072, 8192, 28, 3072, 1024, 128256, True),
+    "mistral_7b": (4096, 14336, 32, 4096, 1024, 32768, False),
+    "qwen2.5_7b": QWEN_7B,
+}
+
+
+def test_the_table_of_configs_is_what_the_tool_says(script):
+    rows = [line for line in (ROOT / "configs" / "README.md").read_text().splitlines() if line.count("|") == 6]
+    for name, sizes in MODELS.items():
+        peaks = []
+        for gpus in (1, 2, 4, 8):
+            config = load_config(PPOConfig, "ppo_trainer", [*PAPER, f"trainer.n_gpus_per_node={gpus}"])
+            found = script["estimate"](config, script["Shape"](*sizes), 80.0)
+            peak = round(max(sum(parts.values()) for parts in found.values()))
+            peaks.append(f"{peak}" if peak <= 80 else f"**{peak}**")
+        assert f"| `{name}` | {' | '.join(peaks)} |" in rows
+
+
 @pytest.mark.parametrize(
     ("overrides", "phase", "total"),
     [

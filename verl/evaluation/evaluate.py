@@ -104,7 +104,8 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
         results: list[RunResult] = []
         with ExitStack() as stack:
             engines = stack.enter_context(Engines(config, device_type, workers_per_node))
-            verifiers = _verifiers(config)
+            # Its processes start with the first sample that needs them.
+            verifiers = VerifierPool(config.reward_score)
             stack.callback(verifiers.close)
             for place, (target, tokenizer) in enumerate(tokenizers.items(), start=1):
                 try:
@@ -116,14 +117,6 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
                 results += _evaluate_target(title, jobs, config, engines, verifiers, display, failures)
         if results:
             publish(folder, results, config, display)
-
-
-def _verifiers(config: EvaluationConfig) -> VerifierPool:
-    """The verifiers; their processes start with the first sample that needs them."""
-    try:
-        return VerifierPool(config.reward_score)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def count_workers(config: EvaluationConfig, device_type: str) -> int:

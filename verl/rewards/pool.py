@@ -81,7 +81,7 @@ class VerifierPool:
     is an error in it, and is raised.
 
     ``config.custom_functions`` are a user's own and come before the verifiers; a response that one does not survive
-    scores 0. Raises ``ValueError`` when one cannot be loaded.
+    scores 0. Raises ``ConfigError`` when one cannot be loaded.
 
     The processes are spawned, not forked: this one holds threads and accelerators. They end with it even when it is
     killed. One pool may be used from several threads; its batches are scored in turn.

@@ -73,7 +73,7 @@ class Verifier(Protocol):
 def register_verifier(data_source: str, path: str) -> None:
     """Let ``path``, a ``module:function`` that verifier processes can import, score ``data_source``.
 
-    Raises ``ValueError`` when ``path`` has not that form or ``data_source`` has another verifier already.
+    Raises ``ConfigError`` when ``path`` does not have that form or ``data_source`` already has another verifier.
     """
     module, _, function = path.partition(":")
     require(bool(module and function), f"verifier of {data_source}", path, "must have the form module:function")
@@ -84,7 +84,7 @@ def register_verifier(data_source: str, path: str) -> None:
 def use_custom_functions(paths: Mapping[str, str]) -> None:
     """Let a user's own functions, and no others, score their data sources from now on (``CUSTOM_FUNCTIONS``).
 
-    Raises ``ValueError`` when one cannot be loaded.
+    Raises ``ConfigError`` when one cannot be loaded.
     """
     for path in paths.values():
         load_function(path)
@@ -95,7 +95,7 @@ def use_custom_functions(paths: Mapping[str, str]) -> None:
 def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> Scorer:
     """What scores ``data_source``: its custom function, else its verifier.
 
-    Raises ``ValueError`` naming the known sources where it has neither.
+    Raises ``ConfigError`` naming the known sources if it has neither.
     """
     for name in (data_source, "*"):
         if name in custom:
@@ -125,7 +125,7 @@ def compute_score(
     """Score one response in this process, without any limit on time or memory; see ``VerifierPool`` for limits.
 
     ``mode`` is ``independent`` (+1 correct and boxed, +0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed) or
-    ``mix`` (1 or 0); a custom function gives its own score. Raises ``ValueError`` for an unknown data source or mode.
+    ``mix`` (1 or 0); a custom function gives its own score. Raises ``ConfigError`` for an unknown data source or mode.
     """
     return score_of(final_verdict(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info), mode)
 

@@ -1,9 +1,10 @@
 """What verifiers say about a response, and the score that follows from it."""
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypedDict, get_args
 
 from verl.config.checks import require_choice
+from verl.config.signal import ScoreMode
 
 MAX_LOGGED_ANSWER = 200
 """Characters of an answer that a score keeps."""
@@ -41,9 +42,9 @@ def score_of(verdict: Verdict, mode: str) -> Score:
 
     A score that the verdict holds itself is used as it is.
 
-    Raises ``ValueError`` for another mode.
+    Raises ``ConfigError`` for another mode.
     """
-    require_choice("mode", mode, ["independent", "mix"])
+    require_choice("mode", mode, get_args(ScoreMode))
     if verdict.score is not None:
         value = verdict.score
     elif mode == "mix":

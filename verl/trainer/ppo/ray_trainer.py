@@ -113,7 +113,7 @@ class RayPPOTrainer:
             workers,
             trainer.async_save,
             trainer.save_hf_model,
-            newest=1 if trainer.remove_previous_ckpt else trainer.max_ckpt_to_keep,
+            newest=trainer.max_ckpt_to_keep,
             always=trainer.except_save,
         )
 
