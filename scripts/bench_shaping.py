@@ -39,7 +39,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from verl.config import PPOConfig, load_config
 from verl.data.prompts import PromptDataset, train_loader
 from verl.models.tokenizer import load_tokenizer
-from verl.rank.calculator import RepresentationMetricsCalculator, capture_options
+from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
 from verl.run.display import RunDisplay
@@ -116,11 +116,10 @@ class Contestant:
     def __init__(self, name: str, config: PPOConfig, device_type: str, stack: ExitStack) -> None:
         trainer = config.trainer
         environment = engine_environment(device_type) | {"PYTHONPATH": str(Path(__file__).parent)}
-        capture = capture_options(config.calculator) if config.calculator.enable else None
         self.folder = Path(trainer.default_local_dir)
         self.workers = WorkerGroup(
             WORKER,
-            *(config, (trainer.total_training_steps, capture), 1, trainer.n_gpus_per_node, device_type, environment),
+            *(config, (trainer.total_training_steps,), 1, trainer.n_gpus_per_node, device_type, environment),
         )
         stack.callback(self.workers.close)
         tokenizer = load_tokenizer(config.model.path, False)

@@ -6,12 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
 from transformers import AutoTokenizer
 
 from verl.config import PPOConfig, load_config
 from verl.config.signal import RewardScoreConfig
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
+from verl.protocol import RankMetrics
 from verl.rank.calculator import RepresentationMetricsCalculator
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +60,14 @@ def small_config(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: p
 def scoring(**changes: object) -> RewardScoreConfig:
     """The shipped options of verifiers but for the changes given."""
     return replace(load_config(PPOConfig, "ppo_trainer").reward_score, **changes)
+
+
+def rank_metrics(*layers: dict[str, Tensor], mean_states: Tensor | None = None) -> RankMetrics:
+    """Rank metrics of the same responses in several layers, each name -> [B]."""
+    by_name = {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
+    size = [len(next(iter(by_name.values())))]
+    means = torch.zeros(*size, len(layers), 3) if mean_states is None else mean_states
+    return RankMetrics(TensorDict(by_name, batch_size=size), means, batch_size=size)
 
 
 def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:

@@ -5,12 +5,14 @@ Prompts are padded on the left to the same P and responses on the right to the s
 first response token of every row.
 """
 
-from tensordict import TensorDict, tensorclass
+from collections.abc import Mapping, Sequence
+
+import torch
+from tensordict import TensorClass, TensorDict
 from torch import Tensor
 
 
-@tensorclass
-class PromptBatch:
+class PromptBatch(TensorClass):
     """Tokenised prompts."""
 
     input_ids: Tensor
@@ -21,8 +23,50 @@ class PromptBatch:
     """[B] int64, what distinguishes the prompt's random draws from all others of the run."""
 
 
-@tensorclass
-class RolloutBatch:
+class RankMetrics(TensorClass):
+    """Rank metrics of responses, as they travel from where the hidden states are to the log."""
+
+    by_name: TensorDict
+    """Metric name -> [B, L] float64, layers in the order they were captured."""
+    mean_states: Tensor
+    """[B, L, D] float32, mean hidden state of each response."""
+
+    @classmethod
+    def none(cls, num_responses: int) -> "RankMetrics":
+        """Those of responses whose hidden states nobody captured: L = 0 and no names."""
+        size = [num_responses]
+        return cls(TensorDict({}, batch_size=size), torch.zeros(num_responses, 0, 0), batch_size=size)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics, in the order the calculator gives them."""
+        return [str(name) for name in self.by_name.keys()]
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return int(self.mean_states.shape[1])
+
+    def by_layer(self) -> list[dict[str, Tensor]]:
+        """Metric name -> [B], for each layer."""
+        return [{name: self.by_name[name][:, i] for name in self.metric_names} for i in range(self.num_layers)]
+
+    def to_rows(self) -> list[dict[str, Tensor]]:
+        """One mapping of named tensors per response, the form in which a rollout engine hands out what it measured."""
+        fields = {f"metric.{name}": self.by_name[name] for name in self.metric_names}
+        fields["mean_states"] = self.mean_states
+        return [{name: field[row] for name, field in fields.items()} for row in range(len(self.mean_states))]
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Mapping[str, Tensor]]) -> "RankMetrics":
+        """The batch of at least one of the mappings that :meth:`to_rows` gives, on the CPU."""
+        fields = {name: torch.stack([row[name] for row in rows]).cpu() for name in rows[0]}
+        mean_states, size = fields.pop("mean_states"), [len(rows)]
+        by_name = {name.removeprefix("metric."): field for name, field in fields.items()}
+        return cls(TensorDict(by_name, batch_size=size), mean_states, batch_size=size)
+
+
+class RolloutBatch(TensorClass):
     """Sampled responses with what the engine knew when it sampled them."""
 
     input_ids: Tensor
@@ -37,10 +81,8 @@ class RolloutBatch:
     """[B] int64, the uid of the prompt; responses of one prompt share it."""
     truncated: Tensor
     """[B] bool, the response was cut at its maximal length."""
-    rank_metrics: TensorDict
-    """Metric name -> [B, L] float64; empty where no hidden states are captured."""
-    mean_states: Tensor
-    """[B, L, D] float32, mean hidden state of each response; L = 0 where none are captured."""
+    rank_metrics: RankMetrics
+    """What the engine measured; empty where it captures no hidden states."""
 
     @property
     def responses(self) -> Tensor:
@@ -48,8 +90,18 @@ class RolloutBatch:
         return self.input_ids[:, -self.response_mask.shape[1] :]
 
 
-@tensorclass
-class PolicyBatch:
+class PolicyScores(TensorClass):
+    """What the policy says of responses that were sampled from it."""
+
+    logprobs: Tensor
+    """[B, R] float32, 0 on padding."""
+    entropy: Tensor
+    """[B, R] float32 in nats, 0 on padding."""
+    rank_metrics: RankMetrics
+    """From the same forward pass with ``calculator.source=actor``; empty without."""
+
+
+class PolicyBatch(TensorClass):
     """What the policy update needs of a rollout."""
 
     input_ids: Tensor
@@ -68,8 +120,7 @@ class PolicyBatch:
     """[B, R] float32."""
 
 
-@tensorclass
-class ValueBatch:
+class ValueBatch(TensorClass):
     """What the critic's update needs of a rollout."""
 
     input_ids: Tensor
@@ -84,8 +135,7 @@ class ValueBatch:
     """[B, R] float32, what the values should be."""
 
 
-@tensorclass
-class TextBatch:
+class TextBatch(TensorClass):
     """Tokenised texts in a tokenizer of their own, for a reward model to read."""
 
     input_ids: Tensor
@@ -94,8 +144,7 @@ class TextBatch:
     """[B, S] int64, 1 on real tokens; at least one per row."""
 
 
-@tensorclass
-class ConversationBatch:
+class ConversationBatch(TensorClass):
     """Tokenised conversations for supervised learning."""
 
     input_ids: Tensor
@@ -104,10 +153,3 @@ class ConversationBatch:
     """[B, S] int64, 1 on real tokens."""
     loss_mask: Tensor
     """[B, S] int64, 1 on tokens to learn (the assistant's, its end-of-turn token included)."""
-
-
-def layer_metrics(rank_metrics: TensorDict) -> dict[str, dict[str, Tensor]]:
-    """Rank metrics by layer: ``{"1": {name: [B]}, ...}``, layers in the order they were captured."""
-    names = list(rank_metrics.keys())
-    layers = rank_metrics[names[0]].shape[1] if names else 0
-    return {str(i + 1): {name: rank_metrics[name][:, i] for name in names} for i in range(layers)}

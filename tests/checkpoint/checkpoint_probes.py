@@ -50,7 +50,7 @@ class LearningWorker(Checkpointed):
             for name in names:
                 learner = self.learners[name]
                 if name == "actor":
-                    logprobs, _ = self.logprobs(share, mask, mask[:, 1:], 1.0)
+                    logprobs, *_ = self.logprobs(share, mask, mask[:, 1:], 1.0)
                     loss = -logprobs.sum() / batch.numel()
                 else:
                     loss = (self.values(share, mask) - 1).square().sum() / batch.numel()

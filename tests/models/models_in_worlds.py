@@ -7,7 +7,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,7 +16,7 @@ from verl.config import PPOConfig
 from verl.config.common import ModelConfig
 from verl.config.sft import SFTConfig
 from verl.models.learner import Learner
-from verl.protocol import ConversationBatch, PolicyBatch, RolloutBatch, TextBatch, ValueBatch
+from verl.protocol import ConversationBatch, PolicyBatch, RankMetrics, RolloutBatch, TextBatch, ValueBatch
 from verl.utils.distributed import WorkerPlace
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic
@@ -88,14 +87,16 @@ def every_model(place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: 
         mine.input_ids,
         mine.attention_mask,
         mine.response_mask,
-        *(torch.zeros(len(mine)) for _ in range(5)),
+        *(torch.zeros(len(mine)) for _ in range(3)),
+        RankMetrics.none(len(mine)),
         batch_size=[len(mine)],
     )
     # The fifth response has no tokens, and so no states to measure.
-    results["logprobs"], results["entropy"] = (t.numpy() for t in actor.compute_logprobs(rollout))
-    *same, metrics, means = actor.compute_logprobs_and_metrics(rollout, [0, -1], norms)
-    assert all(np.array_equal(a, results[name]) for a, name in zip(same, ("logprobs", "entropy"), strict=True))
-    results["norms"], results["mean states"] = metrics["norm"].numpy(), means.numpy()
+    plain, measured = actor.compute_logprobs(rollout), actor.compute_logprobs(rollout, [0, -1], norms)
+    assert torch.equal(plain.logprobs, measured.logprobs) and torch.equal(plain.entropy, measured.entropy)
+    results["logprobs"], results["entropy"] = plain.logprobs.numpy(), plain.entropy.numpy()
+    metrics = measured.rank_metrics
+    results["norms"], results["mean states"] = metrics.by_name["norm"].numpy(), metrics.mean_states.numpy()
     results["actor"] = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
 
     critic = Critic(replace(config.critic, model=changed(config.critic.model)), mesh, 10)
@@ -129,9 +130,11 @@ def every_model(place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: 
     return results
 
 
-def norms(responses: list[Tensor]) -> list[dict[str, Tensor]]:
+def norms(responses: list[Tensor]) -> RankMetrics:
     """A stand-in for rank metrics: the norm of each layer's states [T, L, D] of a response."""
-    return [{"norm": s.float().norm(dim=(0, 2)), "mean_state": s.float().sum(dim=0)} for s in responses]
+    return RankMetrics.from_rows(
+        [{"metric.norm": s.float().norm(dim=(0, 2)), "mean_states": s.float().sum(dim=0)} for s in responses]
+    )
 
 
 def example() -> PolicyBatch:

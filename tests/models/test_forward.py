@@ -103,7 +103,7 @@ def scores_and_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     model = build(AutoModelForCausalLM, architecture, way, dtype)
     forward = LogprobForward(model, way, "cpu")
-    logprobs, entropy = forward.logprobs(tokens(), MASK, WANTED, 0.7, differentiable_entropy=True)
+    logprobs, entropy, _ = forward.logprobs(tokens(), MASK, WANTED, 0.7, differentiable_entropy=True)
     weights = torch.randn(2, *WANTED.shape, generator=torch.Generator().manual_seed(1))
     loss = (logprobs * weights[0]).sum() + (entropy * weights[1]).sum()
     return logprobs.detach(), entropy.detach(), gradient(model, loss)
@@ -159,7 +159,7 @@ def test_values_and_gradients_do_not_depend_on_padding():
 def test_a_micro_batch_without_tokens_to_score_still_reaches_every_weight(changes: dict[str, object]):
     way = config(**changes)
     model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
-    logprobs, _ = LogprobForward(model, way, "cpu").logprobs(tokens(), MASK, 0 * WANTED, 1.0)
+    logprobs, *_ = LogprobForward(model, way, "cpu").logprobs(tokens(), MASK, 0 * WANTED, 1.0)
     assert not logprobs.any()
     assert not gradient(model, logprobs.sum()).any()
 
@@ -174,7 +174,7 @@ def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, t
             # Logits of a fresh model are so small that every distribution is nearly uniform; larger ones test more.
             model.model.norm.weight.mul_(4.0)
         forward = LogprobForward(models[0], config(logits_chunk_size=3), "cpu")
-        logprobs, entropy = forward.logprobs(ids, torch.ones_like(ids), wanted, temperature)
+        logprobs, entropy, _ = forward.logprobs(ids, torch.ones_like(ids), wanted, temperature)
         # Logits at column s are of the token at s + 1: the last four tokens are 6..9.
         expected = (models[1](ids).logits[:, 5:9] / temperature).log_softmax(-1)
     assert logprobs.dtype == entropy.dtype == torch.float32
@@ -223,10 +223,10 @@ def test_adapters_are_part_of_every_way():
         model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
         adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
         forward = LogprobForward(adapted, way, "cpu")
-        logprobs, _ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
+        logprobs, *_ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
         logprobs.sum().backward()
         with adapted.disable_adapter():
-            plain, _ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
+            plain, *_ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
         gradients = [p.grad.norm() for p in adapted.parameters() if p.requires_grad]
         scored.append([logprobs.detach(), plain.detach(), torch.stack(gradients)])
     assert (scored[0][0] - scored[0][1]).abs().max() > 0.01

@@ -20,7 +20,7 @@ from verl.data.reward_model_inputs import judged_texts
 from verl.models.fsdp import check_value_architecture, load_sharded_value_model
 from verl.protocol import RolloutBatch, ValueBatch
 from verl.single_controller import WorkerGroup, concat
-from verl.single_controller.dispatch import run_rows, run_update
+from verl.single_controller.roles import RoleWorkers
 from verl.workers.reward_model import scored_positions
 
 
@@ -125,9 +125,9 @@ def test_a_new_value_head_knows_nothing_and_learns(one, two, rollout, head, conf
         changes["ppo_max_token_len_per_gpu"] = max_tokens or 1
         group.run("configure_critic", changes, head)
         balance = max_tokens is not None
-        found = run_rows(group, "compute_values", rollout, balance=balance)
+        found = RoleWorkers(group, balance=balance).map_rows("compute_values", rollout)
         torch.testing.assert_close(found, values, atol=1e-5, rtol=0)
-        gradients.append(run_update(group, "critic_gradients", batch, num_tokens, balance=balance))
+        gradients.append(RoleWorkers(group, balance=balance).run_update("critic_gradients", batch, num_tokens))
     for other in gradients[1:]:
         assert relative_difference(gradients[0], other) < 1e-5
 
@@ -137,10 +137,11 @@ def test_a_new_value_head_knows_nothing_and_learns(one, two, rollout, head, conf
 
 
 def test_an_engine_need_not_return_states(one, rollout, prompts, config):
-    assert not rollout.rank_metrics.keys() and rollout.mean_states.shape == (len(rollout), 0, 0)
-    *_, metrics, means = concat(one.run_split("compute_logprobs_and_metrics", rollout))
-    assert set(metrics.keys()) == set(config.calculator.metric_names)
-    assert metrics["Effective Rank"].shape == (len(rollout), 2) and means.shape[:2] == (len(rollout), 2)
+    assert not rollout.rank_metrics.metric_names
+    assert rollout.rank_metrics.mean_states.shape == (len(rollout), 0, 0)
+    metrics = concat(one.run_split("compute_logprobs", rollout)).rank_metrics
+    assert metrics.metric_names == config.calculator.metric_names
+    assert metrics.by_name["Effective Rank"].shape == metrics.mean_states.shape[:2] == (len(rollout), 2)
 
 
 def test_reward_model_scores_are_those_of_sequence_classification(one, two, prompts, reward_model, tiny_tokenizer):

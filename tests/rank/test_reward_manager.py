@@ -1,14 +1,17 @@
 import dataclasses
 import json
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
+from conftest import rank_metrics as measured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl.config import PPOConfig, load_config
 from verl.config.signal import RewardManagerConfig
+from verl.protocol import RankMetrics
 from verl.rank.reward_manager import RewardManager
 
 ERA, ERV = "Effective Rank diff 2", "Effective Rank diff"
@@ -38,14 +41,22 @@ def layer(era, erv):
     return {ERA: torch.tensor(era, dtype=torch.float64), ERV: torch.tensor(erv, dtype=torch.float64)}
 
 
+class Shaping(NamedTuple):
+    phi: torch.Tensor
+    token_rewards: torch.Tensor
+    metrics: dict[str, float]
+
+
 def shape(manager, rank_metrics, tokens=2):
-    batch = len(next(iter(rank_metrics.values()))[ERA])
-    return manager.shape(torch.zeros(batch, tokens), torch.ones(batch, tokens), rank_metrics)
+    batch = len(rank_metrics)
+    phi, metrics = manager.compute_phi(rank_metrics)
+    rewards = manager.shape_rewards(torch.zeros(batch, tokens), torch.ones(batch, tokens), phi)
+    return Shaping(phi, rewards, metrics)
 
 
 def test_first_step_is_measured_against_the_batch_itself():
     # means 2 and 4: deviations of the guide -0.5, 0.5, of the velocity 0.25, -0.25, both at weight 0.5
-    result = shape(RewardManager(config()), {"1": layer([1.0, 3.0], [5.0, 3.0])})
+    result = shape(RewardManager(config()), measured(layer([1.0, 3.0], [5.0, 3.0])))
     phi = 0.5 * math.tanh(-0.5) + 0.5 * math.tanh(0.25)
     assert result.phi.tolist() == pytest.approx([phi, -phi], rel=1e-7)
     assert result.token_rewards[:, 0].tolist() == [0.0, 0.0]
@@ -81,9 +92,9 @@ def test_first_step_is_measured_against_the_batch_itself():
 
 def test_later_steps_are_measured_against_the_steps_before():
     manager = RewardManager(config())
-    manager.update(torch.tensor([1.0, 0.0]), {"1": layer([1.0, 3.0], [4.0, 4.0])})
+    manager.update(torch.tensor([1.0, 0.0]), measured(layer([1.0, 3.0], [4.0, 4.0])))
     assert manager.state_dict() == {"baselines": {"1": {ERA: 2.0, ERV: 4.0}}, "ema_score": 0.5}
-    second = {"1": layer([6.0, 6.0], [4.0, 0.0])}
+    second = measured(layer([6.0, 6.0], [4.0, 0.0]))
     result = shape(manager, second)
     expected = [0.5 * math.tanh(2.0), 0.5 * math.tanh(2.0) + 0.5 * math.tanh(-1.0)]
     assert result.phi.tolist() == pytest.approx(expected, rel=1e-7)
@@ -96,19 +107,19 @@ def test_later_steps_are_measured_against_the_steps_before():
 
 def test_shape_never_changes_state():
     manager = RewardManager(config())
-    rank_metrics = {"1": layer([1.0, 3.0], [5.0, 3.0])}
+    rank_metrics = measured(layer([1.0, 3.0], [5.0, 3.0]))
     shape(manager, rank_metrics)
     assert manager.state_dict() == {"baselines": {}, "ema_score": None}
     manager.update(torch.tensor([1.0, 1.0]), rank_metrics)
     before = json.dumps(manager.state_dict())
-    shape(manager, {"1": layer([9.0, 9.0], [9.0, 9.0])})
+    shape(manager, measured(layer([9.0, 9.0], [9.0, 9.0])))
     assert json.dumps(manager.state_dict()) == before
 
 
 def test_plan_b_lets_the_guide_set_the_weights():
     manager = RewardManager(config(hypothesis_type="PlanB", gain=2.0))
-    manager.update(torch.zeros(2), {"1": layer([1.0, 1.0], [1.0, 1.0])})
-    result = shape(manager, {"1": layer([1.0 + math.log(3) / 2, 1.0], [2.0, 2.0])})
+    manager.update(torch.zeros(2), measured(layer([1.0, 1.0], [1.0, 1.0])))
+    result = shape(manager, measured(layer([1.0 + math.log(3) / 2, 1.0], [2.0, 2.0])))
     # beta = sigmoid(log 3) = 3/4 and 1/2; exploring follows the velocity (d = 1), exploiting the guide
     expected = [0.75 * math.tanh(1.0) + 0.25 * math.tanh(math.log(3) / 2), 0.5 * math.tanh(1.0)]
     assert result.phi.tolist() == pytest.approx(expected, rel=1e-6)
@@ -128,8 +139,8 @@ def test_plan_b_lets_the_guide_set_the_weights():
 def test_layers_are_averaged():
     one, two = layer([1.0, 3.0], [5.0, 3.0]), layer([2.0, 9.0], [1.0, 1.0])
     manager = RewardManager(config())
-    both = shape(manager, {"1": one, "2": two})
-    expected = (shape(manager, {"1": one}).phi + shape(manager, {"2": two}).phi) / 2
+    both = shape(manager, measured(one, two))
+    expected = (shape(manager, measured(one)).phi + shape(manager, measured(two)).phi) / 2
     torch.testing.assert_close(both.phi, expected)
     assert both.metrics[f"reward_manager/layer_2/{ERA}/mu"] == 5.5
     # The first layer's deviations are of mean 0; the second's are -7/11 and 7/11 of the guide, 0 of the velocity.
@@ -140,8 +151,8 @@ def test_layers_are_averaged():
 
 def test_the_releases_names_tell_of_the_first_layer():
     manager = RewardManager(config())
-    manager.update(torch.zeros(2), {"1": layer([1.0, 1.0], [1.0, 1.0]), "2": layer([1.0, 1.0], [1.0, 1.0])})
-    result = shape(manager, {"1": layer([1.5, 1.5], [1.0, 1.0]), "2": layer([4.0, 4.0], [1.0, 1.0])})
+    manager.update(torch.zeros(2), measured(layer([1.0, 1.0], [1.0, 1.0]), layer([1.0, 1.0], [1.0, 1.0])))
+    result = shape(manager, measured(layer([1.5, 1.5], [1.0, 1.0]), layer([4.0, 4.0], [1.0, 1.0])))
     assert result.metrics["reward_manager/percentage_deviation_mean"] == pytest.approx(0.5)
     assert result.metrics["reward_manager/layer_1/phi"] == pytest.approx(0.5 * math.tanh(0.5))
     assert result.metrics["reward_manager/layer_2/phi"] == pytest.approx(0.5 * math.tanh(3.0))
@@ -150,20 +161,20 @@ def test_the_releases_names_tell_of_the_first_layer():
 def test_baselines_are_logged_once_they_exist():
     manager = RewardManager(config())
     assert manager.baseline_metrics() == {}
-    manager.update(torch.zeros(2), {"1": layer([1.0, 3.0], [5.0, 3.0]), "2": layer([9.0, 9.0], [9.0, 9.0])})
+    manager.update(torch.zeros(2), measured(layer([1.0, 3.0], [5.0, 3.0]), layer([9.0, 9.0], [9.0, 9.0])))
     assert manager.baseline_metrics() == {f"cal/base_v/{ERA}": 2.0, f"cal/base_v/{ERV}": 4.0}
 
 
 def test_nan_metrics_carry_no_signal():
     manager = RewardManager(config())
-    rank_metrics = {"1": layer([math.nan, 1.0, 3.0], [math.nan, 4.0, math.inf])}
+    rank_metrics = measured(layer([math.nan, 1.0, 3.0], [math.nan, 4.0, math.inf]))
     phi = shape(manager, rank_metrics).phi.tolist()
     assert phi[0] == 0.0
     assert phi[1:] == pytest.approx([0.5 * math.tanh(-0.5), 0.5 * math.tanh(0.5)], rel=1e-7)
     manager.update(torch.tensor([1.0, math.nan, 0.0]), rank_metrics)
     state = manager.state_dict()
     assert state == {"baselines": {"1": {ERA: 2.0, ERV: 4.0}}, "ema_score": 0.5}
-    nothing = {"1": layer([math.nan] * 3, [math.nan] * 3)}
+    nothing = measured(layer([math.nan] * 3, [math.nan] * 3))
     manager.update(torch.full((3,), math.nan), nothing)
     assert manager.state_dict() == state
     fresh = RewardManager(config())
@@ -174,7 +185,7 @@ def test_nan_metrics_carry_no_signal():
 
 @pytest.mark.parametrize(("score", "factor"), [(None, 0.5), (-1.0, 1.0), (0.5, 0.25), (1.0, 0.0), (3.0, 0.0)])
 def test_signal_fades_as_the_score_rises(score, factor):
-    rank_metrics = {"1": layer([1.0, 3.0], [5.0, 3.0])}
+    rank_metrics = measured(layer([1.0, 3.0], [5.0, 3.0]))
     fixed, fading = RewardManager(config()), RewardManager(config(aux_fix=False, aux_reward_global_weight=2.0))
     if score is not None:
         fading.load_state_dict({"baselines": {}, "ema_score": score})
@@ -184,7 +195,7 @@ def test_signal_fades_as_the_score_rises(score, factor):
 
 
 def test_switches_are_independent():
-    rank_metrics = {"1": layer([1.0, 3.0], [4.0, 4.0])}
+    rank_metrics = measured(layer([1.0, 3.0], [4.0, 4.0]))
     advantages, mask = torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.ones(2, 2)
     off = RewardManager(config(add_reward=False, add_adv=False))
     result = shape(off, rank_metrics)
@@ -203,10 +214,10 @@ def test_reward_goes_to_the_last_response_token():
     manager = RewardManager(config())
     mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
     rewards = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    result = manager.shape(rewards, mask, {"1": layer([1.0, 3.0, 2.0], [4.0, 4.0, 4.0])})
+    phi, _ = manager.compute_phi(measured(layer([1.0, 3.0, 2.0], [4.0, 4.0, 4.0])))
     bonus = 0.5 * math.tanh(0.5)
     expected = torch.tensor([[0.0, 1.0 - bonus, 0.0], [1.0 + bonus, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    torch.testing.assert_close(result.token_rewards, expected)
+    torch.testing.assert_close(manager.shape_rewards(rewards, mask, phi), expected)
     assert rewards[0, 1] == 1.0
 
 
@@ -227,16 +238,14 @@ def test_advantage_metrics():
 
 def test_missing_indicator_names_those_available():
     manager = RewardManager(config(indicator_names=["Efective Rank", ERV]))
-    rank_metrics = {"1": layer([1.0, 3.0], [5.0, 3.0])}
-    message = (
-        "'Efective Rank' is not among the metrics of layer 1; available: Effective Rank diff, Effective Rank diff 2"
-    )
+    rank_metrics = measured(layer([1.0, 3.0], [5.0, 3.0]))
+    message = "'Efective Rank' is not among the metrics; available: Effective Rank diff, Effective Rank diff 2"
     with pytest.raises(ValueError, match=message):
         shape(manager, rank_metrics)
     with pytest.raises(ValueError, match=message):
         manager.update(torch.zeros(2), rank_metrics)
     with pytest.raises(ValueError, match="rank_metrics is empty"):
-        manager.update(torch.zeros(2), {})
+        manager.update(torch.zeros(2), RankMetrics.none(2))
 
 
 def test_baselines_from_zero_follow_a_step_late():
@@ -264,8 +273,8 @@ def test_baselines_from_zero_follow_a_step_late():
             -0.0234375,
         ),
     ]
-    for rank_metrics, scores, phi, baselines, ema_score in steps:
-        rank_metrics = {"1": rank_metrics}
+    for indicators, scores, phi, baselines, ema_score in steps:
+        rank_metrics = measured(indicators)
         # A run that resumes here goes on alike.
         resumed = RewardManager(manager.config)
         resumed.load_state_dict(json.loads(json.dumps(manager.state_dict())))
@@ -279,14 +288,14 @@ def test_baselines_from_zero_follow_a_step_late():
             assert each.state_dict() == {
                 "baselines": {"1": baselines} if baselines else {},
                 "ema_score": ema_score,
-                "previous_means": {"1": {name: float(values.mean()) for name, values in rank_metrics["1"].items()}},
+                "previous_means": {"1": {name: float(values.mean()) for name, values in indicators.items()}},
             }
             logged = each.baseline_metrics()
             assert logged == {f"cal/base_v/{name}": baselines.get(name, 0.0) for name in (ERA, ERV)}
 
 
 def test_the_first_step_from_zero_logs_no_signal():
-    result = shape(RewardManager(config(baseline_start="zero")), {"1": layer([1.0, 3.0], [4.0, 4.0])})
+    result = shape(RewardManager(config(baseline_start="zero")), measured(layer([1.0, 3.0], [4.0, 4.0])))
     assert not result.token_rewards.any()
     names = ("phi_mean", "phi_min", "phi_max", "phi_std")
     assert result.metrics == {f"reward_manager/{name}": 0.0 for name in names}
@@ -295,7 +304,7 @@ def test_the_first_step_from_zero_logs_no_signal():
 def test_from_zero_a_metric_without_finite_value_leaves_its_baseline():
     manager = RewardManager(config(baseline_start="zero"))
     for era in ([2.0, 2.0], [math.nan, math.inf], [4.0, 4.0]):
-        manager.update(torch.full((2,), math.nan), {"1": layer(era, [4.0, 4.0])})
+        manager.update(torch.full((2,), math.nan), measured(layer(era, [4.0, 4.0])))
     assert manager.state_dict() == {
         "baselines": {"1": {ERA: 0.5, ERV: 1.75}},
         "ema_score": 0.0,
@@ -315,9 +324,9 @@ def shaped_twice(settings):
     for step in range(3):
         # Growing metrics: all deviations are positive.
         values = 4.0**step * (torch.rand(3, 3, generator=generator, dtype=torch.float64) + 1)
-        rank_metrics = {"1": dict(zip((ERA, ERV, ER), values, strict=True))}
-        shaping = manager.shape(torch.zeros(3, 2), mask, rank_metrics)
-        results.append(manager.shape_advantages(advantages, mask, shaping.phi))
+        rank_metrics = measured(dict(zip((ERA, ERV, ER), values, strict=True)))
+        phi, _ = manager.compute_phi(rank_metrics)
+        results.append(manager.shape_advantages(advantages, mask, phi))
         manager.update(torch.tensor([1.0, 0.0, 0.5]), rank_metrics)
     return advantages, [shaped for shaped, _ in results[1:]], results[-1][1]
 
@@ -342,7 +351,7 @@ def test_only_the_released_code_is_plain_grpo():
 
 
 def test_where_phi_is_not_computed_no_baseline_moves():
-    rank_metrics = {"1": layer([1.0, 3.0], [5.0, 3.0])}
+    rank_metrics = measured(layer([1.0, 3.0], [5.0, 3.0]))
     for start, state in (
         ("first_batch", {"baselines": {}, "ema_score": None}),
         ("zero", {"baselines": {}, "ema_score": 0.0, "previous_means": None}),
@@ -361,12 +370,12 @@ def test_where_phi_is_not_computed_no_baseline_moves():
 @settings(max_examples=30, deadline=None)
 def test_state_round_trip_through_json_is_exact(values, score, start):
     first = RewardManager(config(aux_fix=False, baseline_start=start))
-    first.update(torch.tensor([score], dtype=torch.float64), {"1": layer(values[:2], values[2:])})
-    first.update(torch.tensor([0.1], dtype=torch.float64), {"1": layer(values[2:], values[:2])})
+    first.update(torch.tensor([score], dtype=torch.float64), measured(layer(values[:2], values[2:])))
+    first.update(torch.tensor([0.1], dtype=torch.float64), measured(layer(values[2:], values[:2])))
     second = RewardManager(config(aux_fix=False, baseline_start=start))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.state_dict() == first.state_dict()
-    rank_metrics = {"1": layer([0.3, 0.7], [0.1, 0.9])}
+    rank_metrics = measured(layer([0.3, 0.7], [0.1, 0.9]))
     assert torch.equal(shape(second, rank_metrics).phi, shape(first, rank_metrics).phi)
 
 
@@ -390,7 +399,7 @@ def test_state_is_a_copy():
 )
 def test_malformed_state_from_zero_is_rejected_and_changes_nothing(state, message):
     manager = RewardManager(config(baseline_start="zero"))
-    manager.update(torch.zeros(2), {"1": layer([1.0, 3.0], [5.0, 3.0])})
+    manager.update(torch.zeros(2), measured(layer([1.0, 3.0], [5.0, 3.0])))
     before = manager.state_dict()
     with pytest.raises(ValueError, match=message):
         manager.load_state_dict(state)
@@ -414,7 +423,7 @@ def test_malformed_state_from_zero_is_rejected_and_changes_nothing(state, messag
 )
 def test_malformed_state_is_rejected_and_changes_nothing(state, message):
     manager = RewardManager(config())
-    manager.update(torch.zeros(2), {"1": layer([1.0, 3.0], [5.0, 3.0])})
+    manager.update(torch.zeros(2), measured(layer([1.0, 3.0], [5.0, 3.0])))
     before = manager.state_dict()
     with pytest.raises(ValueError, match=message):
         manager.load_state_dict(state)

@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 from verl.config import PPOConfig
 from verl.data.prompts import PromptDataset, PromptSample, val_batches
 from verl.protocol import PolicyBatch, RolloutBatch
-from verl.rank.calculator import capture_options
 from verl.rollout import engine_environment
 from verl.single_controller import WorkerGroup
 
@@ -16,9 +15,7 @@ from verl.single_controller import WorkerGroup
 def start_group(config: PPOConfig, world_size: int, device_type: str = "cpu") -> WorkerGroup:
     """Probe workers, for runs of ten steps."""
     environment = engine_environment(device_type, config.rollout.name) | {"PYTHONPATH": str(Path(__file__).parent)}
-    return WorkerGroup(
-        "probes:ProbeWorker", config, (10, capture_options(config.calculator)), 1, world_size, device_type, environment
-    )
+    return WorkerGroup("probes:ProbeWorker", config, (10,), 1, world_size, device_type, environment)
 
 
 def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSample:

@@ -10,11 +10,13 @@ from torch import Tensor
 from torch.distributed.tensor import distribute_tensor
 
 from verl.config.ppo import ActorConfig
+from verl.config.signal import CalculatorConfig
 from verl.models.fsdp import full_parameters
 from verl.models.learner import Learner
 from verl.models.packing import position_ids
 from verl.models.policy import scoring_batches
 from verl.protocol import PolicyBatch, PromptBatch, ValueBatch
+from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.workers.hybrid import HybridWorker
 
 
@@ -42,6 +44,10 @@ class ProbeWorker(HybridWorker):
     def critic_gradients(self, batch: ValueBatch, num_tokens: int) -> dict[str, Tensor]:
         """The same of the critic."""
         return gradients_of(self.critic.learner, lambda: self.critic.update(batch, num_tokens))
+
+    def measure_states(self, calculator: CalculatorConfig | None) -> None:
+        """Have the policy measure rank metrics, as with ``calculator.source=actor``."""
+        self.calculator = None if calculator is None else RepresentationMetricsCalculator(calculator)
 
     def configure_actor(self, config: ActorConfig, changes: dict[str, Any]) -> None:
         self.actor.config = replace(config, **changes)

@@ -12,7 +12,7 @@ from verl.config import PPOConfig
 from verl.data.prompts import PromptSample
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.single_controller import WorkerError, WorkerGroup, concat
-from verl.single_controller.dispatch import run_rows, run_update
+from verl.single_controller.roles import RoleWorkers
 from verl.workers.hybrid import HybridWorker
 
 
@@ -69,7 +69,8 @@ SPLITS = [
 
 def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, small_config):
     rollout = concat(one.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 1))
-    logprobs, entropy = concat(one.run_split("compute_logprobs", rollout))
+    scores = concat(one.run_split("compute_logprobs", rollout))
+    logprobs, entropy = scores.logprobs, scores.entropy
     mask = rollout.response_mask.bool()
     assert (entropy[mask] > 0).all() and (entropy[~mask] == 0).all()
     # Far enough from the old policy for clipping to matter.
@@ -82,9 +83,10 @@ def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, s
         for group, split in SPLITS if first is None else SPLITS[:: len(SPLITS) - 1]:
             workers, balance = {"one": one, "two": two}[group], "use_dynamic_bsz" in split
             workers.run("configure_actor", small_config.actor, changes | split)
-            gradients.append(run_update(workers, "gradients", batch, num_tokens, len(batch), balance=balance))
-            found, _ = run_rows(workers, "compute_logprobs", rollout, balance=balance)
-            torch.testing.assert_close(found, logprobs, atol=1e-5, rtol=0)
+            role = RoleWorkers(workers, balance=balance)
+            gradients.append(role.run_update("gradients", batch, num_tokens, len(batch)))
+            found = role.map_rows("compute_logprobs", rollout)
+            torch.testing.assert_close(found.logprobs, logprobs, atol=1e-5, rtol=0)
         assert max(g.abs().max() for g in gradients[0].values()) > 0
         for other in gradients[1:]:
             assert relative_difference(gradients[0], other) < 1e-5, name
@@ -121,21 +123,26 @@ def test_rank_metrics_are_those_of_the_states(two, prompts, small_config, tiny_m
         used = torch.stack([states[1][0], states[-1][0]], dim=1)[None, -length - 1 : -1]
         for layer, expected in enumerate(calculator(used, torch.ones(1, length)).values()):
             for name, value in expected.items():
-                measured = rollout.rank_metrics[name][row, layer]
+                measured = rollout.rank_metrics.by_name[name][row, layer]
                 assert abs(measured - value.item()) < 1e-3 * max(1, abs(value.item())), (row, layer, name)
-        torch.testing.assert_close(rollout.mean_states[row], used[0].mean(dim=0), atol=1e-4, rtol=0)
+        torch.testing.assert_close(rollout.rank_metrics.mean_states[row], used[0].mean(dim=0), atol=1e-4, rtol=0)
 
 
 def test_the_policy_measures_what_the_engine_measures(one, two, prompts, small_config):
     rollout = concat(two.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 3))
-    logprobs, entropy = concat(one.run_split("compute_logprobs", rollout))
+    plain = concat(one.run_split("compute_logprobs", rollout))
+    assert plain.rank_metrics.num_layers == 0
     for group in (one, two):
-        *scored, metrics, means = concat(group.run_split("compute_logprobs_and_metrics", rollout))
-        torch.testing.assert_close(scored, [logprobs, entropy], atol=1e-5, rtol=0)
-        assert set(metrics.keys()) == set(rollout.rank_metrics.keys())
-        for name in metrics.keys():
-            torch.testing.assert_close(metrics[name], rollout.rank_metrics[name], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(means, rollout.mean_states, atol=1e-5, rtol=0)
+        group.run("measure_states", small_config.calculator)
+        scores = concat(group.run_split("compute_logprobs", rollout))
+        group.run("measure_states", None)
+        torch.testing.assert_close(scores.logprobs, plain.logprobs, atol=1e-5, rtol=0)
+        torch.testing.assert_close(scores.entropy, plain.entropy, atol=1e-5, rtol=0)
+        found, expected = scores.rank_metrics, rollout.rank_metrics
+        assert found.metric_names == expected.metric_names
+        for name in found.metric_names:
+            torch.testing.assert_close(found.by_name[name], expected.by_name[name], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.mean_states, expected.mean_states, atol=1e-5, rtol=0)
 
 
 def test_a_failing_worker_is_named(two):

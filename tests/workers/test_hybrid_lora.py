@@ -55,13 +55,13 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, t
     sampling = config.rollout.train_kwargs
     rollout = concat(workers.run_split("generate", prompts.tokens, sampling, 1))
     mask = rollout.response_mask.bool()
-    first, _ = concat(workers.run_split("compute_logprobs", rollout))
+    first = concat(workers.run_split("compute_logprobs", rollout)).logprobs
     assert torch.equal(concat(workers.run_split("compute_ref_logprobs", rollout)), first)
     values = concat(workers.run_split("compute_values", rollout))
     for _ in range(5):
         workers.run_split("update_actor", policy_batch(rollout, first), int(mask.sum()), len(rollout))
         workers.run_split("update_critic", value_batch(rollout, values), int(mask.sum()))
-    moved, _ = concat(workers.run_split("compute_logprobs", rollout))
+    moved = concat(workers.run_split("compute_logprobs", rollout)).logprobs
     assert (moved - first).abs()[mask].max() > 0.1
     # The reference policy is the policy without adapters, and stays where it was.
     assert torch.equal(concat(workers.run_split("compute_ref_logprobs", rollout)), first)
@@ -69,7 +69,7 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, t
 
     workers.run("sync_weights")
     fresh = concat(workers.run_split("generate", prompts.tokens, sampling, 2))
-    logprobs, _ = concat(workers.run_split("compute_logprobs", fresh))
+    logprobs = concat(workers.run_split("compute_logprobs", fresh)).logprobs
     assert (fresh.rollout_logprobs - logprobs).abs()[fresh.response_mask.bool()].max() < 1e-3
 
     CheckpointSaver(tmp_path, workers, background=False, huggingface=True, newest=0).save(1, {"step": 1}, {})
@@ -90,6 +90,6 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, t
 
     # Adapters and optimizer go back to where they were, whatever is offloaded.
     workers.run_split("update_actor", policy_batch(rollout, first), int(mask.sum()), len(rollout))
-    assert not torch.equal(concat(workers.run_split("compute_logprobs", fresh))[0], logprobs)
+    assert not torch.equal(concat(workers.run_split("compute_logprobs", fresh)).logprobs, logprobs)
     workers.run("load", folder, 1)
-    assert torch.equal(concat(workers.run_split("compute_logprobs", fresh))[0], logprobs)
+    assert torch.equal(concat(workers.run_split("compute_logprobs", fresh)).logprobs, logprobs)

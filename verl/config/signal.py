@@ -138,6 +138,10 @@ class CalculatorConfig:
     global_diff_stride_val: int
     """The same in validation."""
 
+    def measured_by(self, source: str) -> bool:
+        """Whether rank metrics are measured, and by ``source``: ``rollout`` or ``actor``."""
+        return self.enable and self.source == source
+
     def __post_init__(self) -> None:
         require_distinct("calculator.layers", self.layers)
         require_distinct("calculator.metric_indices", self.metric_indices)

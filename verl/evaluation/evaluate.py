@@ -33,7 +33,6 @@ from verl.evaluation.results import RunResult
 from verl.evaluation.scoring import score
 from verl.evaluation.targets import Target, select_targets
 from verl.models.info import sequence_limit
-from verl.rank.calculator import capture_options
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel
@@ -197,7 +196,7 @@ class Engines:
             return WorkerGroup(
                 "verl.workers.evaluation:EvaluationWorker",
                 self.config.rollout,
-                (model, capture_options(calculator) if calculator.enable else None),
+                (model, calculator if calculator.enable else None),
                 self.config.trainer.nnodes,
                 self.workers_per_node,
                 self.device_type,

@@ -8,6 +8,7 @@ D hidden width.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,6 +72,18 @@ class ForwardPass:
                 )
 
 
+class ScoredTokens(NamedTuple):
+    """What a language model says of tokens, 0 where they were not wanted."""
+
+    logprobs: Tensor
+    """[B, R] float32."""
+    entropy: Tensor
+    """[B, R] float32 in nats."""
+    states: list[Tensor]
+    """For each of the B rows [n, L, D], the hidden states that its n wanted tokens are drawn from; empty without
+    ``layers``."""
+
+
 class LogprobForward(ForwardPass):
     """Of a causal language model: log-probabilities of tokens and entropies."""
 
@@ -97,7 +110,8 @@ class LogprobForward(ForwardPass):
         wanted: Tensor,
         temperature: float,
         differentiable_entropy: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+        layers: Sequence[int] = (),
+    ) -> ScoredTokens:
         """Log-probability of tokens in the last R columns, and the entropy each was drawn with.
 
         Args:
@@ -105,32 +119,17 @@ class LogprobForward(ForwardPass):
             wanted: [B, R], R below S, 1 on the tokens to score; each has a token before it.
             temperature: softmax temperature of the policy.
             differentiable_entropy: whether the entropy carries a gradient, which takes more memory.
-
-        Returns:
-            logprobs [B, R] float32, entropy in nats [B, R] float32; 0 where not wanted.
-        """
-        layout = self._layout(input_ids, attention_mask)
-        logprobs, entropy = self._score(layout, input_ids, wanted, temperature, differentiable_entropy)
-        return logprobs, entropy if differentiable_entropy else entropy.detach()
-
-    @torch.no_grad()
-    def logprobs_and_states(
-        self, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor, temperature: float, layers: Sequence[int]
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """As :meth:`logprobs`, and the hidden states that the wanted tokens are drawn from.
-
-        Args:
-            layers: see :func:`verl.models.hidden_states.record_states`.
-
-        Returns:
-            logprobs and entropy [B, R], and for each of the B rows [n, L, D] of its n wanted tokens.
+            layers: layers whose hidden states are returned too, see :func:`verl.models.hidden_states.record_states`.
         """
         layout = self._layout(input_ids, attention_mask)
         with record_states(self.model, layers) as recorded:
-            logprobs, entropy = self._score(layout, input_ids, wanted, temperature, False)
-        states = layout.restore(torch.stack([layer.flatten(0, 1) for layer in recorded], dim=1))
-        before = states[:, -wanted.shape[1] - 1 : -1]
-        return logprobs, entropy, [row[mask.bool()] for row, mask in zip(before, wanted, strict=True)]
+            logprobs, entropy = self._score(layout, input_ids, wanted, temperature, differentiable_entropy)
+        states: list[Tensor] = []
+        if recorded:
+            every = layout.restore(torch.stack([layer.flatten(0, 1) for layer in recorded], dim=1))
+            before = every[:, -wanted.shape[1] - 1 : -1]
+            states = [row[mask.bool()] for row, mask in zip(before, wanted, strict=True)]
+        return ScoredTokens(logprobs, entropy if differentiable_entropy else entropy.detach(), states)
 
     def _score(
         self, layout: Layout, input_ids: Tensor, wanted: Tensor, temperature: float, differentiable_entropy: bool
@@ -175,7 +174,7 @@ class LogprobForward(ForwardPass):
         if self.config.logits_chunk_size:
             found.append(self._score(padded, input_ids, wanted, 1.0, False))
         if self.config.use_remove_padding:
-            found.append(self.logprobs(input_ids, attention_mask, wanted, 1.0))
+            found.append(self.logprobs(input_ids, attention_mask, wanted, 1.0)[:2])
         return [[row[mask] for row, mask in zip(logprobs, wanted, strict=True)] for logprobs, _ in found]
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from tensordict import TensorDict
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -14,10 +13,10 @@ from verl.models.forward import LogprobForward
 from verl.models.fsdp import load_sharded_model, offloaded_parameters
 from verl.models.micro_batches import MicroBatching, in_order
 from verl.models.packing import trim_columns
-from verl.protocol import PolicyBatch, RolloutBatch
+from verl.protocol import PolicyBatch, PolicyScores, RankMetrics, RolloutBatch
 
-Reducer = Callable[[list[Tensor]], list[dict[str, Tensor]]]
-"""Hidden states [T, L, D] of responses in, named tensors of each out."""
+Measure = Callable[[list[Tensor]], RankMetrics]
+"""Hidden states [T, L, D] of responses in, their rank metrics out."""
 
 
 class Policy:
@@ -38,42 +37,27 @@ class Policy:
         self.temperature = temperature
 
     @torch.no_grad()
-    def compute_logprobs(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [B, R] float32 of the responses, 0 on padding, on the CPU."""
-        scored, cuts = [], self.scoring.cut(batch)
-        for rows in cuts:
-            micro = batch[rows]
-            logprobs, entropy = self.forward.logprobs(*self._columns(micro), self.temperature)
-            scored.append([_full_width(values, micro) for values in (logprobs, entropy)])
-        logprobs, entropy = (in_order(parts, cuts) for parts in zip(*scored, strict=True))
-        return logprobs, entropy
-
-    @torch.no_grad()
-    def compute_logprobs_and_metrics(
-        self, batch: RolloutBatch, layers: Sequence[int], reduce: Reducer
-    ) -> tuple[Tensor, Tensor, TensorDict, Tensor]:
-        """As :meth:`compute_logprobs`, and what ``reduce`` makes of the states that the responses were sampled from.
+    def compute_logprobs(
+        self, batch: RolloutBatch, layers: Sequence[int] = (), measure: Measure | None = None
+    ) -> PolicyScores:
+        """Log-probabilities and entropies of the responses, and what ``measure`` makes of their hidden states.
 
         Args:
-            layers: those to measure, see :func:`verl.models.hidden_states.record_states`.
-            reduce: states [T, L, D] of responses in, for each of them metrics [L] and ``mean_state`` [L, D] out.
+            layers: layers whose states are measured, see :func:`verl.models.hidden_states.record_states`.
+            measure: called with the states that the tokens of each response were sampled from; goes with ``layers``.
 
         Returns:
-            logprobs and entropy [B, R], metrics [B, L] by name, mean states [B, L, D], all on the CPU.
+            One row per response, on the CPU.
         """
-        scored, measured, cuts = [], [], self.scoring.cut(batch)
-        for rows in cuts:
-            micro = batch[rows]
-            logprobs, entropy, states = self.forward.logprobs_and_states(
-                *self._columns(micro), self.temperature, layers
-            )
-            scored.append([_full_width(values, micro) for values in (logprobs, entropy)])
-            measured += [{name: value.cpu() for name, value in row.items()} for row in reduce(states)]
-        logprobs, entropy = (in_order(parts, cuts) for parts in zip(*scored, strict=True))
-        stacked = {name: torch.stack([row[name] for row in measured]) for name in measured[0]}
-        metrics = {name: in_order([values], [torch.cat(cuts)]) for name, values in stacked.items()}
-        mean_states = metrics.pop("mean_state")
-        return logprobs, entropy, TensorDict(metrics, batch_size=[len(batch)]), mean_states
+        logprobs, entropies, rows, cuts = [], [], [], self.scoring.cut(batch)
+        for micro in (batch[cut] for cut in cuts):
+            scored = self.forward.logprobs(*self._columns(micro), self.temperature, layers=layers)
+            logprobs.append(_full_width(scored.logprobs, micro))
+            entropies.append(_full_width(scored.entropy, micro))
+            if measure is not None:
+                rows += measure(scored.states).to_rows()
+        metrics = RankMetrics.from_rows(rows)[torch.cat(cuts).argsort()] if rows else RankMetrics.none(len(batch))
+        return PolicyScores(in_order(logprobs, cuts), in_order(entropies, cuts), metrics, batch_size=[len(batch)])
 
     def _columns(self, micro: RolloutBatch | PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and attention mask [B, S] and response mask [B, R] on the device, as few columns as rows need."""

@@ -1,28 +1,30 @@
 """Rank metrics of a batch of responses, layer by layer (arXiv 2509.23808).
 
-Runs where the hidden states are, inside the rollout engine: it depends on torch, ``verl.spectral`` and ``verl.config``
-alone.
+Runs where the hidden states are: in the rollout engine, or in the worker whose policy reads the responses again.
+
+Shapes: B responses, T padded response tokens, L captured layers, D hidden width.
 """
 
+import json
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from verl.config.signal import CalculatorConfig
+from verl.protocol import RankMetrics
 from verl.rank.dynamics import acceleration, base_metrics, prefix_counts, prefix_rows, velocity
 from verl.spectral import SpectralOptions
-
-RankMetrics = dict[str, dict[str, Tensor]]
-"""Layer key ("1".."L") to metric name to float64 ``[B]``."""
 
 RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
 """Metrics that ``calculator.metrics_dtype`` rounds."""
 
 PADDED_BYTES = 256 << 20
-"""Bound on the padded copy of hidden states that :func:`reduce_states` measures at once."""
+"""Bound on the padded copy of hidden states that :meth:`RepresentationMetricsCalculator.measure` makes at once."""
 
 
 class RepresentationMetricsCalculator:
@@ -40,8 +42,8 @@ class RepresentationMetricsCalculator:
         attention_mask: Tensor,
         compute_diff: bool | None = None,
         diff_stride: int | None = None,
-    ) -> RankMetrics:
-        """Metrics of every response and layer.
+    ) -> dict[str, dict[str, Tensor]]:
+        """Metrics of every response and layer, in the form of the paper's release.
 
         Args:
             hidden_states: ``[B, T, L, D]`` floating point; row j is the state from which token j was sampled.
@@ -66,7 +68,7 @@ class RepresentationMetricsCalculator:
         lengths = _lengths(attention_mask.to(hidden_states.device))
         compute_diff = self.config.compute_diff if compute_diff is None else compute_diff
         stride = self.config.diff_stride if diff_stride is None else diff_stride
-        metrics: RankMetrics = {}
+        metrics = {}
         for layer in range(hidden_states.shape[2]):
             key = str(layer + 1)
             try:
@@ -75,6 +77,32 @@ class RepresentationMetricsCalculator:
                 raise ValueError(f"layer {key}: {error}") from error
             metrics[key] = {name: self._stored(name, values) for name, values in measured.items()}
         return metrics
+
+    def measure(self, states: list[Tensor]) -> RankMetrics:
+        """Metrics of whole responses of any lengths; those of one do not depend on the others.
+
+        Args:
+            states: at least one response, each ``[T, L, D]`` with T at least 1.
+
+        Returns:
+            On the device of ``states``.
+
+        Raises:
+            ValueError: as :meth:`__call__`; responses are counted within the list.
+        """
+        parts: list[dict[str, Tensor]] = []
+        longest = max(len(response) for response in states)
+        at_once = max(1, PADDED_BYTES // max(1, longest * states[0][0].nbytes))
+        for start in range(0, len(states), at_once):
+            responses = states[start : start + at_once]
+            padded = pad_sequence(responses, batch_first=True)
+            lengths = torch.tensor([len(response) for response in responses], device=padded.device)
+            layers = self(padded, torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]).values()
+            names = next(iter(layers))
+            parts.append({name: torch.stack([layer[name] for layer in layers], dim=1) for name in names})
+        by_name = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        means = torch.stack([response.float().mean(dim=0) for response in states])
+        return RankMetrics(TensorDict(by_name, batch_size=[len(states)]), means, batch_size=[len(states)])
 
     def dataset_metrics(self, mean_states: Tensor, diff_stride: int) -> dict[str, float]:
         """Metrics of the matrix ``mean_states [B, D]``, one mean hidden state per response, for one layer.
@@ -142,40 +170,33 @@ class RepresentationMetricsCalculator:
 
 
 def capture_options(config: CalculatorConfig) -> dict[str, Any]:
-    """What a vLLM engine is asked for (``additional_config["hidden_states"]``): every response's rank metrics."""
+    """What a vLLM engine is asked for (``additional_config["hidden_states"]``): every response's rank metrics.
+
+    vLLM passes these options through JSON, so the calculator's are one JSON text, which each process parses once.
+    """
     reducer = f"{__name__}:{reduce_states.__name__}"
-    return {"layers": config.layers, "reducer": reducer, "reducer_options": asdict(config)}
+    return {"layers": config.layers, "reducer": reducer, "reducer_options": {"calculator": json.dumps(asdict(config))}}
 
 
-def reduce_states(states: list[Tensor], **calculator: Any) -> list[dict[str, Tensor]]:
-    """Rank metrics of finished responses, where their hidden states are.
+def reduce_states(states: list[Tensor], calculator: str) -> list[dict[str, Tensor]]:
+    """The reducer of ``vllm_patches`` that :func:`capture_options` asks for.
 
     Args:
-        states: for each response ``[T, L, D]``, T at least 1.
-        calculator: the fields of :class:`CalculatorConfig`.
+        states: of finished responses, each ``[T, L, D]``.
+        calculator: the fields of :class:`CalculatorConfig` as JSON.
 
     Returns:
-        For each response metric name to float64 ``[L]``, and ``mean_state``, float32 ``[L, D]``. They depend on that
-        response alone, not on the others of the list.
+        The rows of their :class:`RankMetrics`.
 
     Raises:
-        ValueError: as :class:`RepresentationMetricsCalculator`; responses are counted within the list.
+        ValueError: as :meth:`RepresentationMetricsCalculator.measure`.
     """
-    measure = RepresentationMetricsCalculator(CalculatorConfig(**calculator))
-    results: list[dict[str, Tensor]] = []
-    longest = max(len(response) for response in states)
-    at_once = max(1, PADDED_BYTES // max(1, longest * states[0][0].nbytes))
-    for start in range(0, len(states), at_once):
-        responses = states[start : start + at_once]
-        padded = pad_sequence(responses, batch_first=True)
-        lengths = torch.tensor([len(response) for response in responses], device=padded.device)
-        layers = measure(padded, torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]).values()
-        names = next(iter(layers))
-        metrics = {name: torch.stack([layer[name] for layer in layers], dim=1) for name in names}
-        for row, response in enumerate(responses):
-            measured = {name: values[row] for name, values in metrics.items()}
-            results.append(measured | {"mean_state": response.float().mean(dim=0)})
-    return results
+    return _calculator(calculator).measure(states).to_rows()
+
+
+@cache
+def _calculator(options: str) -> RepresentationMetricsCalculator:
+    return RepresentationMetricsCalculator(CalculatorConfig(**json.loads(options)))
 
 
 def _options(config: CalculatorConfig, svd_method: str, method: str) -> SpectralOptions:

@@ -1,9 +1,8 @@
 """The reward manager: rank metrics of a batch become the auxiliary signal Phi (arXiv 2509.23808).
 
-Shapes: B responses, R padded response tokens. It keeps two kinds of state, both moving averages over training
-steps: a baseline mu per layer and indicator, and the mean score. ``shape`` and ``shape_advantages`` only read them;
-``update``, called once at the end of a training step, alone changes them, so validation, which never calls it, is
-measured against training's baselines.
+Shapes: B responses, R padded response tokens. It keeps two kinds of state, both moving averages over training steps:
+a baseline mu per layer and indicator, and the mean score. ``update``, called once at the end of a training step, alone
+changes them; the other methods only read them, so validation is measured against training's baselines.
 
 With ``reward_manager.baseline_start=zero``, as in the paper's release, averages start at 0 and follow a step late: what
 ``update`` then moves them towards is the batch of the update before, which it keeps for that purpose.
@@ -12,13 +11,13 @@ With ``reward_manager.baseline_start=zero``, as in the paper's release, averages
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl.config.signal import RewardManagerConfig
+from verl.protocol import RankMetrics
 from verl.rank.shaping import (
     auxiliary_signal,
     controller_weights,
@@ -28,23 +27,8 @@ from verl.rank.shaping import (
     shaped_advantages,
 )
 
-RankMetrics = Mapping[str, Mapping[str, Tensor]]
-"""Layer key to metric name to ``[B]``."""
-
 Means = dict[str, dict[str, float]]
 """Layer key to indicator to a mean over responses."""
-
-
-@dataclass(frozen=True)
-class RewardShaping:
-    """What rank shaping adds to one batch."""
-
-    phi: Tensor
-    """Auxiliary signal ``[B]``, float64, mean over the layers."""
-    token_rewards: Tensor
-    """Rewards ``[B, R]``, with Phi on the last response token if ``reward_manager.add_reward``."""
-    metrics: dict[str, float]
-    """Scalars to log, under ``reward_manager/``."""
 
 
 class RewardManager:
@@ -59,17 +43,18 @@ class RewardManager:
         self._previous_means: Means | None = None
         """Batch means of the step before; kept only if averages start at zero."""
 
-    def shape(self, token_rewards: Tensor, response_mask: Tensor, rank_metrics: RankMetrics) -> RewardShaping:
-        """Phi of every response, measured against the baselines of the previous steps; changes no state.
+    def compute_phi(self, rank_metrics: RankMetrics) -> tuple[Tensor, dict[str, float]]:
+        """The auxiliary signal Phi of every response, and scalars to log; changes no state.
 
-        Where there is no baseline yet (first step), the batch's own mean stands in for it. A metric that is NaN or
-        infinite gives its response no signal. Phi is 0 for all without ``computes_phi``, and in the first step if
-        ``baseline_start=zero``.
+        Phi is measured against the baselines of the previous steps. Where there is no baseline yet (first step), the
+        batch's own mean stands in for it. A metric that is NaN or infinite gives its response no signal. Phi is 0 for
+        all without ``computes_phi``, and in the first step if ``baseline_start=zero``.
 
         Args:
-            token_rewards: ``[B, R]``.
-            response_mask: ``[B, R]``, true or 1 on response tokens.
-            rank_metrics: layer key to metric name to ``[B]``, holding every name in ``indicator_names``.
+            rank_metrics: of B responses, holding every name in ``indicator_names``.
+
+        Returns:
+            Phi ``[B]`` float64, the mean over the layers, and scalars under ``reward_manager/``.
 
         Raises:
             ValueError: no layer, or an indicator that the metrics lack (names those available).
@@ -87,17 +72,21 @@ class RewardManager:
             metrics |= _release_metrics(metrics, next(iter(layers)), self.config.indicator_names)
             metrics["reward_manager/performance_scaling_factor_mean"] = scale
         else:
-            phi = torch.zeros(token_rewards.shape[0], dtype=torch.float64)
+            phi = torch.zeros(len(rank_metrics), dtype=torch.float64)
         metrics |= {
             "reward_manager/phi_mean": phi.mean().item(),
             "reward_manager/phi_min": phi.min().item(),
             "reward_manager/phi_max": phi.max().item(),
             "reward_manager/phi_std": phi.std(correction=0).item(),
         }
-        if self.config.add_reward:
-            bonus = phi.to(token_rewards)[:, None]
-            token_rewards = torch.where(last_token_mask(response_mask), token_rewards + bonus, token_rewards)
-        return RewardShaping(phi=phi, token_rewards=token_rewards, metrics=metrics)
+        return phi, metrics
+
+    def shape_rewards(self, token_rewards: Tensor, response_mask: Tensor, phi: Tensor) -> Tensor:
+        """Rewards ``[B, R]`` with Phi ``[B]`` added to the last response token's if ``reward_manager.add_reward``."""
+        if not self.config.add_reward:
+            return token_rewards
+        bonus = phi.to(token_rewards)[:, None]
+        return torch.where(last_token_mask(response_mask), token_rewards + bonus, token_rewards)
 
     def shape_advantages(
         self, advantages: Tensor, response_mask: Tensor, phi: Tensor
@@ -133,11 +122,11 @@ class RewardManager:
         nothing; the score average moves towards the scores given, from the second update on. Without ``computes_phi``
         nothing moves.
 
-        ``scores [B]`` are the verifiers' scores; ``rank_metrics`` as in :meth:`shape`. NaN and infinite values are
-        left out of the means; a metric or score without any finite value leaves its average as it is.
+        ``scores [B]`` are the verifiers' scores; ``rank_metrics`` as in :meth:`compute_phi`. NaN and infinite values
+        are left out of the means; a metric or score without any finite value leaves its average as it is.
 
         Raises:
-            ValueError: as :meth:`shape`.
+            ValueError: as :meth:`compute_phi`.
         """
         means = _finite_means(self._indicators(rank_metrics))
         if not self.config.computes_phi:
@@ -159,7 +148,7 @@ class RewardManager:
         """Baselines of the first layer, ``cal/base_v/<indicator>``; those that do not exist yet are left out.
 
         After :meth:`update` they are what the next step will be measured against, as the release logs them; the
-        baselines behind a step's own Phi are among the metrics of :meth:`shape`, for every layer.
+        baselines behind a step's own Phi are among the metrics of :meth:`compute_phi`, for every layer.
         """
         known = next(iter(self._baselines.values()), {})
         baselines = {name: known.get(name, self._start) for name in self.config.indicator_names}
@@ -226,18 +215,18 @@ class RewardManager:
 
     def _indicators(self, rank_metrics: RankMetrics) -> dict[str, dict[str, Tensor]]:
         """The configured indicators of every layer in float64, guide first; ``ValueError`` where one is missing."""
-        if not rank_metrics:
+        if not rank_metrics.num_layers:
             raise ValueError("rank_metrics is empty: rank shaping needs calculator.enable=true and at least one layer")
-        for layer, metrics in rank_metrics.items():
-            for name in self.config.indicator_names:
-                if name not in metrics:
-                    raise ValueError(
-                        f"reward_manager.indicator_names: {name!r} is not among the metrics of layer {layer}; "
-                        f"available: {', '.join(sorted(metrics))}"
-                    )
+        available = rank_metrics.metric_names
+        for name in self.config.indicator_names:
+            if name not in available:
+                raise ValueError(
+                    f"reward_manager.indicator_names: {name!r} is not among the metrics; "
+                    f"available: {', '.join(sorted(available))}"
+                )
         return {
-            layer: {name: metrics[name].double() for name in self.config.indicator_names}
-            for layer, metrics in rank_metrics.items()
+            str(layer): {name: metrics[name].double() for name in self.config.indicator_names}
+            for layer, metrics in enumerate(rank_metrics.by_layer(), start=1)
         }
 
     def _fade(self) -> float:

@@ -3,16 +3,16 @@
 Legend: B responses, P prompt length, R response length, L layers, D hidden width.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from verl.config.ppo import PPOConfig, SamplingConfig
-from verl.protocol import PromptBatch, RolloutBatch
+from verl.config.signal import CalculatorConfig
+from verl.protocol import PromptBatch, RankMetrics, RolloutBatch
 from verl.utils.distributed import WorkerPlace
 
 
@@ -25,9 +25,12 @@ class RolloutSetup:
     pad_token_id: int
     end_tokens: list[int]
     """Tokens that end a response; they belong to it."""
-    capture: dict[str, Any] | None
-    """What is measured of the hidden states, as ``vllm_patches`` has it: ``layers``, and a ``reducer`` with its
-    ``reducer_options`` that gives metrics ``[L]`` and ``mean_state [L, D]``. None: nothing."""
+
+    @property
+    def calculator(self) -> CalculatorConfig | None:
+        """How the engine measures the hidden states of responses; None where it does not."""
+        calculator = self.config.calculator
+        return calculator if calculator.measured_by("rollout") else None
 
 
 class Rollout(Protocol):
@@ -60,8 +63,8 @@ class SampledResponse:
     """Of each token, under the distribution it was sampled from."""
     truncated: bool
     """Cut at its maximal length."""
-    measured: dict[str, Tensor] | None
-    """What the reducer gave; None where nothing is captured."""
+    measured: Mapping[str, Tensor] | None
+    """A row of :class:`RankMetrics`; None where nothing is captured."""
 
 
 def collect(
@@ -78,7 +81,7 @@ def collect(
         token_ids[row, :length] = torch.tensor(response.token_ids)
         response_mask[row, :length] = 1
         logprobs[row, :length] = torch.tensor(response.logprobs)
-    metrics, mean_states = _stack_measured([response.measured for response in responses])
+    measured = [response.measured for response in responses if response.measured is not None]
     return RolloutBatch(
         input_ids=torch.cat([repeated.input_ids, token_ids], dim=1),
         attention_mask=torch.cat([repeated.attention_mask, response_mask], dim=1),
@@ -86,20 +89,9 @@ def collect(
         rollout_logprobs=logprobs,
         group_ids=repeated.uid,
         truncated=torch.tensor([response.truncated for response in responses]),
-        rank_metrics=metrics,
-        mean_states=mean_states,
+        rank_metrics=RankMetrics.from_rows(measured) if measured else RankMetrics.none(len(responses)),
         batch_size=[len(responses)],
     )
-
-
-def _stack_measured(measured: Sequence[dict[str, Tensor] | None]) -> tuple[TensorDict, Tensor]:
-    """Rank metrics [B, L] by name, and mean states [B, L, D]."""
-    rows = [row for row in measured if row is not None]
-    if not rows:
-        return TensorDict({}, batch_size=[len(measured)]), torch.zeros(len(measured), 0, 0)
-    stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    means = stacked.pop("mean_state")
-    return TensorDict(stacked, batch_size=[len(measured)]), means
 
 
 def mix_seed(seed: int, uid: int) -> int:

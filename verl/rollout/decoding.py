@@ -4,7 +4,6 @@ Legend: B responses of a batch, P prompt length, R longest response, V vocabular
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +57,7 @@ def decode(
     """
     batch_size, num_steps = draws.shape
     device = input_ids.device
-    processors = logits_processors(sampling)
+    processors: Any = logits_processors(sampling)
     ends = torch.tensor(end_tokens, device=device)
     token_ids = torch.zeros(batch_size, num_steps, dtype=torch.int64, device=device)
     logprobs = torch.zeros(batch_size, num_steps, device=device)
@@ -67,7 +66,7 @@ def decode(
     states: Tensor | None = None
     inputs, mask, positions, cache = input_ids, attention_mask, position_ids(attention_mask), None
     for step in range(num_steps):
-        with record_states(model, layers) if layers else nullcontext([]) as seen:
+        with record_states(model, layers) as seen:
             output = model(
                 input_ids=inputs,
                 attention_mask=mask,

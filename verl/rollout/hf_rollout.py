@@ -3,8 +3,7 @@
 Legend: B responses, R longest response.
 """
 
-import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from verl.config.ppo import SamplingConfig
 from verl.models.fsdp import kept_whole
 from verl.models.policy import Policy
 from verl.protocol import PromptBatch, RolloutBatch
+from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout.base import RolloutSetup, SampledResponse, collect, mix_seed
 from verl.rollout.decoding import Decoded, decode
 
@@ -32,10 +32,8 @@ class HFRollout:
         self.policy = policy
         self.batch_size = setup.config.rollout.max_num_seqs
         self.max_response_length = setup.config.data.max_response_length
-        self.layers: list[int] = []
-        if setup.capture is not None:
-            self.layers = setup.capture["layers"]
-            self.reducer = pkgutil.resolve_name(setup.capture["reducer"])
+        self.calculator = None if setup.calculator is None else RepresentationMetricsCalculator(setup.calculator)
+        self.layers = [] if setup.calculator is None else setup.calculator.layers
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
         """Sample ``sampling.n`` responses per prompt; the responses of one prompt are neighbours."""
@@ -77,9 +75,8 @@ class HFRollout:
             for token_ids, logprobs, ended, length, metrics in zip(*fields, strict=True)
         ]
 
-    def _measure(self, decoded: Decoded, lengths: list[int]) -> list[dict[str, Tensor] | None]:
-        if decoded.states is None or self.setup.capture is None:
+    def _measure(self, decoded: Decoded, lengths: list[int]) -> Sequence[Mapping[str, Tensor] | None]:
+        if decoded.states is None or self.calculator is None:
             return [None] * len(lengths)
         states = [row[:length] for row, length in zip(decoded.states, lengths, strict=True)]
-        measured = self.reducer(states, **self.setup.capture["reducer_options"])
-        return [{name: value.cpu() for name, value in metrics.items()} for metrics in measured]
+        return self.calculator.measure(states).to_rows()

@@ -8,6 +8,8 @@ from vllm import CompletionOutput
 from vllm.platforms import current_platform
 
 from verl.config.common import EngineConfig
+from verl.config.signal import CalculatorConfig
+from verl.rank.calculator import capture_options
 from verl.rollout.requests import resolve_dtype
 
 CPU_KV_CACHE_MB = 512
@@ -20,14 +22,14 @@ def engine_options(
     trust_remote_code: bool,
     device_type: str,
     seed: int,
-    capture: dict[str, Any] | None,
+    calculator: CalculatorConfig | None,
 ) -> dict[str, Any]:
     """Keyword arguments of ``vllm.LLM``.
 
     Args:
         max_model_len: longest sequence in tokens, prompt and response.
         device_type: ``cpu`` or ``cuda``.
-        capture: what the engine measures of its hidden states (options of ``vllm_patches``), or None.
+        calculator: how the engine measures the hidden states of responses; None: it captures none.
 
     Raises:
         RuntimeError: the installed vLLM is built for another kind of device.
@@ -61,13 +63,13 @@ def engine_options(
     if on_cpu:
         # A prompt computed in parts winds its random stream back, which a CPU's generator cannot.
         options["enable_chunked_prefill"] = False
-    if capture is not None:
-        options["additional_config"] = {"hidden_states": capture}
+    if calculator is not None:
+        options["additional_config"] = {"hidden_states": capture_options(calculator)}
     return options
 
 
 def measured(completion: CompletionOutput) -> dict[str, Tensor]:
-    """What the engine measured of a response's hidden states.
+    """What the engine measured of a response's hidden states, a row of :class:`verl.protocol.RankMetrics`.
 
     Raises:
         RuntimeError: nothing, as its plugin is not active.

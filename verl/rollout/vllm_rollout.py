@@ -1,6 +1,7 @@
 """The vLLM engine in a worker's own process: samples responses and measures their hidden states on the spot."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import vllm
 from torch import Tensor
@@ -39,7 +40,7 @@ class VLLMRollout:
             model.trust_remote_code,
             place.device_type,
             setup.config.seed,
-            setup.capture,
+            setup.calculator,
         )
         with own_shared_memory(place):
             self.engine = LLM(
@@ -54,7 +55,7 @@ class VLLMRollout:
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
         """Sample ``sampling.n`` responses per prompt; the responses of one prompt are neighbours."""
-        token_prompts = [
+        token_prompts: list[Any] = [
             {"prompt_token_ids": ids[mask.bool()].tolist()}
             for ids, mask in zip(prompts.input_ids, prompts.attention_mask, strict=True)
         ]
@@ -96,7 +97,7 @@ class VLLMRollout:
             token_ids=completion.token_ids,
             logprobs=_sampled_logprobs(completion),
             truncated=completion.finish_reason == "length",
-            measured=None if self.setup.capture is None else measured(completion),
+            measured=None if self.setup.calculator is None else measured(completion),
         )
 
 
@@ -118,4 +119,5 @@ def check_own_classes(engine: LLM, path: str) -> None:
 
 
 def _sampled_logprobs(completion: CompletionOutput) -> list[float]:
-    return [position[token].logprob for token, position in zip(completion.token_ids, completion.logprobs, strict=True)]
+    positions: Any = completion.logprobs
+    return [position[token].logprob for token, position in zip(completion.token_ids, positions, strict=True)]

@@ -31,7 +31,7 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
         raise RuntimeError("vLLM kept its prefix cache after a weight update; are requests still running?")
 
 
-def _reload(runner: Any, model: nn.Module, parameters: Iterable[tuple[str, Tensor]]) -> set[str]:
+def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -> set[str]:
     """Reload, and return the names of the model's parameters that got nothing.
 
     vLLM only logs them. It knows what was loaded from the model's ``load_weights``, and so does this; a model that does

@@ -71,8 +71,8 @@ class WorkerGroup:
             )
         threads = cpu_threads(workers_per_node)
         thread_environment = dict.fromkeys(THREAD_VARIABLES, str(threads))
-        actor_class = ray.remote(_Host)
-        self._workers = [
+        actor_class: Any = ray.remote(_Host)
+        self._workers: list[Any] = [
             actor_class.options(
                 num_cpus=1,
                 num_gpus=1 if device_type == "cuda" else 0,
@@ -81,20 +81,26 @@ class WorkerGroup:
             ).remote()
             for rank in range(self.world_size)
         ]
+        self._peak: MemoryPeak | None = None
+        try:
+            self.device_name = self._start(worker, config, arguments, device_type, threads)
+        except BaseException:
+            # The other workers may wait for the one that failed, and would keep their share of the machine.
+            self.close()
+            raise
+
+    def _start(self, worker: str, config: Any, arguments: tuple[Any, ...], device_type: str, threads: int) -> str:
+        """Make the workers; returns the name of worker 0's GPU, empty on a CPU."""
         ((address, port),) = self._wait([self._workers[0].meeting_point.remote()], "start")
         places = [
             WorkerPlace(rank, self.world_size, address, port, device_type, threads) for rank in range(self.world_size)
         ]
-        self._peak: MemoryPeak | None = None
-        names = self._gather(
-            [
-                host.start.remote(worker, config, place, arguments)
-                for host, place in zip(self._workers, places, strict=True)
-            ],
-            "start",
-        )
-        self.device_name: str = names[0]
-        """Of the GPU of worker 0; empty on a CPU."""
+        calls = [
+            host.start.remote(worker, config, place, arguments)
+            for host, place in zip(self._workers, places, strict=True)
+        ]
+        name: str = self._gather(calls, "start")[0]
+        return name
 
     def run(self, method: str, *arguments: Any) -> list[Any]:
         """Call ``method`` with the same arguments on every worker; returns the results in rank order.

@@ -28,7 +28,7 @@ from verl.run.display import RunDisplay, share_rows
 from verl.run.tracking import Tracker, write_summary
 from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import ray_cluster, resolve_device
-from verl.single_controller.dispatch import run_rows, run_update
+from verl.single_controller.roles import SFTWorkers
 from verl.trainer.logging.speed import UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.logging.step_profiler import StepProfiler, check_profile_steps
 from verl.trainer.logging.timing import PhaseTimer, Work
@@ -66,7 +66,7 @@ class SFTTrainer:
         self.workers = workers
         self.tracker = tracker
         self.display = display
-        self.copies = config.model.ulysses_sequence_parallel_size
+        self.model = SFTWorkers(workers, config)
         self.timer = PhaseTimer(display.phase, workers.take_peak_memory)
         trainer = config.trainer
         peak = peak_tflops(trainer.peak_tflops, workers.device_name, config.model.param_dtype)
@@ -102,9 +102,7 @@ class SFTTrainer:
             num_tokens = int(batch.loss_mask[:, 1:].sum())
             self.profiler.begin(step)
             with self.timer.phase("train"):
-                self.metrics = run_update(
-                    self.workers, "train_step", batch, num_tokens, copies=self.copies, balance=False
-                )
+                self.metrics = self.model.update(batch, num_tokens)
             self.timer.count("train", Work.of(batch.attention_mask.sum(dim=1)))
             self.profiler.end(step)
             if self._due(self.config.trainer.test_freq) and self.held_out is not None:
@@ -117,16 +115,15 @@ class SFTTrainer:
             self.saver.poll()
             if reached:
                 break
-        with self.timer.phase("save"):
+        with self.timer.phase("save_checkpoint"):
             self.saver.finish()
 
     def _due(self, frequency: int) -> bool:
         return is_due(self.step, self.total_steps, frequency)
 
     def _validate(self, held_out: ConversationBatch) -> None:
-        with self.timer.phase("validate"):
-            results = run_rows(self.workers, "evaluate", held_out, copies=self.copies, balance=False)
-            logprobs, tokens = results.unbind(dim=1)
+        with self.timer.phase("testing"):
+            logprobs, tokens = self.model.evaluate(held_out).unbind(dim=1)
         self.validations[self.step] = {
             "val/loss": (-logprobs.sum() / tokens.sum()).item(),
             BEST_BY: logprobs.exp().mean().item(),
@@ -145,7 +142,7 @@ class SFTTrainer:
             "seconds_by_phase": self.timer.totals,
         }
         scores = {step: metrics[BEST_BY] for step, metrics in self.validations.items()}
-        with self.timer.phase("save"):
+        with self.timer.phase("save_checkpoint"):
             self.saver.save(self.step, state, scores)
 
     def _log(self) -> None:

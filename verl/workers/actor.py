@@ -1,5 +1,6 @@
 """The policy in training: log-probabilities and the clipped update."""
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
@@ -54,6 +55,8 @@ class Actor(Policy):
         cuts = MicroBatching.of(self.model_config, config.micro_batch_size_per_gpu, max_tokens).cut(batch)
         sums, state = self.learner.step(self._loss(batch[rows], size) for rows in cuts)
         means = {name: total / num_tokens for name, total in sums.items()}
+        if config.loss_agg_mode != "token-mean":
+            means["pg_loss"] = sums["pg_loss"] / num_sequences
         return {f"actor/{name}": value for name, value in (means | state).items()}
 
     def _loss(self, micro: PolicyBatch, size: StepSize) -> tuple[Tensor, dict[str, Tensor]]:
@@ -65,10 +68,10 @@ class Actor(Policy):
             t[:, :num_response].to(self.device)
             for t in (micro.old_logprobs, micro.rollout_logprobs, micro.ref_logprobs, micro.advantages)
         )
-        logprobs, entropy = self.forward.logprobs(
+        logprobs, entropy, _ = self.forward.logprobs(
             input_ids, attention_mask, mask, self.temperature, differentiable_entropy=config.entropy_coeff > 0
         )
-        policy_loss = POLICY_LOSSES[config.policy_loss]
+        policy_loss: Callable[..., tuple[Tensor, dict[str, Tensor]]] = POLICY_LOSSES[config.policy_loss]
         if config.clip_ratio_c is not None:
             policy_loss = partial(policy_loss, clip_ratio_c=config.clip_ratio_c)
         per_token, metrics = policy_loss(logprobs, old, advantages, mask, config.clip_ratio_low, config.clip_ratio_high)
@@ -76,11 +79,14 @@ class Actor(Policy):
             weights, tis_metrics = rollout_weights(old, rollout, mask, config.tis_level, config.tis_cap)
             per_token, metrics = per_token * weights, metrics | tis_metrics
         del metrics["num_tokens"]
-        metrics |= {"entropy": (entropy.detach() * mask).sum(), "pg_loss": (per_token * mask).sum()}
+        aggregate = LOSS_AGGREGATIONS[config.loss_agg_mode]
+        metrics["entropy"] = (entropy.detach() * mask).sum()
+        # The sum alone: ``update`` divides it by the count, once for all micro-batches.
+        metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropy
         if config.use_kl_loss:
             kl = KL_ESTIMATORS[config.kl_loss_type](logprobs, ref)
             metrics["kl_loss"] = (kl * mask).sum()
             per_token = per_token + config.kl_loss_coef * kl
-        return LOSS_AGGREGATIONS[config.loss_agg_mode](per_token, mask, size), metrics
+        return aggregate(per_token, mask, size), metrics

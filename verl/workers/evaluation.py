@@ -7,13 +7,12 @@ from vllm import LLM, CompletionOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from verl.config.evaluation import EvaluationEngineConfig
+from verl.config.signal import CalculatorConfig
+from verl.protocol import RankMetrics
 from verl.rollout.requests import EngineModel, FinishedSample, SampleRequest
 from verl.rollout.shared_memory import own_shared_memory
 from verl.rollout.vllm_engine import engine_options, measured
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
-
-MEAN_STATE = "mean_state"
-"""What ``verl.rank.calculator.reduce_states`` returns besides metrics."""
 
 
 class EvaluationWorker:
@@ -24,16 +23,20 @@ class EvaluationWorker:
     """
 
     def __init__(
-        self, config: EvaluationEngineConfig, place: WorkerPlace, model: EngineModel, capture: dict[str, Any] | None
+        self,
+        config: EvaluationEngineConfig,
+        place: WorkerPlace,
+        model: EngineModel,
+        calculator: CalculatorConfig | None,
     ) -> None:
-        """``capture``: what the engine measures of its hidden states (options of ``vllm_patches``), or None."""
+        """``calculator``: how the engine measures the hidden states of responses; None: it captures none."""
         options = engine_options(
-            config, model.max_model_len, config.trust_remote_code, place.device_type, model.seed, capture
+            config, model.max_model_len, config.trust_remote_code, place.device_type, model.seed, calculator
         )
         seed_everything(model.seed)
         join_world(place)
         self.model = model
-        self.measures = capture is not None
+        self.measures = calculator is not None
         self.engine_index, self.rank_in_engine = divmod(place.rank, config.tensor_parallel_size)
         with own_shared_memory(place):
             self.engine = LLM(model.path, **options).llm_engine
@@ -55,6 +58,7 @@ class EvaluationWorker:
         steps = 0
         while steps < max_steps and self.engine.has_unfinished_requests():
             steps += 1
+            output: Any
             for output in self.engine.step():
                 if output.finished:
                     finished.append(self._finished(int(output.request_id), output.outputs[0]))
@@ -83,11 +87,11 @@ class EvaluationWorker:
 
 
 def _scalars(completion: CompletionOutput) -> dict[str, float]:
-    metrics = {}
-    for name, values in measured(completion).items():
-        if name == MEAN_STATE:
-            continue
-        for layer, value in enumerate(values.tolist(), start=1):
-            if math.isfinite(value):
-                metrics[name if len(values) == 1 else f"layer_{layer}/{name}"] = value
-    return metrics
+    """Rank metrics of one response; those that are not finite are left out."""
+    metrics = RankMetrics.from_rows([measured(completion)])
+    return {
+        name if metrics.num_layers == 1 else f"layer_{layer + 1}/{name}": value
+        for name in metrics.metric_names
+        for layer, value in enumerate(metrics.by_name[name][0].tolist())
+        if math.isfinite(value)
+    }

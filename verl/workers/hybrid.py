@@ -1,12 +1,8 @@
 """The hybrid worker: every model of the run and the rollout engine in one process per device."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Any
 
-from tensordict import TensorDict
 from torch import Tensor
 
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
@@ -16,8 +12,10 @@ from verl.models.info import end_tokens
 from verl.models.lora import adapters_disabled
 from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
-from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch, TextBatch, ValueBatch
-from verl.rollout import RolloutSetup, make_rollout
+from verl.protocol import PolicyBatch, PolicyScores, PromptBatch, RolloutBatch, TextBatch, ValueBatch
+from verl.rank.calculator import RepresentationMetricsCalculator
+from verl.rollout import make_rollout
+from verl.rollout.base import RolloutSetup
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic
@@ -31,9 +29,7 @@ class HybridWorker(Checkpointed):
     not use is not loaded, and a model that is offloaded is on the device for the methods alone that need it.
     """
 
-    def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int, capture: dict[str, Any] | None) -> None:
-        """``capture``: what is measured of hidden states, see :class:`RolloutSetup`; by the engine or, with
-        ``calculator.source=actor``, by the policy."""
+    def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int) -> None:
         seed_everything(config.seed)
         mesh = join_world(place)
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -50,12 +46,12 @@ class HybridWorker(Checkpointed):
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
-        self.capture = capture
+        measures = config.calculator.measured_by("actor")
+        self.calculator = RepresentationMetricsCalculator(config.calculator) if measures else None
         ends = end_tokens(
             config.model.path, self.tokenizer, config.model.trust_remote_code, config.rollout.stop_token_ids
         )
-        watched = capture if config.calculator.source == "rollout" else None
-        setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends, watched)
+        setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends)
         self.rollout = make_rollout(setup, self.actor)
         parts = [TrainedPart("actor", self.actor.learner, self.actor.parameters, config.model, self.tokenizer)]
         if self.critic is not None:
@@ -84,26 +80,21 @@ class HybridWorker(Checkpointed):
         self.rollout.sleep()
         super().load(folder, step)
 
-    def compute_logprobs(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [B, R] under the policy."""
+    def compute_logprobs(self, batch: RolloutBatch) -> PolicyScores:
+        """What the policy says of responses; with ``calculator.source=actor`` their rank metrics, too."""
         with self.actor.parameters.loaded():
-            return self.actor.compute_logprobs(batch)
-
-    def compute_logprobs_and_metrics(self, batch: RolloutBatch) -> tuple[Tensor, Tensor, TensorDict, Tensor]:
-        """The same, and the rank metrics and mean states that a rollout engine would have measured."""
-        assert self.capture is not None, "nothing is measured without calculator.enable"
-        reduce = partial(resolve_name(self.capture["reducer"]), **self.capture["reducer_options"])
-        with self.actor.parameters.loaded():
-            return self.actor.compute_logprobs_and_metrics(batch, self.capture["layers"], reduce)
+            if self.calculator is None:
+                return self.actor.compute_logprobs(batch)
+            return self.actor.compute_logprobs(batch, self.calculator.config.layers, self.calculator.measure)
 
     def compute_ref_logprobs(self, batch: RolloutBatch) -> Tensor:
         """Log-probabilities [B, R] under the reference policy, which with LoRA is the policy without its adapters."""
         if self.lora:
             with self.actor.parameters.loaded(), adapters_disabled(self.actor.model):
-                return self.actor.compute_logprobs(batch)[0]
+                return self.actor.compute_logprobs(batch).logprobs
         assert self.reference is not None, "no reference policy without a KL divergence in loss or reward"
         with self.reference.parameters.loaded():
-            return self.reference.compute_logprobs(batch)[0]
+            return self.reference.compute_logprobs(batch).logprobs
 
     def compute_values(self, batch: RolloutBatch) -> Tensor:
         """The critic's values [B, R]."""

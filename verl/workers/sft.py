@@ -59,5 +59,4 @@ class SFTWorker(Checkpointed):
         input_ids = micro.input_ids[:, :longest].to(self.device)
         attention_mask = micro.attention_mask[:, :longest].to(self.device)
         mask = micro.loss_mask[:, 1:longest].to(self.device)
-        logprobs, _ = self.forward.logprobs(input_ids, attention_mask, mask, temperature=1.0)
-        return logprobs, mask
+        return self.forward.logprobs(input_ids, attention_mask, mask, temperature=1.0).logprobs, mask

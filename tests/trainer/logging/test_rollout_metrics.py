@@ -1,8 +1,8 @@
 import pytest
 import torch
-from tensordict import TensorDict
+from conftest import rank_metrics
 
-from verl.protocol import RolloutBatch
+from verl.protocol import RankMetrics, RolloutBatch
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
     filtered_length_metrics,
@@ -17,9 +17,7 @@ from verl.trainer.logging.rollout_metrics import (
 )
 
 
-def rollout(
-    rank_metrics: dict[str, torch.Tensor] | None = None, mean_states: torch.Tensor | None = None
-) -> RolloutBatch:
+def rollout() -> RolloutBatch:
     """Two responses: prompts of 1 and 3 tokens, responses of 2 and 4, the second cut at the limit."""
     response_mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
     prompt_mask = torch.tensor([[0, 0, 1], [1, 1, 1]])
@@ -30,8 +28,7 @@ def rollout(
         rollout_logprobs=torch.zeros(2, 4),
         group_ids=torch.tensor([0, 0]),
         truncated=torch.tensor([False, True]),
-        rank_metrics=TensorDict(rank_metrics or {}, batch_size=[2]),
-        mean_states=torch.zeros(2, 0, 3) if mean_states is None else mean_states,
+        rank_metrics=RankMetrics.none(2),
         batch_size=[2],
     )
 
@@ -139,8 +136,10 @@ def test_without_a_critic_or_tokens_nothing_is_made_up():
 
 
 def test_rank_metrics_are_split_by_correctness_and_layer():
-    batch = rollout({"Effective Rank": torch.tensor([[1.0, 10.0], [3.0, 30.0]])})
-    scalars = rank_scalars(batch, torch.tensor([True, False]))
+    measured = rank_metrics(
+        {"Effective Rank": torch.tensor([1.0, 3.0])}, {"Effective Rank": torch.tensor([10.0, 30.0])}
+    )
+    scalars = rank_scalars(measured, torch.tensor([True, False]))
     assert scalars.pop("cal/overall/layer_1/nonfinite") == 0.0
     assert scalars.pop("cal/overall/layer_2/nonfinite") == 0.0
     assert {name: value for name, value in scalars.items() if not name.startswith("cal/layer")} == {
@@ -187,16 +186,16 @@ def means(scalars: dict[str, float]) -> dict[str, float]:
 
 
 def test_a_group_without_responses_has_no_mean():
-    batch = rollout({"Curvature": torch.tensor([[1.0], [3.0]])})
-    scalars = rank_scalars(batch, torch.tensor([True, True]))
+    measured = rank_metrics({"Curvature": torch.tensor([1.0, 3.0])})
+    scalars = rank_scalars(measured, torch.tensor([True, True]))
     assert means(scalars) == {"cal/overall/layer_1/Curvature/mean": 2.0, "cal/correct/layer_1/Curvature/mean": 2.0}
     assert not any("incorrect" in name for name in scalars)
 
 
 def test_responses_without_finite_metrics_are_counted_and_left_out():
     nan = float("nan")
-    batch = rollout({"Curvature": torch.tensor([[nan, 1.0], [3.0, 2.0]])})
-    scalars = rank_scalars(batch, torch.tensor([True, False]))
+    measured = rank_metrics({"Curvature": torch.tensor([nan, 3.0])}, {"Curvature": torch.tensor([1.0, 2.0])})
+    scalars = rank_scalars(measured, torch.tensor([True, False]))
     assert scalars["cal/overall/layer_1/nonfinite"] == 1.0
     assert scalars["cal/overall/layer_2/nonfinite"] == 0.0
     assert means(scalars) == {
@@ -209,13 +208,13 @@ def test_responses_without_finite_metrics_are_counted_and_left_out():
 
 
 def test_without_captured_states_there_are_no_rank_metrics(make_calculator):
-    assert rank_scalars(rollout(), torch.tensor([True, False])) == {}
-    assert dataset_scalars(rollout(), make_calculator(), 2) == {}
+    assert rank_scalars(RankMetrics.none(2), torch.tensor([True, False])) == {}
+    assert dataset_scalars(RankMetrics.none(2).mean_states, make_calculator(), 2) == {}
 
 
 def test_the_rank_of_two_mean_states_is_one_once_centred(make_calculator):
     states = torch.tensor([[[1.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]])
-    scalars = dataset_scalars(rollout(mean_states=states), make_calculator(), 1)
+    scalars = dataset_scalars(states, make_calculator(), 1)
     # One prefix of two rows: neither velocity nor acceleration.
     assert scalars == {
         "cal/layer_1/global/Effective Rank": pytest.approx(1.0, abs=1e-12),

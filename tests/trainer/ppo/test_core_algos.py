@@ -57,12 +57,14 @@ def test_the_names_of_the_paper_mean_what_they_say():
     ],
 )
 def test_estimators_by_name(name, expected):
-    assert torch.equal(core_algos.ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS), expected)
+    estimate = core_algos.ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS)
+    assert torch.equal(estimate.advantages, expected)
+    assert (estimate.returns is not None) == (name == "gae")
 
 
 @pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
 def test_what_is_not_learned_from_shifts_no_whitened_advantage(name):
-    estimate = core_algos.ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS)
+    estimate = core_algos.ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS).advantages
     learned = estimate[LEARNED.bool()]
     assert abs(learned.mean()) < 1e-12 and abs(learned.std() - 1) < 1e-6
     assert (estimate[1] == 0).all()

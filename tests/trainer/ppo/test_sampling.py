@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tensordict import TensorDict
+from conftest import rank_metrics
 
 from verl.config import PPOConfig
 from verl.data.prompts import PromptRecord, PromptSample
@@ -25,6 +25,9 @@ class ScriptedWorkers:
     def __init__(self, tokenizer, answers: dict[int, list[str]]) -> None:
         self.tokenizer, self.answers = tokenizer, answers
         self.steps: list[int] = []
+
+    def run(self, method):
+        assert method == "finish_generation"
 
     def run_split(self, method, batch, *arguments, copies=1):
         if method == "compute_rm_scores":
@@ -47,8 +50,7 @@ class ScriptedWorkers:
                 torch.zeros(shape),
                 batch.uid.repeat_interleave(sampling.n),
                 mask.all(dim=1),
-                TensorDict({"m": torch.arange(len(rows), dtype=torch.float64)[:, None]}, batch_size=[len(rows)]),
-                torch.zeros(len(rows), 0, 0),
+                rank_metrics({"m": torch.arange(len(rows), dtype=torch.float64)}),
                 batch_size=[len(rows)],
             )
         ]
@@ -94,15 +96,16 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
     answers = {0: RIGHT, 1: MIXED, 2: WRONG, 3: RIGHT, 4: MIXED, 5: ["8", "7"]}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
     stream = iter([prompts_of(0, 1), prompts_of(2, 3), prompts_of(4, 5), prompts_of(9, 9)])
-    sampled, left_out, metrics = sampler.sample_step(stream, 3, timer := PhaseTimer(lambda name: None))
+    sampled, left_out, greedy, metrics = sampler.sample_step(stream, 3, timer := PhaseTimer(lambda name: None))
+    assert greedy is None
     # Of the third batch only one group is still needed; the fourth is not touched.
     assert [record.uid for record in sampled.prompts.records] == [1, 4]
     assert sampled.prompts.tokens.uid.tolist() == [1, 4]
     assert score_tensors(sampled.pending)[1].tolist() == [True, False, True, False]
     assert sampled.rollout.group_ids.tolist() == [0, 0, 1, 1]
-    assert sampled.rollout.rank_metrics["m"].flatten().tolist() == [2.0, 3.0, 0.0, 1.0]
+    assert sampled.rollout.rank_metrics.by_name["m"].flatten().tolist() == [2.0, 3.0, 0.0, 1.0]
     assert sampler._texts(sampled.rollout) == ["7", "8", "7", "8"]
-    assert sampler.workers.steps == [3, 3 + REFILL_STEP, 3 + 2 * REFILL_STEP]
+    assert sampler.policy.workers.steps == [3, 3 + REFILL_STEP, 3 + 2 * REFILL_STEP]
     # All that was sampled counts in the log: 12 responses of 6 prompts, 7 of them right, 3 groups alike.
     assert metrics == {
         "score/mean": 7 / 12,
@@ -114,9 +117,9 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
         "verifier/different": 5.0,
     }
     assert sampled.learned.all() and left_out.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
-    assert set(timer.totals) == {"generate", "verify"}
+    assert set(timer.totals) == {"gen", "reward"}
     # Each response is one token after a prompt of one.
-    assert timer.take_step().work == {"generate": Work(12.0, 12 * (2**2 - 1**2))}
+    assert timer.take_step().work == {"gen": Work(12.0, 12 * (2**2 - 1**2))}
     assert next(stream).records[0].uid == 9
 
 
@@ -124,7 +127,7 @@ def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_token
     answers = {0: RIGHT, 1: WRONG, 2: RIGHT, 3: MIXED}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, max_num_gen_batches=2)
     stream = iter([prompts_of(0, 1), prompts_of(2, 3)])
-    sampled, left_out, metrics = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
+    sampled, left_out, _, metrics = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
     assert [record.uid for record in sampled.prompts.records] == [3, 0]
     # Nothing is learned from a filler.
     assert sampled.learned.tolist() == [True, True, False, False] and left_out.tolist() == [0.0, 0.0, 1.0, 1.0]
@@ -134,7 +137,7 @@ def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_token
 def test_a_prompt_drawn_twice_makes_two_groups(small_config, tiny_tokenizer, pool):
     sampler = make_sampler(small_config, tiny_tokenizer, pool, {0: RIGHT, 1: MIXED})
     stream = iter([prompts_of(0, 1), prompts_of(0, 1)])
-    sampled, _, _ = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
+    sampled = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None)).sampled
     assert [record.uid for record in sampled.prompts.records] == [1, 1]
     assert sampled.rollout.group_ids.tolist() == [0, 0, 1, 1]
 

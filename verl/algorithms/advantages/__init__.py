@@ -32,23 +32,38 @@ class EstimatorOptions(NamedTuple):
     """Score of the greedy response to the same prompt, ``[B]`` (``remax``)."""
 
 
-Estimator = Callable[[Tensor, Tensor, Tensor, EstimatorOptions], Tensor]
+class Estimate(NamedTuple):
+    """What an estimator makes of the rewards."""
+
+    advantages: Tensor
+    """``[B, R]``, 0 outside the mask."""
+    returns: Tensor | None = None
+    """The critic's regression target, ``[B, R]`` (``gae``)."""
+
+
+Estimator = Callable[[Tensor, Tensor, Tensor, EstimatorOptions], Estimate]
+
+
+def _whitened_gae(rewards: Tensor, mask: Tensor, _: Tensor, options: EstimatorOptions) -> Estimate:
+    advantages, returns = gae_advantages(rewards, _given(options.values), mask, options.gamma, options.lam)
+    return Estimate(whitened(advantages, options.learned_mask), returns)
+
 
 ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
-    "grpo": lambda rewards, mask, groups, options: grpo_advantages(rewards, mask, groups, options.norm_by_std),
-    "rloo": lambda rewards, mask, groups, _: rloo_advantages(rewards, mask, groups),
-    "reinforce_plus_plus": lambda rewards, _, __, options: reinforce_plus_plus_advantages(
-        rewards, options.learned_mask, options.gamma
+    "grpo": lambda rewards, mask, groups, options: Estimate(
+        grpo_advantages(rewards, mask, groups, options.norm_by_std)
     ),
-    "reinforce_plus_plus_baseline": lambda rewards, mask, groups, options: reinforce_plus_plus_baseline_advantages(
-        rewards, mask, groups, options.learned_mask
+    "rloo": lambda rewards, mask, groups, _: Estimate(rloo_advantages(rewards, mask, groups)),
+    "reinforce_plus_plus": lambda rewards, _, __, options: Estimate(
+        reinforce_plus_plus_advantages(rewards, options.learned_mask, options.gamma)
     ),
-    "remax": lambda rewards, mask, _, options: remax_advantages(rewards, mask, _given(options.greedy_scores)),
-    "gae": lambda rewards, mask, _, options: whitened(
-        gae_advantages(rewards, _given(options.values), mask, options.gamma, options.lam)[0], options.learned_mask
+    "reinforce_plus_plus_baseline": lambda rewards, mask, groups, options: Estimate(
+        reinforce_plus_plus_baseline_advantages(rewards, mask, groups, options.learned_mask)
     ),
+    "remax": lambda rewards, mask, _, options: Estimate(remax_advantages(rewards, mask, _given(options.greedy_scores))),
+    "gae": _whitened_gae,
 }
-"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> advantages [B, R].
+"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> estimate.
 
 ``gae`` whitens its advantages over the batch, as PPO for language models does everywhere.
 """
@@ -61,6 +76,7 @@ def _given(tensor: Tensor | None) -> Tensor:
 
 __all__ = [
     "ADVANTAGE_ESTIMATORS",
+    "Estimate",
     "EstimatorOptions",
     "gae_advantages",
     "grpo_advantages",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from verl.protocol import RolloutBatch, layer_metrics
+from verl.protocol import RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 
 
@@ -113,7 +113,7 @@ def correctness_groups(correct: Tensor) -> dict[str, Tensor]:
     return {"overall": torch.ones_like(correct, dtype=torch.bool), "correct": correct, "incorrect": ~correct}
 
 
-def rank_scalars(batch: RolloutBatch, correct: Tensor) -> dict[str, float]:
+def rank_scalars(rank_metrics: RankMetrics, correct: Tensor) -> dict[str, float]:
     """Mean, max and min of every rank metric over all, the correct and the incorrect responses.
 
     ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}`` and so on, and the same by the names of
@@ -122,7 +122,7 @@ def rank_scalars(batch: RolloutBatch, correct: Tensor) -> dict[str, float]:
     """
     groups = correctness_groups(correct)
     scalars = {}
-    for layer, metrics in layer_metrics(batch.rank_metrics).items():
+    for layer, metrics in enumerate(rank_metrics.by_layer(), start=1):
         finite = torch.stack(list(metrics.values())).isfinite().all(dim=0)
         scalars[f"cal/overall/layer_{layer}/nonfinite"] = float((~finite).sum())
         for name, values in metrics.items():
@@ -146,16 +146,17 @@ def in_later_order(scalars: Mapping[str, float]) -> dict[str, float]:
 
 
 def dataset_scalars(
-    batch: RolloutBatch, calculator: RepresentationMetricsCalculator, diff_stride: int
+    mean_states: Tensor, calculator: RepresentationMetricsCalculator, diff_stride: int
 ) -> dict[str, float]:
-    """Rank metrics of the [B, D] matrix of the batch's mean states, ``cal/layer_1/global/Effective Rank`` and so on.
+    """Rank metrics of each layer's matrix of mean states, ``cal/layer_1/global/Effective Rank`` and so on.
 
-    ``diff_stride`` is the number of responses between two prefixes of the cumulative metrics.
+    ``mean_states`` are [B, L, D]; ``diff_stride`` is the number of responses between two prefixes of the cumulative
+    metrics.
     """
     return {
         f"cal/layer_{layer + 1}/{name}": value
-        for layer in range(batch.mean_states.shape[1])
-        for name, value in calculator.dataset_metrics(batch.mean_states[:, layer], diff_stride).items()
+        for layer in range(mean_states.shape[1])
+        for name, value in calculator.dataset_metrics(mean_states[:, layer], diff_stride).items()
     }
 
 

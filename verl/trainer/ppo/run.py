@@ -25,7 +25,7 @@ from verl.models.fsdp import check_value_architecture
 from verl.models.hidden_states import resolve_layers
 from verl.models.info import check_sequence_fits
 from verl.models.tokenizer import load_tokenizer
-from verl.rank.calculator import RepresentationMetricsCalculator, capture_options
+from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
@@ -110,7 +110,7 @@ def run_ppo(config: PPOConfig) -> None:
         workers = WorkerGroup(
             "verl.workers.hybrid:HybridWorker",
             config,
-            (steps, capture_options(config.calculator) if config.calculator.enable else None),
+            (steps,),
             trainer.nnodes,
             trainer.n_gpus_per_node,
             device_type,

@@ -1,4 +1,4 @@
-"""Prompts in, judged responses out: generation, scores, and dynamic sampling.
+"""Prompts in, scored responses out: generation, verification, and dynamic sampling.
 
 Legend: G prompts, n responses to each, B = G n responses, neighbours where they share a prompt.
 """
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from verl.data.reward_model_inputs import judged_texts
 from verl.protocol import RolloutBatch
 from verl.rewards import Score
 from verl.rewards.pool import PendingScores, VerifierPool
-from verl.single_controller import WorkerGroup, concat
-from verl.single_controller.dispatch import run_rows
+from verl.single_controller import WorkerGroup
+from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
 from verl.trainer.logging.rollout_metrics import group_metrics
 from verl.trainer.logging.timing import PhaseTimer, Work
 
@@ -49,8 +49,10 @@ class StepSample(NamedTuple):
     """What one training step has to learn from."""
 
     sampled: Sampled
-    left_out_scores: Tensor
+    dropped_scores: Tensor
     """The verifiers' scores of responses that were generated and dropped, [B']."""
+    greedy: Sampled | None
+    """The greedy response to each prompt; with ReMax only."""
     metrics: dict[str, float]
 
 
@@ -69,26 +71,21 @@ class Sampler:
         self.config = config
         self.tokenizer = tokenizer
         self.reward_tokenizer = reward_tokenizer
-        self.workers = workers
+        self.policy = PolicyWorkers(workers, config)
+        self.reward_model = RewardModelWorkers(workers, config)
         self.verifiers = verifiers
 
     def sample(self, prompts: PromptSample, sampling: SamplingConfig, step: int) -> Sampled:
         """Generate responses, and start verifying them."""
         rollout = self.generate(prompts, sampling, step)
         learned = torch.ones(len(rollout), dtype=torch.bool)
-        return Sampled(prompts, rollout, self.judge(prompts, rollout), learned)
+        return Sampled(prompts, rollout, self.verify(prompts, rollout), learned)
 
     def generate(self, prompts: PromptSample, sampling: SamplingConfig, step: int) -> RolloutBatch:
         """Responses whose random draws depend on the run's seed, ``step`` and the prompt alone."""
-        seed = (self.config.seed << 32) + step
-        # The workers of one engine compute each response together.
-        copies = self.config.rollout.tensor_parallel_size
-        rollout: RolloutBatch = concat(
-            self.workers.run_split("generate", prompts.tokens, sampling, seed, copies=copies)
-        )
-        return rollout
+        return self.policy.generate(prompts.tokens, sampling, (self.config.seed << 32) + step)
 
-    def judge(self, prompts: PromptSample, rollout: RolloutBatch) -> PendingScores:
+    def verify(self, prompts: PromptSample, rollout: RolloutBatch) -> PendingScores:
         """Start verifying the responses in the background."""
         n = len(rollout) // len(prompts.records)
         records = [record for record in prompts.records for _ in range(n)]
@@ -100,18 +97,38 @@ class Sampler:
         )
 
     def sample_step(self, prompts: Iterator[PromptSample], step: int, timer: PhaseTimer) -> StepSample:
-        """The responses of one training step.
+        """The responses of one training step; the engines' memory is free afterwards."""
+        if self.config.algorithm.filter_groups.enable:
+            sampled, dropped_scores, metrics = self._sample_informative(prompts, step, timer)
+        else:
+            sampled = self._sample_timed(next(prompts), self.config.rollout.train_kwargs, step, timer)
+            dropped_scores, metrics = torch.zeros(0), {}
+        greedy = None
+        if self.config.algorithm.adv_estimator == "remax":
+            greedy = self._sample_timed(sampled.prompts, GREEDY, step, timer)
+        with timer.phase("gen"):
+            self.policy.finish_generation()
+        return StepSample(sampled, dropped_scores, greedy, metrics)
 
-        With ``algorithm.filter_groups`` batches are sampled until there are ``data.train_batch_size`` prompts whose
-        responses differ in the metric, or ``max_num_gen_batches`` is reached. Prompts without a difference then fill
-        the batch up, and are not learned from. The metrics are of all that was sampled.
+    def _sample_timed(self, prompts: PromptSample, sampling: SamplingConfig, step: int, timer: PhaseTimer) -> Sampled:
+        with timer.phase("gen"):
+            sampled = self.sample(prompts, sampling, step)
+        timer.count("gen", generated(sampled.rollout))
+        return sampled
+
+    def _sample_informative(
+        self, prompts: Iterator[PromptSample], step: int, timer: PhaseTimer
+    ) -> tuple[Sampled, Tensor, dict[str, float]]:
+        """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2).
+
+        Batches are sampled until there are ``data.train_batch_size`` prompts whose responses differ in the metric of
+        ``algorithm.filter_groups``, or its ``max_num_gen_batches`` is reached. Prompts without a difference then fill
+        the batch up, and are not learned from.
+
+        Returns:
+            The batch, the scores of the responses that were dropped, and metrics of all that was sampled.
         """
         sampling, filtering = self.config.rollout.train_kwargs, self.config.algorithm.filter_groups
-        if not filtering.enable:
-            with timer.phase("generate"):
-                sampled = self.sample(next(prompts), sampling, step)
-            timer.count("generate", generated(sampled.rollout))
-            return StepSample(sampled, torch.zeros(0), {})
         informative: list[Sampled] = []
         others: list[Sampled] = []
         scores, corrects = [], []
@@ -119,12 +136,10 @@ class Sampler:
         missing = self.config.data.train_batch_size
         num_batches = 0
         while missing > 0 and num_batches < filtering.max_num_gen_batches:
-            with timer.phase("generate"):
-                sampled = self.sample(next(prompts), sampling, step + num_batches * REFILL_STEP)
-            with timer.phase("verify"):
+            sampled = self._sample_timed(next(prompts), sampling, step + num_batches * REFILL_STEP, timer)
+            with timer.phase("reward"):
                 batch_scores, correct, counts = score_tensors(sampled.pending)
             num_batches += 1
-            timer.count("generate", generated(sampled.rollout))
             reasons.update(counts)
             scores.append(batch_scores)
             corrects.append(correct)
@@ -133,21 +148,20 @@ class Sampler:
             informative.append(_select(sampled, taken.nonzero().flatten(), sampling.n))
             others.append(_select(sampled, (~taken).nonzero().flatten(), sampling.n))
             missing -= int(taken.sum())
-        chosen = _join(informative)
-        left_out = _join(others)
+        chosen, dropped = _join(informative), _join(others)
         if missing:
-            filler = _select(left_out, torch.arange(missing), sampling.n)
+            filler = _select(dropped, torch.arange(missing), sampling.n)
             chosen = _join([chosen, replace(filler, learned=torch.zeros_like(filler.learned))])
-            left_out = _select(left_out, torch.arange(missing, len(left_out.prompts.records)), sampling.n)
+            dropped = _select(dropped, torch.arange(missing, len(dropped.prompts.records)), sampling.n)
         # A prompt drawn twice in one step makes two groups.
-        num_groups = len(chosen.prompts.records)
-        chosen.rollout.group_ids = torch.arange(num_groups).repeat_interleave(sampling.n)
+        group_ids = torch.arange(len(chosen.prompts.records)).repeat_interleave(sampling.n)
+        chosen = replace(chosen, rollout=chosen.rollout.replace(group_ids=group_ids))
         all_scores, all_correct = torch.cat(scores), torch.cat(corrects)
         group_ids = torch.arange(len(all_scores) // sampling.n).repeat_interleave(sampling.n)
         metrics = group_metrics(all_scores, all_correct, group_ids)
         metrics |= {f"verifier/{reason}": float(count) for reason, count in reasons.items()}
         metrics |= {"train/gen_batches": float(num_batches), "train/filler_groups": float(missing)}
-        return StepSample(chosen, score_tensors(left_out.pending)[0], metrics)
+        return chosen, score_tensors(dropped.pending)[0], metrics
 
     def rewards(self, sampled: Sampled) -> tuple[Tensor, dict[str, float]]:
         """What each response earns, [B] float64, and the means of what was added to the verifier's score.
@@ -175,8 +189,7 @@ class Sampler:
         n = len(texts) // len(records)
         chats = [record.messages for record in records for _ in range(n)]
         batch, too_long = judged_texts(chats, texts, self.reward_tokenizer, self.config.reward_model.max_length)
-        copies = self.config.reward_model.model.ulysses_sequence_parallel_size
-        scores = run_rows(self.workers, "compute_rm_scores", batch, copies=copies, balance=False).double()
+        scores = self.reward_model.compute_scores(batch).double()
         return scores, {
             "reward_model/score/mean": scores.mean().item(),
             "reward_model/score/std": scores.std(correction=0).item(),
@@ -221,21 +234,24 @@ def _select(sampled: Sampled, groups: Tensor, n: int) -> Sampled:
         tokens=sampled.prompts.tokens[groups],
     )
     results = sampled.pending.result()
-    pending = _finished([results[i] for i in rows.tolist()])
+    pending = finished([results[i] for i in rows.tolist()])
     return Sampled(prompts, sampled.rollout[rows], pending, sampled.learned[rows])
 
 
 def _join(parts: list[Sampled]) -> Sampled:
+    # torch.cat is not annotated for tensorclasses.
+    tokens: Any = torch.cat([cast(Any, part.prompts.tokens) for part in parts])
+    rollout: Any = torch.cat([cast(Any, part.rollout) for part in parts])
     prompts = PromptSample(
         [record for part in parts for record in part.prompts.records],
-        torch.cat([part.prompts.tokens for part in parts]),
+        tokens,
     )
     results = [result for part in parts for result in part.pending.result()]
-    rollout = torch.cat([part.rollout for part in parts])
-    return Sampled(prompts, rollout, _finished(results), torch.cat([part.learned for part in parts]))
+    return Sampled(prompts, rollout, finished(results), torch.cat([part.learned for part in parts]))
 
 
-def _finished(scores: list[Score]) -> PendingScores:
+def finished(scores: list[Score]) -> PendingScores:
+    """Verdicts that nobody needs to wait for."""
     future: Future[list[Score]] = Future()
     future.set_result(scores)
     return PendingScores(future)

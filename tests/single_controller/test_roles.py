@@ -8,7 +8,7 @@ import torch
 
 from verl.protocol import ConversationBatch
 from verl.single_controller import WorkerGroup, concat
-from verl.single_controller.dispatch import run_rows, run_update
+from verl.single_controller.roles import RoleWorkers
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_neighbours_share_what_copies_says(workers):
 def test_rows_of_any_number_come_back_in_order(workers, balance: bool, copies: int):
     for size in (1, 3, 4, 7):
         batch = batch_of([1 + (5 * i) % 7 for i in range(size)])
-        rows, ranks = run_rows(workers, "first_tokens", batch, copies=copies, balance=balance)
+        rows, ranks = RoleWorkers(workers, copies, balance).map_rows("first_tokens", batch)
         assert rows.tolist() == list(range(size))
         assert set(ranks.tolist()) <= {0, copies, 2 * copies, 3 * copies}
 
@@ -48,8 +48,8 @@ def test_rows_of_any_number_come_back_in_order(workers, balance: bool, copies: i
 def test_an_update_balances_tokens(workers):
     batch = batch_of([8, 8, 8, 8, 1, 1, 1, 1])
     first = {"tokens": 32.0, "rank": 0.0}
-    assert run_update(workers, "count_tokens", batch, 2, balance=False) == first
-    assert run_update(workers, "count_tokens", batch, 2, balance=True) == first | {"tokens": 18.0}
-    assert run_update(workers, "count_tokens", batch, 2, copies=2, balance=True) == first | {"tokens": 36.0}
-    with pytest.raises(AssertionError, match="7 rows cannot be split over 4 workers evenly"):
-        run_update(workers, "count_tokens", batch[:7], 2, balance=False)
+    assert RoleWorkers(workers, balance=False).run_update("count_tokens", batch, 2) == first
+    assert RoleWorkers(workers, balance=True).run_update("count_tokens", batch, 2) == first | {"tokens": 18.0}
+    assert RoleWorkers(workers, 2, True).run_update("count_tokens", batch, 2) == first | {"tokens": 36.0}
+    with pytest.raises(AssertionError, match="7 rows cannot be split evenly over 4"):
+        RoleWorkers(workers, balance=False).run_update("count_tokens", batch[:7], 2)

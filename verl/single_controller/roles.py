@@ -1,0 +1,160 @@
+"""Typed handles of the models that a group of workers holds: one per role, which knows how its batches are shared out.
+
+Legend: B rows, S columns, R response columns.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl.config.ppo import PPOConfig, SamplingConfig
+from verl.config.sft import SFTConfig
+from verl.protocol import (
+    ConversationBatch,
+    PolicyBatch,
+    PolicyScores,
+    PromptBatch,
+    RolloutBatch,
+    TextBatch,
+    ValueBatch,
+)
+from verl.single_controller.balance import balanced_order
+from verl.single_controller.worker_group import WorkerGroup, concat
+
+
+class RoleWorkers:
+    """The workers of a group in one of their roles.
+
+    Args:
+        copies: neighbouring workers that work on one share together, see :meth:`WorkerGroup.run_split`.
+        balance: give every worker about as many tokens, not only as many rows.
+    """
+
+    def __init__(self, workers: WorkerGroup, copies: int = 1, balance: bool = False) -> None:
+        self.workers = workers
+        self.copies = copies
+        self.balance = balance
+
+    def map_rows(self, method: str, batch: Any) -> Any:
+        """Call ``method`` on shares of ``batch`` and join the results, rows in the batch's order.
+
+        Workers gather parameters together and must do equally many forward passes, so shares are filled up to one size
+        with rows that the batch already holds; the results of these are dropped.
+
+        Args:
+            batch: a tensorclass with ``attention_mask`` [B, S].
+
+        Returns:
+            What the workers return, a tensor, a tensorclass or a tuple of them whose first dimension is that of their
+            share, [B, ...].
+        """
+        size, num_shares = len(batch), self.workers.world_size // self.copies
+        order = torch.arange(size + -size % num_shares) % size
+        if self.balance:
+            order = order[balanced_order(batch.attention_mask.sum(dim=1)[order], num_shares)]
+        joined = concat(self.workers.run_split(method, batch[order], copies=self.copies))
+        position = torch.empty(size, dtype=torch.int64)
+        position[order] = torch.arange(len(order))
+        return tuple(part[position] for part in joined) if isinstance(joined, tuple) else joined[position]
+
+    def run_update(self, method: str, batch: Any, *arguments: Any) -> dict[str, float]:
+        """Call ``method`` on shares of ``batch``, whose rows may go to any worker; returns the first worker's metrics.
+
+        All workers report the same. The rows must be a multiple of the shares.
+        """
+        num_shares = self.workers.world_size // self.copies
+        assert len(batch) % num_shares == 0, f"{method}: {len(batch)} rows cannot be split evenly over {num_shares}"
+        if self.balance:
+            batch = batch[balanced_order(batch.attention_mask.sum(dim=1), num_shares)]
+        metrics: dict[str, float] = self.workers.run_split(method, batch, *arguments, copies=self.copies)[0]
+        return metrics
+
+
+class PolicyWorkers(RoleWorkers):
+    """The policy, and the engines that sample from it."""
+
+    def __init__(self, workers: WorkerGroup, config: PPOConfig) -> None:
+        super().__init__(workers, config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz)
+        self.tensor_parallel_size = config.rollout.tensor_parallel_size
+
+    def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
+        """``sampling.n`` responses per prompt, neighbours where they share a prompt."""
+        # The workers of one engine compute each response together.
+        shares = self.workers.run_split("generate", prompts, sampling, seed, copies=self.tensor_parallel_size)
+        rollout: RolloutBatch = concat(shares)
+        return rollout
+
+    def finish_generation(self) -> None:
+        """Free the engines' memory until they generate again or get new weights."""
+        self.workers.run("finish_generation")
+
+    def compute_logprobs(self, rollout: RolloutBatch) -> PolicyScores:
+        """What the policy says of the responses; with ``calculator.source=actor`` their rank metrics, too."""
+        scores: PolicyScores = self.map_rows("compute_logprobs", rollout.exclude("rank_metrics"))
+        return scores
+
+    def update(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
+        """One optimizer step on a mini-batch; the counts are those of its ``response_mask``."""
+        return self.run_update("update_actor", batch, num_tokens, num_sequences)
+
+    def sync_weights(self) -> None:
+        """Give the engines the policy's weights."""
+        self.workers.run("sync_weights")
+
+
+class ReferenceWorkers(RoleWorkers):
+    """The reference policy."""
+
+    def __init__(self, workers: WorkerGroup, config: PPOConfig) -> None:
+        super().__init__(workers, config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz)
+
+    def compute_logprobs(self, rollout: RolloutBatch) -> Tensor:
+        """[B, R]."""
+        logprobs: Tensor = self.map_rows("compute_ref_logprobs", rollout.exclude("rank_metrics"))
+        return logprobs
+
+
+class CriticWorkers(RoleWorkers):
+    """The critic."""
+
+    def __init__(self, workers: WorkerGroup, config: PPOConfig) -> None:
+        critic = config.critic
+        super().__init__(workers, critic.model.ulysses_sequence_parallel_size, critic.use_dynamic_bsz)
+
+    def compute_values(self, rollout: RolloutBatch) -> Tensor:
+        """[B, R]."""
+        values: Tensor = self.map_rows("compute_values", rollout.exclude("rank_metrics"))
+        return values
+
+    def update(self, batch: ValueBatch, num_tokens: int) -> dict[str, float]:
+        """One optimizer step on a mini-batch with ``num_tokens`` tokens in its ``response_mask``."""
+        return self.run_update("update_critic", batch, num_tokens)
+
+
+class RewardModelWorkers(RoleWorkers):
+    """The learned reward model."""
+
+    def __init__(self, workers: WorkerGroup, config: PPOConfig) -> None:
+        super().__init__(workers, config.reward_model.model.ulysses_sequence_parallel_size)
+
+    def compute_scores(self, batch: TextBatch) -> Tensor:
+        """[B]."""
+        scores: Tensor = self.map_rows("compute_rm_scores", batch)
+        return scores
+
+
+class SFTWorkers(RoleWorkers):
+    """The model of supervised fine-tuning."""
+
+    def __init__(self, workers: WorkerGroup, config: SFTConfig) -> None:
+        super().__init__(workers, config.model.ulysses_sequence_parallel_size)
+
+    def update(self, batch: ConversationBatch, num_tokens: int) -> dict[str, float]:
+        """One optimizer step; ``num_tokens`` counts the tokens to learn."""
+        return self.run_update("train_step", batch, num_tokens)
+
+    def evaluate(self, batch: ConversationBatch) -> Tensor:
+        """[B, 2]: the log-probability of what is to be learned of each conversation, and the tokens it has."""
+        results: Tensor = self.map_rows("evaluate", batch)
+        return results
