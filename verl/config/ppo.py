@@ -291,6 +291,8 @@ class TrainerConfig(RunConfig):
     remove_clip: bool
     """Leave responses that were cut at ``data.max_response_length`` out of the losses. They still count in the
     statistics of their group and in the logs."""
+    log_release_names: bool
+    """Also log metrics under the names of the paper's release; docs/metrics.md lists them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
