@@ -80,6 +80,6 @@ def test_models_that_vllm_borrows_from_transformers_are_refused():
     check_own_classes(engine_with(runner), "folder")
     runner.model = TransformersForCausalLM()
     with pytest.raises(
-        ValueError, match=r"^model.path='folder': vLLM .* has no model of its own for olmo2 .* rollout.name=hf$"
+        ValueError, match=r"^model.path='folder': vLLM .* has no native class for olmo2 .* rollout.name=hf$"
     ):
         check_own_classes(engine_with(runner), "folder")

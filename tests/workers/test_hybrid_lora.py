@@ -77,7 +77,7 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, t
     exported = AutoModelForCausalLM.from_pretrained(folder / "actor" / "huggingface").eval()
     scorer = LogprobForward(exported, config.model, "cpu")
     with torch.no_grad():
-        found, _ = scorer.logprobs(
+        found, *_ = scorer.logprobs(
             fresh.input_ids, fresh.attention_mask, fresh.response_mask, config.rollout.temperature
         )
     assert (found - logprobs).abs().max() < 1e-5

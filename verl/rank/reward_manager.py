@@ -155,7 +155,7 @@ class RewardManager:
         return {name: value for name, value in baselines.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages as plain floats, which JSON keeps exactly.
+        """The averages as plain floats, which JSON represents exactly.
 
         ``baselines`` and ``ema_score``; with ``baseline_start=zero`` also ``previous_means``, of the last batch.
         """
@@ -163,7 +163,7 @@ class RewardManager:
         return state if self._start is None else state | {"previous_means": deepcopy(self._previous_means)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave.
+        """Restore what :meth:`state_dict` returned.
 
         Raises:
             ValueError: the state is malformed (names the part); the manager is then unchanged.
@@ -178,7 +178,7 @@ class RewardManager:
         previous = state.get("previous_means")
         previous = None if previous is None else _checked_means(previous, "previous_means")
         score = state["ema_score"]
-        # Without a first value yet, an average that does not start at zero has none.
+        # Before its first value, an average that does not start at zero is None.
         score = None if score is None and self._start is None else _finite_float(score, "ema_score")
         self._baselines, self._previous_means, self._ema_score = baselines, previous, score
 
@@ -189,7 +189,7 @@ class RewardManager:
         baselines: dict[str, float] = {}
         for name, values in indicators.items():
             baseline = known.get(name, self._start)
-            # No baseline and no finite value: the number is never used, every deviation is 0.
+            # Without a baseline and a finite value every deviation is 0, so the number does not matter.
             baselines[name] = baseline if baseline is not None else (_finite_mean(values) or 0.0)
         deviations = torch.stack([relative_deviation(v, baselines[n]) for n, v in indicators.items()], dim=1)
         beta = exploration_beta(deviations[:, 0], config.hypothesis_type, config.gain)
@@ -260,7 +260,7 @@ def _finite_means(indicators: Mapping[str, Mapping[str, Tensor]]) -> Means:
 
 
 def _checked_means(means: object, where: str) -> Means:
-    """A copy of ``means``; ``ValueError`` that names the part which is no number."""
+    """A copy of ``means``; raises ``ValueError`` naming the part that is not a number."""
     if not isinstance(means, Mapping):
         raise ValueError(f"reward manager state: {where}={means!r}: expected a mapping of layers")
     checked: Means = {}

@@ -1,4 +1,4 @@
-"""What every rollout engine is made from and gives back.
+"""The interface of rollout engines: what they are made from and what they return.
 
 Legend: B responses, P prompt length, R response length, L layers, D hidden width.
 """
@@ -18,7 +18,7 @@ from verl.utils.distributed import WorkerPlace
 
 @dataclass(frozen=True)
 class RolloutSetup:
-    """What a worker's engine is made from, besides the policy."""
+    """What an engine is made from, besides the policy."""
 
     config: PPOConfig
     place: WorkerPlace
@@ -36,18 +36,18 @@ class RolloutSetup:
 class Rollout(Protocol):
     """An engine that samples responses inside a worker.
 
-    Every response has its own random stream, set by the seed, its prompt's ``uid`` and its place in the group: it is
-    the same whatever else is in the batch and whichever worker samples it.
+    Every response has its own random stream, set by the seed, its prompt's ``uid`` and its index in the group. It does
+    not depend on the rest of the batch or on the worker that samples it.
     """
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
         """Sample ``sampling.n`` responses per prompt; the responses of one prompt are neighbours."""
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Take over the policy's weights, whole parameters by name."""
+        """Load the policy's weights, given as whole parameters by name."""
 
     def sleep(self) -> None:
-        """Let go of memory that is not needed until the next ``load_weights``."""
+        """Free memory that is not needed until the next ``load_weights``."""
 
     @property
     def needs_weights(self) -> bool:
@@ -97,7 +97,7 @@ def collect(
 def mix_seed(seed: int, uid: int) -> int:
     """A 31-bit seed that differs between neighbouring (seed, uid) pairs in all its bits (splitmix64's finaliser).
 
-    Engines add the index of a response within its group, so that consecutive results would make groups share streams.
+    Engines add a response's index within its group, so consecutive seeds would make groups share random streams.
     """
     z = (seed * 0x9E3779B97F4A7C15 + uid + 1) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

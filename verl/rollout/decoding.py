@@ -5,6 +5,7 @@ Legend: B responses of a batch, P prompt length, R longest response, V vocabular
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,14 +24,14 @@ from verl.models.packing import position_ids
 
 @dataclass(frozen=True)
 class Decoded:
-    """Responses of one batch; what comes after a response's end is without meaning."""
+    """Responses of one batch; values after the end of a response are undefined."""
 
     token_ids: Tensor
     """[B, R] int64."""
     logprobs: Tensor
     """[B, R] float32, under the distribution that the token was drawn from."""
     lengths: Tensor
-    """[B] int64, tokens of each response, that which ended it included."""
+    """[B] int64, tokens of each response, including the one that ended it."""
     ended: Tensor
     """[B] bool, false for a response that was cut at R tokens."""
     states: Tensor | None
@@ -47,13 +48,13 @@ def decode(
     end_tokens: list[int],
     layers: Sequence[int],
 ) -> Decoded:
-    """One response to each prompt.
+    """Sample one response to each prompt.
 
     Args:
         input_ids, attention_mask: [B, P], padded on the left, on the model's device.
-        draws: [B, R] float64, uniform in [0, 1): what decides each token's draw. R is the longest response.
+        draws: [B, R] float64, uniform in [0, 1): one number decides each token. R is the longest response.
         end_tokens: tokens that end a response.
-        layers: whose states to keep, see :func:`verl.models.hidden_states.record_states`; none: no states.
+        layers: layers whose states are kept, see :func:`verl.models.hidden_states.record_states`; may be empty.
     """
     batch_size, num_steps = draws.shape
     device = input_ids.device
@@ -96,7 +97,7 @@ def decode(
 
 
 def logits_processors(sampling: SamplingConfig) -> LogitsProcessorList:
-    """From logits to those of the distribution sampled from; greedy decoding leaves them as they are."""
+    """Processors that turn logits into those of the sampled distribution; greedy decoding needs none."""
     processors = LogitsProcessorList()
     if sampling.temperature > 0:
         if sampling.temperature != 1:
@@ -111,10 +112,10 @@ def logits_processors(sampling: SamplingConfig) -> LogitsProcessorList:
 def draw(distribution: Tensor, draws: Tensor) -> Tensor:
     """Tokens [B] drawn from log-probabilities [B, V], each by its uniform number of ``draws`` [B] in [0, 1).
 
-    The inverse of the cumulative distribution: one number decides, so that a row's stream of numbers is all its
-    randomness, on any device.
+    Inverts the cumulative distribution. One number decides each token, so a row's stream of numbers is its only source
+    of randomness, on any device.
     """
     cumulative = distribution.double().exp().cumsum(dim=-1)
-    # A hair below 1, so that rounding cannot reach the total, which only tokens beyond the last would exceed.
+    # Slightly below 1: rounded up to the total, a draw would fall behind the last token.
     targets = draws.to(cumulative.device) * (1 - 2**-52) * cumulative[:, -1]
     return torch.searchsorted(cumulative, targets[:, None], right=True).squeeze(1)

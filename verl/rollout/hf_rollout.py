@@ -1,4 +1,4 @@
-"""The policy itself as its rollout engine, through ``transformers``: for models that vLLM does not know.
+"""The policy as its own rollout engine, through ``transformers``: for models that vLLM does not support.
 
 Legend: B responses, R longest response.
 """
@@ -18,16 +18,16 @@ from verl.rollout.decoding import Decoded, decode
 
 
 class HFRollout:
-    """Samples responses with log-probabilities, and measures their hidden states where the setup asks for it.
+    """Samples responses with log-probabilities, and measures their hidden states if the setup says so.
 
-    Decodes batches of ``rollout.max_num_seqs`` responses, each until its last one has ended. The policy's parameters
-    are gathered once for all of them.
+    Decodes batches of ``rollout.max_num_seqs`` responses, each batch until its last response has ended. The policy's
+    parameters are gathered once for all batches.
     """
 
     needs_weights = False
 
     def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
-        """``policy``: the one that learns in this worker."""
+        """``policy``: the one that this worker trains."""
         self.setup = setup
         self.policy = policy
         self.batch_size = setup.config.rollout.max_num_seqs
@@ -47,13 +47,13 @@ class HFRollout:
         return collect(prompts, responses, sampling.n, self.max_response_length, self.setup.pad_token_id)
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Nothing: the policy's weights are this engine's."""
+        """Do nothing: the engine uses the policy's own weights."""
 
     def sleep(self) -> None:
-        """Nothing: between two calls no memory is held."""
+        """Do nothing: the engine holds no memory between calls."""
 
     def _draws(self, rows: PromptBatch, sampling: SamplingConfig, seed: int) -> Tensor:
-        """[B, R] float64, uniform in [0, 1), each row from a stream of its own; the same on every kind of device."""
+        """[B, R] float64, uniform in [0, 1), each row from its own random stream; the same on every device."""
         draws = torch.empty(len(rows), self.max_response_length, dtype=torch.float64)
         for row, uid in enumerate(rows.uid.tolist()):
             generator = torch.Generator().manual_seed(mix_seed(seed, uid) + row % sampling.n)

@@ -1,4 +1,4 @@
-"""What travels between an evaluation and its workers; loads nothing heavy."""
+"""The requests and responses that travel between an evaluation and its workers. Imports nothing heavy."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ class SampleRequest:
     """One response to generate."""
 
     key: int
-    """What the caller knows it by."""
+    """The caller's name for the request."""
     prompt_ids: list[int]
     seed: int
-    """Of the response's own random stream; see :func:`sample_seed`."""
+    """Seed of this response's random stream; see :func:`sample_seed`."""
     temperature: float
 
 
@@ -22,25 +22,25 @@ class FinishedSample:
 
     key: int
     response: str
-    """Detokenised, without special tokens and without the stop string that ended it."""
+    """Text without special tokens and without the stop string that ended it."""
     num_tokens: int
-    """Generated, an end-of-sequence token included."""
+    """Generated tokens, including an end-of-sequence token."""
     truncated: bool
     """Cut at its maximal length."""
     metrics: dict[str, float]
-    """Rank metrics by name, of several layers as ``layer_1/<name>``; those that are not finite are left out."""
+    """Rank metrics by name, or by ``layer_1/<name>`` if several layers are captured. Only finite values."""
 
 
 @dataclass(frozen=True)
 class EngineModel:
-    """What an engine loads, and what all its responses have in common."""
+    """The model that an engine loads, and the settings that all its responses share."""
 
     path: str
     max_model_len: int
     """Longest sequence, prompt and response."""
     max_response_length: int
     stop: list[str]
-    """Strings that end a response where they stand in its text, which is without special tokens."""
+    """Strings that end a response where they occur in its text (without special tokens)."""
     stop_token_ids: list[int]
     top_p: float
     top_k: int
@@ -48,7 +48,7 @@ class EngineModel:
 
 
 def sample_seed(seed: int, benchmark: str, problem: int, sample: int) -> int:
-    """A 31-bit seed for one response: the same whatever else is generated, in whichever order and place."""
+    """A 31-bit seed for one response. It does not depend on what else is generated, or in which order."""
     text = f"{seed}/{benchmark}/{problem}/{sample}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") >> 1
 

@@ -15,11 +15,11 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @contextmanager
 def own_shared_memory(place: WorkerPlace) -> Iterator[None]:
-    """Give the memory that the workers of one CPU engine share a name of its own while the engine starts.
+    """While a CPU engine starts, give the memory that its workers share a name that no other engine uses.
 
-    vLLM has none for workers that it did not launch: one engine would stand in another's way, and in that of the next
-    what a killed one left. When this ends all of them have it, and the name goes, so that nothing is left. On a GPU
-    nothing is shared this way.
+    vLLM gives workers that it did not launch the same name in every engine, so engines on one machine, or the leftovers
+    of a killed one, would collide. When the block ends every worker has opened the memory, and its name is removed, so
+    nothing is left behind. GPU engines do not share memory this way.
     """
     group = getattr(cpu_communicator, "_CPUSHMDistributed", None)
     original = getattr(group, "make_group_name", None)

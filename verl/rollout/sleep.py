@@ -1,4 +1,4 @@
-"""When a vLLM engine holds memory: its weights and KV cache go while the models learn (vLLM's sleep mode)."""
+"""vLLM's sleep mode: the engine frees its weights and KV cache while the models learn."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,27 +11,27 @@ WEIGHTS, KV_CACHE = ["weights"], ["kv_cache"]
 
 
 class EngineSleep:
-    """Whether an engine is awake, with weights and KV cache, or asleep, with neither.
+    """Puts an engine to sleep and wakes it.
 
-    Asleep it has forgotten its weights (level 2): it wakes by being given new ones. While they stream in, the KV cache
-    is not there yet, which leaves its room to what gathers them.
+    A sleeping engine holds neither weights nor KV cache (level 2); new weights wake it. The KV cache is allocated after
+    they have arrived, which leaves its memory to the collectives that gather them.
     """
 
     def __init__(self, engine: LLM, enabled: bool) -> None:
-        """``enabled``: whether the engine was made with ``enable_sleep_mode``; without, it is always awake."""
+        """``enabled``: whether the engine was created with ``enable_sleep_mode``; if not, it is always awake."""
         self.engine = engine
         self.enabled = enabled
         self.asleep = False
 
     def sleep(self) -> None:
-        """Let go of the memory; no request may be running. Nothing happens if that was done before."""
+        """Free the memory; no request may be running. Does nothing if the engine already sleeps."""
         if self.enabled and not self.asleep:
             self.engine.sleep(level=2)
             self.asleep = True
 
     @contextmanager
     def new_weights(self) -> Iterator[None]:
-        """For the block that loads weights: it finds memory for them, and after it the engine is awake."""
+        """Load weights within this block: memory for them is allocated, and afterwards the engine is awake."""
         if self.asleep:
             self._take(WEIGHTS)
         yield
@@ -40,6 +40,6 @@ class EngineSleep:
             self.asleep = False
 
     def _take(self, tags: list[str]) -> None:
-        # vLLM maps memory of the device itself: what torch keeps for later is in its way.
+        # vLLM maps device memory itself, and cannot use what torch's allocator holds back.
         torch.cuda.empty_cache()
         self.engine.wake_up(tags=tags)

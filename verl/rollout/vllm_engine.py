@@ -1,4 +1,4 @@
-"""What every vLLM engine in a worker's own process has in common, in training and in evaluation."""
+"""What the vLLM engines of training and evaluation have in common; both run inside a worker's process."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def engine_options(
         "trust_remote_code": trust_remote_code,
         "distributed_executor_backend": "external_launcher",
         "tensor_parallel_size": config.tensor_parallel_size,
-        # Of the model's generation_config.json the tokens that end a response count, not its temperature and the like.
+        # The model's generation_config.json decides which tokens end a response, not how to sample.
         "generation_config": "vllm",
         "enforce_eager": config.enforce_eager or on_cpu,
         "gpu_memory_utilization": config.gpu_memory_utilization,
@@ -58,10 +58,10 @@ def engine_options(
     if kv_cache_memory_mb:
         options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20
     if config.tensor_parallel_size > 1:
-        # vLLM's own all-reduce looks at the GPUs of its peers, and each worker sees its own alone.
+        # vLLM's own all-reduce accesses the GPUs of its peers, but each worker sees only its own.
         options["disable_custom_all_reduce"] = True
     if on_cpu:
-        # A prompt computed in parts winds its random stream back, which a CPU's generator cannot.
+        # A prompt computed in chunks rewinds its random stream, which CPU generators do not support.
         options["enable_chunked_prefill"] = False
     if calculator is not None:
         options["additional_config"] = {"hidden_states": capture_options(calculator)}
@@ -72,7 +72,7 @@ def measured(completion: CompletionOutput) -> dict[str, Tensor]:
     """What the engine measured of a response's hidden states, a row of :class:`verl.protocol.RankMetrics`.
 
     Raises:
-        RuntimeError: nothing, as its plugin is not active.
+        RuntimeError: the engine returned nothing, because its plugin is not active.
     """
     found: dict[str, Tensor] | None = getattr(completion, "hidden_states", None)
     if found is None:

@@ -7,6 +7,7 @@ import vllm
 from torch import Tensor
 from vllm import LLM, CompletionOutput, SamplingParams
 
+from verl.config.errors import ConfigError
 from verl.config.ppo import SamplingConfig
 from verl.models.policy import Policy
 from verl.protocol import PromptBatch, RolloutBatch
@@ -18,17 +19,17 @@ from verl.rollout.weight_sync import reload_weights
 
 
 class VLLMRollout:
-    """Samples responses with log-probabilities, and measures their hidden states where the setup asks for it.
+    """Samples responses with log-probabilities, and measures their hidden states if the setup says so.
 
-    The workers of one engine are neighbours in rank, ``rollout.tensor_parallel_size`` of them. Each has a scheduler of
-    its own; given the same prompts they decide alike, and sample the same responses.
+    The ``rollout.tensor_parallel_size`` workers of one engine are neighbours in rank. Each has its own scheduler; given
+    the same prompts, all make the same decisions and sample the same responses.
     """
 
     def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
-        """``policy``: not used; the engine loads the model's folder and is given weights later.
+        """``policy``: not used; the engine loads the model folder and gets weights later.
 
         Raises:
-            ValueError: vLLM has no model of its own for this architecture.
+            ConfigError: vLLM has no native model class for this architecture.
         """
         config, model, place = setup.config.rollout, setup.config.model, setup.place
         self.setup = setup
@@ -45,7 +46,7 @@ class VLLMRollout:
         with own_shared_memory(place):
             self.engine = LLM(
                 model.path,
-                # What is returned must be what was sampled from: after temperature, top-p and top-k.
+                # Log-probabilities of the sampled distribution: after temperature, top-p and top-k.
                 logprobs_mode="processed_logprobs",
                 enable_sleep_mode=sleeps,
                 **options,
@@ -70,12 +71,12 @@ class VLLMRollout:
             reload_weights(self.engine, parameters)
 
     def sleep(self) -> None:
-        """Let go of weights and KV cache, with ``rollout.free_cache_engine`` on a GPU."""
+        """Free weights and KV cache, with ``rollout.free_cache_engine`` on a GPU."""
         self.memory.sleep()
 
     @property
     def needs_weights(self) -> bool:
-        """Whether the engine sleeps, and has forgotten its weights."""
+        """Whether the engine sleeps and holds no weights."""
         return self.memory.asleep
 
     def _sampling_params(self, sampling: SamplingConfig, seed: int, uid: int) -> SamplingParams:
@@ -87,7 +88,7 @@ class VLLMRollout:
             max_tokens=self.max_response_length,
             stop_token_ids=self.setup.end_tokens,
             logprobs=0,
-            # vLLM adds a response's place in its group.
+            # vLLM adds the response's index in its group.
             seed=mix_seed(seed, uid),
             detokenize=False,
         )
@@ -102,19 +103,19 @@ class VLLMRollout:
 
 
 def check_own_classes(engine: LLM, path: str) -> None:
-    """Whether vLLM runs the model at ``path`` by classes of its own.
+    """Check that vLLM runs the model at ``path`` with a native class.
 
-    Where it has none it takes those of ``transformers``, and prepares them for compilation: instances that were made
-    before, as those that learn in this process, can no longer be called.
+    Without one it uses the class of ``transformers`` and prepares it for compilation. Instances created earlier, such
+    as the policy in this process, can then no longer be called.
 
     Raises:
-        ValueError: it does not.
+        ConfigError: it does not.
     """
     model = engine.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
     if type(model).__name__.startswith("Transformers"):
-        raise ValueError(
-            f"model.path={path!r}: vLLM {vllm.__version__} has no model of its own for {model.config.model_type} and "
-            "changes that of transformers, which learns in the same process; set rollout.name=hf"
+        raise ConfigError(
+            f"model.path={path!r}: vLLM {vllm.__version__} has no native class for {model.config.model_type} and would "
+            "change the one of transformers, which trains in the same process; set rollout.name=hf"
         )
 
 

@@ -19,7 +19,7 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
     """
     runner = engine.llm_engine.model_executor.driver_worker.worker.model_runner
     model = runner.get_model()
-    # Some layers and attention backends ask for the config while they prepare new weights, as when they are made.
+    # Some layers and attention backends read the config while they prepare new weights, as they do when created.
     with set_current_vllm_config(runner.vllm_config):
         missing = _reload(runner, model, parameters)
         if missing:
@@ -32,10 +32,10 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
 
 
 def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Reload, and return the names of the model's parameters that got nothing.
+    """Reload the weights, and return the names of the parameters that received none.
 
-    vLLM only logs them. It knows what was loaded from the model's ``load_weights``, and so does this; a model that does
-    not say (None) passes.
+    vLLM only logs them. The names come from the model's own ``load_weights``; a model that does not report them (None)
+    passes.
     """
     expected = {name for name, _ in model.named_parameters()}
     load_weights, received = model.load_weights, expected
@@ -56,15 +56,15 @@ def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -
 
 
 def _reported(name: str) -> str:
-    """A parameter's name as every version of vLLM says that it was loaded: some leave out which experts it is of."""
+    """A parameter's name in the form that every version of vLLM reports; some leave out the group of experts."""
     return name.replace(".routed_experts.", ".")
 
 
 def _refresh_tied_head(model: nn.Module) -> None:
-    """Prepare an output head that shares the embedding's weights anew.
+    """Prepare an output head that shares the embedding's weights again.
 
-    On CPU vLLM multiplies by a packed copy of a layer's weights and repacks the layers that a reload names; a tied head
-    is named by none, and would go on with the copy of the old weights.
+    On CPU vLLM multiplies by a packed copy of a layer's weights, and repacks the layers that a reload names. It never
+    names a tied head, which would keep the packed copy of the old weights.
     """
     head: Any = getattr(model, "lm_head", None)
     weight = getattr(head, "weight", None)
@@ -74,10 +74,10 @@ def _refresh_tied_head(model: nn.Module) -> None:
 
 
 def _pack_experts(model: nn.Module) -> None:
-    """Pack the weights of a mixture's experts anew.
+    """Pack the weights of a mixture's experts again.
 
-    On CPU vLLM multiplies by packed weights of theirs too, and packs them at the start of the engine alone: a reload
-    would put unpacked ones in their place.
+    On CPU vLLM multiplies by packed weights here too, but packs them only when the engine starts: a reload would leave
+    unpacked ones in their place.
     """
     if not current_platform.is_cpu():
         return

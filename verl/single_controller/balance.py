@@ -1,4 +1,4 @@
-"""Sharing rows out so that every worker gets as many tokens as the others.
+"""Assigning rows to workers so that all get about as many tokens.
 
 Legend: B rows.
 """

@@ -1,4 +1,4 @@
-"""What the calls of a worker take: peak memory, and traces of torch's profiler."""
+"""Peak memory and profiler traces of a worker's calls."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +43,7 @@ class PeakMemory:
             CLEAR_REFS.write_text(RESET_PEAK)
             self._resets = True
         except OSError:
-            # Not Linux, or a container that forbids it: `read` gives what is resident at the end.
+            # Not Linux, or a container that forbids it: `read` returns the memory resident at the end.
             self._resets = False
 
     def read(self) -> MemoryPeak:

@@ -1,4 +1,4 @@
-"""A group of equal workers, each a Ray actor, called as one."""
+"""A group of equal workers, each a Ray actor, that are called together."""
 
 import os
 import pkgutil
@@ -22,8 +22,8 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def cpu_threads(workers_per_node: int) -> int:
-    """Threads that each worker computes with: what OMP_NUM_THREADS asks for, or its share of the machine's cores."""
-    # OpenMP allows a list, whose first number is that of the outermost level.
+    """Threads of each worker: the value of OMP_NUM_THREADS, or its share of the machine's cores."""
+    # OpenMP allows a list; its first number is for the outermost level.
     wanted = os.environ.get(THREAD_VARIABLES[0], "").split(",")[0]
     return int(wanted) if wanted.isdecimal() else max(1, (os.cpu_count() or 1) // workers_per_node)
 
@@ -36,8 +36,8 @@ class WorkerGroup:
     """Spawns ``world_size`` workers and runs their methods on all of them at once.
 
     Args:
-        worker: the worker's class as ``module:name``, called as ``cls(config, place, *arguments)`` in each process. By
-            name, so that only the workers import what it needs.
+        worker: the worker's class as ``module:name``, called as ``cls(config, place, *arguments)`` in each process. It
+            is a string so that only the workers import what it needs.
         nnodes: machines.
         workers_per_node: workers on each machine, one per GPU or that many CPU processes.
         device_type: ``cpu`` or ``cuda``.
@@ -60,7 +60,7 @@ class WorkerGroup:
         resource = "GPU" if device_type == "cuda" else "CPU"
         per_node = float(workers_per_node)
         bundle = {"CPU": per_node} | ({"GPU": per_node} if device_type == "cuda" else {})
-        # One bundle a machine, ranks in machine order: neighbours in rank are neighbours in space.
+        # One bundle per machine, ranks in machine order: neighbours in rank share a machine.
         strategy = "STRICT_SPREAD" if nnodes > 1 else "PACK"
         self._placement = placement_group([dict(bundle) for _ in range(nnodes)], strategy=strategy)
         if not self._placement.wait(timeout_seconds=60):
@@ -114,8 +114,7 @@ class WorkerGroup:
         """As ``run``, with ``batch`` (a tensorclass) cut into one contiguous share per worker, in rank order.
 
         Shares differ by at most one row. A batch with fewer rows than shares is refused: an idle rank would hang the
-        others. With ``copies`` above 1, so many neighbouring workers work on the same share together, and the results
-        are those of the first of each.
+        others. ``copies`` neighbouring workers work on the same share together; the first one's result counts.
         """
         size, num_shares = len(batch), self.world_size // copies
         if size < num_shares:
@@ -129,16 +128,16 @@ class WorkerGroup:
         return self._gather(calls, method)[::copies]
 
     def take_peak_memory(self) -> MemoryPeak | None:
-        """The most that any worker used during the calls since this was last asked; None where there were none."""
+        """The most memory that any worker used since the last call of this method; None if none was called."""
         peak, self._peak = self._peak, None
         return peak
 
     def start_profile(self) -> None:
-        """Record with torch's profiler what the workers do from now on."""
+        """Start torch's profiler in every worker."""
         self._wait([worker.start_profile.remote() for worker in self._workers], "start_profile")
 
     def stop_profile(self, paths: list[Path]) -> None:
-        """Write what was recorded to one file per worker, each on the worker's own machine."""
+        """Stop it and write one trace per worker, each on the worker's own machine."""
         calls = [worker.stop_profile.remote(path) for worker, path in zip(self._workers, paths, strict=True)]
         self._wait(calls, "stop_profile")
 
@@ -149,7 +148,7 @@ class WorkerGroup:
         remove_placement_group(self._placement)
 
     def _gather(self, calls: list[Any], method: str) -> list[Any]:
-        """The results of calls that reply with what they took, too; that is kept for ``take_peak_memory``."""
+        """The results of the calls; the peak memory they report is kept for ``take_peak_memory``."""
         replies: list[_Reply] = self._wait(calls, method)
         for reply in replies:
             self._peak = reply.peak.joined(self._peak)
@@ -157,7 +156,7 @@ class WorkerGroup:
 
     @staticmethod
     def _wait(calls: list[Any], method: str) -> list[Any]:
-        """Wait for all calls, failing at the first that fails: the others may wait for it in a collective for ever."""
+        """Wait for all calls; raise at the first failure, since the others may wait for that worker for ever."""
         ranks = {call: rank for rank, call in enumerate(calls)}
         pending = list(calls)
         while pending:
@@ -181,14 +180,14 @@ def concat(batches: list[Any]) -> Any:
 
 
 class _Reply(NamedTuple):
-    """What a call gave, and what it took: with the result, so that asking for it costs no call of its own."""
+    """A call's result and its peak memory, which travels along so that it costs no further call."""
 
     result: Any
     peak: MemoryPeak
 
 
 class _Host:
-    """The Ray actor; imports nothing of the worker until ``start``, so that the environment is in place first."""
+    """The Ray actor. It imports the worker only in ``start``, after the environment is set."""
 
     def meeting_point(self) -> tuple[str, int]:
         """An address of this machine and a port that is free there now."""
@@ -214,7 +213,7 @@ class _Host:
 
 
 def _free_port() -> int:
-    # Below the ports that systems give to outgoing connections: none of those takes it before the workers do.
+    # Below the ephemeral ports, so that no outgoing connection takes it before the workers do.
     ports = random.SystemRandom().sample(range(20000, 30000), k=100)
     for port in ports:
         with socket.socket() as listener:

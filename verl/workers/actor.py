@@ -1,4 +1,4 @@
-"""The policy in training: log-probabilities and the clipped update."""
+"""The policy in training: the clipped update."""
 
 from collections.abc import Callable
 from functools import partial
@@ -41,8 +41,8 @@ class Actor(Policy):
 
         Args:
             batch: this rank's responses.
-            num_tokens: tokens in the response masks of the whole mini-batch, over all ranks. With ``num_sequences`` it
-                is the one denominator of the loss, so that every token weighs the same however the mini-batch is split
+            num_tokens: tokens in the response masks of the whole mini-batch, over all ranks. It and ``num_sequences``
+                are the denominators of the loss, so that every token weighs the same however the mini-batch is split
                 over ranks and micro-batches.
             num_sequences: responses of the whole mini-batch that have such tokens, over all ranks.
 

@@ -1,4 +1,4 @@
-"""The critic: what a response is still worth at each of its tokens.
+"""The critic: the value of a response at each of its tokens.
 
 Legend: B responses on this rank, R response columns.
 """
@@ -73,5 +73,5 @@ class Critic:
         """Values and mask over the columns that the micro-batch uses."""
         columns = trim_columns(micro.input_ids, micro.attention_mask, micro.response_mask)
         input_ids, attention_mask, mask = (t.to(self.device) for t in columns)
-        # As with logits: what is known before token t stands at the token before it.
+        # As with logits, the value before token t is computed at token t - 1.
         return self.forward.values(input_ids, attention_mask)[:, -mask.shape[1] - 1 : -1], mask

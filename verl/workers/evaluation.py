@@ -1,4 +1,4 @@
-"""The evaluation's worker: a vLLM engine that is fed with requests and asked for what has finished."""
+"""The evaluation worker: a vLLM engine that takes requests and returns finished responses."""
 
 import math
 from typing import Any
@@ -18,8 +18,8 @@ from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 class EvaluationWorker:
     """One of the processes that together hold ``world_size / tensor_parallel_size`` engines.
 
-    The workers of one engine are neighbours in rank. Each has a scheduler of its own, and all must make the same
-    decisions: they get the same requests, and work is measured in steps of the engine, never in seconds.
+    The workers of one engine are neighbours in rank. Each has its own scheduler, and all must make the same decisions:
+    they get the same requests, and work is measured in engine steps, never in seconds.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class EvaluationWorker:
 
         Args:
             shares: new requests for each engine.
-            max_steps: steps after which to return; earlier only when nothing is left to do.
+            max_steps: engine steps after which to return; earlier only if no request is left.
 
         Returns:
             Responses that have finished, from one worker of each engine.

@@ -1,4 +1,4 @@
-"""The hybrid worker: every model of the run and the rollout engine in one process per device."""
+"""The hybrid worker: all models of a run and the rollout engine in one process per device."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +25,8 @@ from verl.workers.reward_model import RewardModel
 class HybridWorker(Checkpointed):
     """One of the processes that together hold actor, reference, critic, reward model and the rollout engines.
 
-    Every method is called on all workers at once: FSDP gathers parameters collectively. What the configuration does
-    not use is not loaded, and a model that is offloaded is on the device for the methods alone that need it.
+    Every method is called on all workers at once: FSDP gathers parameters collectively. Models that the configuration
+    does not use are not loaded; an offloaded model is on the device only within the methods that need it.
     """
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int) -> None:
@@ -60,23 +60,23 @@ class HybridWorker(Checkpointed):
         self.checkpoints = CheckpointWorker(parts, config.seed)
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
-        """Sample responses for these prompts: this worker's own, or those of the workers that share its engine."""
+        """Sample responses to the prompts of this worker, or of the workers that share its engine."""
         if self.rollout.needs_weights:
             self.sync_weights()
         return self.rollout.generate(prompts, sampling, seed)
 
     def finish_generation(self) -> None:
-        """Let the engine's memory go; it comes back with ``sync_weights``, or where more is generated before that."""
+        """Free the engine's memory until ``sync_weights`` or the next ``generate``."""
         self.rollout.sleep()
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """See :meth:`CheckpointWorker.start`. What is offloaded, or gathered, comes where the engine's memory was; the
-        engine is given weights again when it generates."""
+        """See :meth:`CheckpointWorker.start`. The engine frees its memory for what is loaded or gathered, and gets
+        weights again when it generates."""
         self.rollout.sleep()
         super().save(folder, background, huggingface)
 
     def load(self, folder: Path, step: int) -> None:
-        """See :meth:`CheckpointWorker.load`. The engine, which has just been made, makes room as in :meth:`save`."""
+        """See :meth:`CheckpointWorker.load`. The new engine frees its memory as in :meth:`save`."""
         self.rollout.sleep()
         super().load(folder, step)
 
@@ -92,19 +92,19 @@ class HybridWorker(Checkpointed):
         if self.lora:
             with self.actor.parameters.loaded(), adapters_disabled(self.actor.model):
                 return self.actor.compute_logprobs(batch).logprobs
-        assert self.reference is not None, "no reference policy without a KL divergence in loss or reward"
+        assert self.reference is not None, "a reference policy is held only for a KL divergence in loss or reward"
         with self.reference.parameters.loaded():
             return self.reference.compute_logprobs(batch).logprobs
 
     def compute_values(self, batch: RolloutBatch) -> Tensor:
         """The critic's values [B, R]."""
-        assert self.critic is not None, "no critic but with algorithm.adv_estimator=gae"
+        assert self.critic is not None, "a critic is held only with algorithm.adv_estimator=gae"
         with self.critic.parameters.loaded():
             return self.critic.compute_values(batch)
 
     def compute_rm_scores(self, batch: TextBatch) -> Tensor:
         """The reward model's scores [B]."""
-        assert self.reward_model is not None, "no reward model without reward_model.enable"
+        assert self.reward_model is not None, "a reward model is held only with reward_model.enable"
         with self.reward_model.parameters.loaded():
             return self.reward_model.compute_scores(batch)
 
@@ -115,7 +115,7 @@ class HybridWorker(Checkpointed):
 
     def update_critic(self, batch: ValueBatch, num_tokens: int) -> dict[str, float]:
         """One optimizer step of the critic on this worker's share of a mini-batch."""
-        assert self.critic is not None, "no critic but with algorithm.adv_estimator=gae"
+        assert self.critic is not None, "a critic is held only with algorithm.adv_estimator=gae"
         with self.critic.parameters.loaded():
             return self.critic.update(batch, num_tokens)
 

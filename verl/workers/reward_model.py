@@ -13,7 +13,7 @@ from verl.protocol import TextBatch
 class RewardModel:
     """A sharded sequence classification model with one output, never trained; used inside ``parameters.loaded()``.
 
-    It is held as a value model: the score of a text is the number at the token that sequence classification reads, the
+    It is loaded as a value model: the score of a text is the value at the token that sequence classification reads, the
     last one that is not the checkpoint's padding token.
     """
 
@@ -40,7 +40,7 @@ class RewardModel:
 def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:
     """[B, 1] int64, the last attended position of each row whose token is not ``pad_token_id``; 0 where all are.
 
-    Where a text ends in the token that also pads, the end does not count: such a head was trained without it.
+    If a text ends in the padding token, that end does not count: such a head was trained without it.
 
     Args:
         input_ids, attention_mask: [B, S].

@@ -11,16 +11,16 @@ from verl.single_controller.profiling import MemoryPeak
 
 
 class Work(NamedTuple):
-    """What a phase went through; all that the operations of a transformer's pass depend on."""
+    """The tokens that a phase processed, which determine a transformer's operations."""
 
     tokens: float
     """Number of tokens."""
     context: float
-    """The sum, over sequences, of the squared number of tokens: what attention grows with."""
+    """Sum over sequences of the squared number of tokens; attention grows with it."""
 
     @classmethod
     def of(cls, lengths: Tensor, known: Tensor | int = 0) -> "Work":
-        """Sequences of ``lengths`` [B] tokens, whose first ``known`` ([B], or a number) were computed before."""
+        """Sequences of ``lengths`` [B] tokens, the first ``known`` of which ([B], or a number) are cached."""
         return cls(float((lengths - known).sum()), float((lengths.double() ** 2 - known**2).sum()))
 
 
@@ -35,11 +35,11 @@ class StepRecord(NamedTuple):
 
 
 class PhaseTimer:
-    """Adds up the wall time of named phases, and what they did and took.
+    """Adds up wall time, work and peak memory of named phases.
 
     Args:
         on_enter: called with the phase's name when it begins, such as a progress bar's.
-        take_peak: gives the workers' peak memory since it was last called, None where they did nothing.
+        take_peak: returns the workers' peak memory since its last call, None if they were idle.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PhaseTimer:
     def phase(self, name: str) -> Iterator[None]:
         """Count the time and the peak memory of the ``with`` block under ``name``."""
         self._on_enter(name)
-        self._take_peak()  # what was done outside of phases is no phase's
+        self._take_peak()  # drops the peak of work outside phases
         started = time.perf_counter()
         try:
             yield
@@ -67,7 +67,7 @@ class PhaseTimer:
                 peaks[name] = peak.joined(peaks.get(name))
 
     def count(self, name: str, work: Work) -> None:
-        """Add to what the phase ``name`` of this step went through."""
+        """Add work to the phase ``name`` of this step."""
         before = self._step.work.get(name, Work(0.0, 0.0))
         self._step.work[name] = Work(before.tokens + work.tokens, before.context + work.context)
 

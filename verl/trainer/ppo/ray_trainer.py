@@ -57,9 +57,9 @@ class ModelOutputs(NamedTuple):
     old_logprobs: Tensor
     """[B, R], under the policy."""
     ref_logprobs: Tensor
-    """[B, R], under the reference; the policy's own where no reference is held."""
+    """[B, R], under the reference; the policy's own if there is no reference."""
     values: Tensor | None
-    """[B, R], the critic's; None where there is no critic."""
+    """[B, R], the critic's; None without a critic."""
     rank_metrics: RankMetrics
     """Of the engine's hidden states or, with ``calculator.source=actor``, the policy's."""
 
@@ -68,11 +68,11 @@ class LearningSignal(NamedTuple):
     """What the updates learn from."""
 
     mask: Tensor
-    """[B, R] int64, 1 on the tokens that have a share in the losses."""
+    """[B, R] int64, 1 on the tokens that enter the losses."""
     advantages: Tensor
     """[B, R] float32, rank shaping included."""
     returns: Tensor | None
-    """[B, R] float32, the critic's targets; None where there is no critic."""
+    """[B, R] float32, the critic's targets; None without a critic."""
 
 
 class RayPPOTrainer:
@@ -143,7 +143,7 @@ class RayPPOTrainer:
             self.profiler.end(step)
             if self._due(trainer.test_freq):
                 self._validate()
-            # Before the checkpoint: a run that goes on from it has the record of its step.
+            # Before the checkpoint, so that a resumed run has the record of its step.
             self._log()
             if self._due(trainer.save_freq) or self.step in trainer.except_save:
                 self._save()
@@ -152,7 +152,7 @@ class RayPPOTrainer:
             self.saver.finish()
 
     def restore(self, resumption: Resumption) -> None:
-        """Go to where a checkpoint was written; the rollout engines get the policy's weights."""
+        """Restore the state of a checkpoint, and give the rollout engines its weights."""
         state = resumption.state
         self.workers.run("load", resumption.folder, resumption.step)
         self._sync_weights()
@@ -199,7 +199,7 @@ class RayPPOTrainer:
         with self.timer.phase("reward"):
             scores, correct, counts = score_tensors(sampled.pending)
         verdicts = {f"verifier/{reason}": float(count) for reason, count in counts.items()}
-        # Where groups were filtered, the figures of all that was sampled are there already.
+        # With dynamic sampling, the metrics of everything sampled are already there.
         self.metrics = group_metrics(scores, correct, rollout.group_ids) | verdicts | self.metrics
         with self.timer.phase("rank_metrics"):
             self.metrics |= rank_scalars(rank_metrics, correct) | response_metrics(rollout, correct)
@@ -209,7 +209,7 @@ class RayPPOTrainer:
         return scores
 
     def _compute_advantages(self, sample: StepSample, scores: Tensor, outputs: ModelOutputs) -> LearningSignal:
-        """From scores to what the updates learn from; ``scores`` [B] are the verifiers'."""
+        """From the verifiers' ``scores`` [B] to what the updates learn from."""
         rollout, algorithm = sample.sampled.rollout, self.config.algorithm
         mask, learned_mask = rollout.response_mask, self._learned_mask(sample.sampled)
         with self.timer.phase("reward"):
@@ -248,7 +248,7 @@ class RayPPOTrainer:
         return LearningSignal(learned_mask, advantages.float(), returns)
 
     def _greedy_scores(self, greedy: Sampled) -> Tensor:
-        """What the greedy response to each response's prompt earns, [B]."""
+        """The reward of the greedy response to each response's prompt, [B]."""
         rewards, _ = self.sampler.rewards(greedy)
         self.metrics["train/greedy_score/mean"] = rewards.mean().item()
         return rewards.repeat_interleave(self.config.rollout.n)
@@ -269,7 +269,7 @@ class RayPPOTrainer:
         return rewards
 
     def _learned_mask(self, sampled: Sampled) -> Tensor:
-        """[B, R] int64, the tokens that have a share in the losses."""
+        """[B, R] int64, 1 on the tokens that enter the losses."""
         learned = sampled.learned
         if self.config.trainer.remove_clip:
             learned = learned & ~sampled.rollout.truncated
@@ -323,9 +323,9 @@ class RayPPOTrainer:
         epochs: int,
         update: Callable[[Any, int, int], dict[str, float]],
     ) -> None:
-        """Go through ``batch`` in mini-batches of so many prompts; logs the mean of the metrics of their updates.
+        """Update on ``batch`` in mini-batches of ``mini_batch_size`` prompts; logs the mean of their metrics.
 
-        A mini-batch without any token to learn from is left out.
+        A mini-batch without tokens to learn from is skipped.
         """
         updates = []
         for _ in range(epochs):
@@ -358,13 +358,13 @@ class RayPPOTrainer:
             self.saver.save(self.step, self._state(), scores)
 
     def _state(self) -> dict[str, Any]:
-        """What the trainer itself knows, as JSON holds it; see :meth:`restore`."""
+        """The trainer's own state as JSON; see :meth:`restore`."""
         return {
             "job": "ppo",
             "step": self.step,
             "num_examples": len(self.loader.dataset),
             "shuffle": self.config.data.shuffle,
-            # Not to be derived from the step: dynamic sampling draws as many batches as it needs.
+            # It cannot be derived from the step: dynamic sampling draws as many batches as it needs.
             "loader": to_json(self.loader.state_dict()),
             "reward_manager": self.reward_manager.state_dict(),
             "kl_control": self.kl_control.state_dict(),
@@ -374,7 +374,7 @@ class RayPPOTrainer:
         }
 
     def _log(self) -> None:
-        """Hand the step's metrics to the trackers and the display."""
+        """Log the step's metrics to the trackers and the display."""
         record = self.timer.take_step()
         timing = self.step_metrics(record)
         if "gen" in record.work:

@@ -26,27 +26,27 @@ from verl.trainer.logging.rollout_metrics import group_metrics
 from verl.trainer.logging.timing import PhaseTimer, Work
 
 VALIDATION_STEP = 1 << 20
-"""Stands for the step in the seed of validation's draws: the same at every validation, none of them training's."""
+"""Takes the place of the step in the seed of validation: the same at every validation, and never used in training."""
 
 REFILL_STEP = 1 << 21
-"""Added to the step in the seed for every further batch of a step: a prompt drawn twice is answered anew."""
+"""Added to the step in the seed for each further batch of a step, so that a prompt drawn twice gets new responses."""
 
 GREEDY = SamplingConfig(n=1, temperature=0.0, top_p=1.0, top_k=-1)
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Responses whose verdicts may still be under way."""
+    """Responses whose verification may still be running."""
 
     prompts: PromptSample
     rollout: RolloutBatch
     pending: PendingScores
     learned: Tensor
-    """[B] bool, false for responses that only fill a batch up."""
+    """[B] bool, false for responses that only fill up a batch."""
 
 
 class StepSample(NamedTuple):
-    """What one training step has to learn from."""
+    """What one training step learns from."""
 
     sampled: Sampled
     dropped_scores: Tensor
@@ -164,9 +164,9 @@ class Sampler:
         return chosen, score_tensors(dropped.pending)[0], metrics
 
     def rewards(self, sampled: Sampled) -> tuple[Tensor, dict[str, float]]:
-        """What each response earns, [B] float64, and the means of what was added to the verifier's score.
+        """The reward of each response, [B] float64, and the means of what was added to the verifier's score.
 
-        The verifier's score, with a reward model the weighted sum of its score and that, and the overlong punishment.
+        The reward is the verifier's score, or its weighted sum with the reward model's, and the overlong penalty.
         """
         config = self.config
         metrics: dict[str, float] = {}
@@ -203,7 +203,7 @@ class Sampler:
 
 
 def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int]]:
-    """Scores [B] float32, correctness [B] bool, and how often each reason for a verdict occurred."""
+    """Scores [B] float32, correctness [B] bool, and the count of each reason for a verdict."""
     results = pending.result()
     counts: dict[str, int] = {}
     for result in results:
@@ -213,13 +213,13 @@ def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int
 
 
 def groups_that_differ(values: Tensor, n: int) -> Tensor:
-    """Whether the ``n`` neighbours of each group are not all the same, [G] bool, for ``values [G n]``."""
+    """Whether the ``n`` values of a group differ, [G] bool, for ``values [G n]``."""
     grouped = values.view(-1, n)
     return (grouped != grouped[:, :1]).any(dim=1)
 
 
 def generated(rollout: RolloutBatch) -> Work:
-    """The sampled tokens, with the context of each. Prompts, read once for all their responses, are not counted."""
+    """The sampled tokens with their context. Prompts, read once for all their responses, are not counted."""
     response = rollout.response_mask.sum(dim=1)
     length = rollout.attention_mask.sum(dim=1)
     return Work.of(length, length - response)
@@ -251,7 +251,7 @@ def _join(parts: list[Sampled]) -> Sampled:
 
 
 def finished(scores: list[Score]) -> PendingScores:
-    """Verdicts that nobody needs to wait for."""
+    """Verdicts that are already known."""
     future: Future[list[Score]] = Future()
     future.set_result(scores)
     return PendingScores(future)
