@@ -228,7 +228,7 @@ def test_a_missing_data_file_is_named(run_tree, field: str):
 def test_a_missing_model_folder_is_named(run_tree, tmp_path: Path):
     (tmp_path / "model" / "config.json").unlink()
     with pytest.raises(
-        ConfigError, match=r"^model\.path='.*/model': has no config\.json; name a folder .* or a hub id such as"
+        ConfigError, match=r"^model\.path='.*/model': no config\.json there; name a folder .* or a hub id such as"
     ):
         parse_run_config(SFTConfig, run_tree)
 
@@ -239,7 +239,7 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
     assert parse_run_config(SFTConfig, run_tree).model.path == "Qwen/Qwen2.5-1.5B"
     # The same spelling is a folder as soon as its parent exists here.
     (tmp_path / "Qwen").mkdir()
-    with pytest.raises(ConfigError, match=r"^model\.path='Qwen/Qwen2\.5-1\.5B': has no config\.json"):
+    with pytest.raises(ConfigError, match=r"^model\.path='Qwen/Qwen2\.5-1\.5B': no config\.json there"):
         parse_run_config(SFTConfig, run_tree)
 
 

@@ -45,7 +45,7 @@ def test_a_model_without_linear_layers_is_answered_so(config, tmp_path):
 
 
 def test_all_linear_stands_alone():
-    with pytest.raises(ValueError, match="all-linear stands for all; leave the others out"):
+    with pytest.raises(ValueError, match="all-linear covers all layers; leave out the others"):
         lora("all-linear", "q_proj")
 
 

@@ -138,7 +138,7 @@ def require_model(field: str, path: str) -> None:
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
     if not hub_id and not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{field}={path!r}: has no config.json; name a folder written by save_pretrained, or a hub id such as "
+            f"{field}={path!r}: no config.json there; name a folder written by save_pretrained, or a hub id such as "
             "Qwen/Qwen2.5-1.5B (`bash train.sh` makes the embedded model)"
         )
 
