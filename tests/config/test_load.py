@@ -237,10 +237,13 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
     monkeypatch.chdir(tmp_path)
     run_tree.model.path = "Qwen/Qwen2.5-1.5B"
     assert parse_run_config(SFTConfig, run_tree).model.path == "Qwen/Qwen2.5-1.5B"
-    # The same spelling is a folder as soon as its parent exists here.
+    # The same spelling is a folder as soon as its parent exists here; data/ is one even if it was deleted.
     (tmp_path / "Qwen").mkdir()
-    with pytest.raises(ConfigError, match=r"^model\.path='Qwen/Qwen2\.5-1\.5B': no config\.json there"):
-        parse_run_config(SFTConfig, run_tree)
+    for path in ("Qwen/Qwen2.5-1.5B", "data/tiny_model"):
+        run_tree.model.path = path
+        message = rf"^model\.path='{path}': no config\.json there; restore the shipped model with `git checkout data`"
+        with pytest.raises(ConfigError, match=message):
+            parse_run_config(SFTConfig, run_tree)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ def _require_files(field: str, paths: Sequence[str]) -> None:
     for path in paths:
         if not Path(path).is_file():
             raise ConfigError(
-                f"{field}={path!r}: no such file; name a parquet file (`bash train.sh` makes the embedded data)"
+                f"{field}={path!r}: no such file; restore the shipped data with `git checkout data`, make other data "
+                "with scripts/prepare_data.py, or set it"
             )
 
 
@@ -133,13 +134,17 @@ def _says_nothing(path: Path) -> bool:
 
 
 def require_model(field: str, path: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` for a folder without a model; a hub id (``owner/name``) is accepted."""
+    """Raise ``ConfigError`` naming ``field`` for a folder without a model; a hub id (``owner/name``) is accepted.
+
+    A name below ``data/`` is a folder even if that is missing: the shipped model lies there.
+    """
     folder = Path(path)
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
+    hub_id = hub_id and folder.parts[0] != "data"
     if not hub_id and not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{field}={path!r}: no config.json there; name a folder written by save_pretrained, or a hub id such as "
-            "Qwen/Qwen2.5-1.5B (`bash train.sh` makes the embedded model)"
+            f"{field}={path!r}: no config.json there; restore the shipped model with `git checkout data`, or name a "
+            "folder saved by save_pretrained or a hub id such as Qwen/Qwen2.5-1.5B"
         )
 
 

@@ -159,6 +159,4 @@ def test_the_embedded_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (problem,) = load_benchmark("arithmetic", None)
     assert (problem.question, problem.answer, problem.data_source) == ("What is 3 + 4?", "7", "arithmetic")
     monkeypatch.setattr(loader, "ARITHMETIC", tmp_path / "none.parquet")
-    assert message_of("arithmetic", None).endswith(
-        "none.parquet: no such file; `bash train.sh` makes the embedded data"
-    )
+    assert message_of("arithmetic", None).endswith("none.parquet: no such file; restore it with `git checkout data`")

@@ -97,7 +97,7 @@ def _read_jsonl(path: Path) -> list[tuple[int, Row]]:
 
 def _read_arithmetic() -> list[tuple[int, Row]]:
     if not ARITHMETIC.is_file():
-        raise ConfigError(f"{ARITHMETIC}: no such file; `bash train.sh` makes the embedded data")
+        raise ConfigError(f"{ARITHMETIC}: no such file; restore it with `git checkout data`")
     rows = read_parquet(str(ARITHMETIC), ["reward_model", "extra_info"])
     return [
         (
