@@ -279,6 +279,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "verl.cli.release_flags", *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_command_line_ends_each_argument_with_a_nul_byte():
     result = run("--reward_indicator_names", "['a b', 'c']", "x=\n", "--cfg", "job")
     assert (result.returncode, result.stderr) == (0, "")
@@ -286,6 +287,7 @@ def test_the_command_line_ends_each_argument_with_a_nul_byte():
     assert run().stdout == ""
 
 
+@pytest.mark.slow
 def test_the_command_line_leaves_with_one_line_and_code_2():
     result = run("--rolout_n", "4")
     assert (result.returncode, result.stdout) == (2, "")

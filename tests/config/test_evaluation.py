@@ -66,7 +66,7 @@ def test_field_mappings_name_benchmarks_that_the_config_does_not_know():
         ("benchmarks=a", "model.path=None: name a training run or a model"),
         ("benchmarks=a,a model.path=m", "benchmarks=['a', 'a']: name each once"),
         ("benchmarks=a temperatures=[] model.path=m", "temperatures=[]: name at least one"),
-        ("benchmarks=[../a] model.path=m", "benchmarks='../a': becomes a folder's name; use letters, digits and"),
+        ("benchmarks=[../a] model.path=m", "benchmarks='../a': must name a folder: only letters, digits"),
         ("benchmarks=a runs.A.steps=0", "runs.A.path=None: name a training run or a model"),
         ("benchmarks=a runs.A.path=m runs.A.steps=-2", "runs.A.steps=[-2]: must be at least 0, or -1"),
         ("benchmarks=a runs.A.path=m runs.A.stps=1", "runs.A.stps=1: unknown key; did you mean runs.A.steps?"),
@@ -118,6 +118,7 @@ def test_a_flag_is_refused(arguments: list[str]):
         plain_arguments(arguments, EvaluationConfig)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

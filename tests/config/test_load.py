@@ -10,6 +10,7 @@ from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, load_conf
 from verl.config.load import parse_run_config
 
 
+@pytest.mark.slow
 def test_every_yaml_loads():
     for path in CONFIG_DIR.glob("*/*.yaml"):
         if path.parent.name != "evaluation":  # test_evaluation.py has these

@@ -182,23 +182,23 @@ class RunConfig:
     save_freq: int
     """Save a checkpoint every so many steps, and always after the last; 0: only then."""
     resume_mode: Literal["auto", "disable", "path"]
-    """``auto``: resume from the newest complete checkpoint in ``default_local_dir``, or start a new run if there is
-    none; ``disable``: start a new run in a new or empty folder; ``path``: resume from ``resume_from_path``."""
+    """``auto``: resume from the latest complete checkpoint in ``default_local_dir``, or start where there is none;
+    ``disable``: the folder must be new or empty; ``path``: resume from ``resume_from_path``."""
     resume_from_path: str | None
-    """A checkpoint's folder, ``.../global_step_N``, of this run or of another, for ``resume_mode=path``."""
+    """Folder of a checkpoint, ``.../global_step_N``, of this run or another; used with ``resume_mode=path``."""
     max_ckpt_to_keep: int
-    """Checkpoints to keep: this many of the newest, and the best one. Older ones are removed once a new one is
-    complete. 0: all."""
+    """Keep this many of the newest checkpoints, and the best one; older ones are removed once a new one is complete.
+    0: keep all."""
     save_hf_model: bool
-    """Also write each checkpoint's model in the format of ``transformers`` and vLLM, to ``actor/huggingface``. Without
-    it, ``python -m verl.trainer.main_export`` makes it later."""
+    """Also write the model as ``transformers`` and vLLM load it into each checkpoint, as ``actor/huggingface``. If
+    false, ``python -m verl.trainer.main_export`` can write it later."""
     async_save: bool
-    """Copy a checkpoint to host memory and write it to disk while training continues."""
+    """Copy a checkpoint to the host's memory and write it to disk while training continues."""
     profile_steps: list[int]
-    """Steps for which each worker writes a trace of torch's profiler to ``profile/``."""
+    """Steps of which each worker writes a torch profiler trace to ``profile/``."""
     peak_tflops: float
-    """Peak speed of one device in 10^12 operations per second at ``param_dtype``, for the model FLOPs utilisation. 0:
-    known from the GPU's name; for an unknown device no utilisation is logged."""
+    """Peak speed of one device in 10^12 operations a second at ``param_dtype``, for the model FLOPs utilisation; 0:
+    looked up by the GPU's name, and nothing is logged for an unknown device."""
 
     def __post_init__(self) -> None:
         for field in ("nnodes", "n_gpus_per_node", "total_epochs"):

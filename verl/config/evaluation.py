@@ -1,6 +1,6 @@
 """Configuration of ``verl.trainer.main_eval``: the schema of ``configs/evaluation.yaml``.
 
-The dataclasses are the schema, ``configs/`` holds the values.
+The dataclasses are the schema; ``configs/`` holds the values.
 """
 
 import re
@@ -15,7 +15,7 @@ from verl.config.load import parse_config
 from verl.config.signal import CalculatorConfig, RewardScoreConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
-"""A name that is safe as the name of a results folder."""
+"""Names that are part of a folder of results."""
 
 LAST = -1
 """Stands for a run's newest checkpoint in ``steps``."""
@@ -23,22 +23,22 @@ LAST = -1
 
 @dataclass(frozen=True)
 class CandidateConfig:
-    """A training run whose checkpoints are evaluated, or a single model."""
+    """What to evaluate: checkpoints of a training run, or a model by itself."""
 
     path: str | None
-    """A training run's folder (``trainer.default_local_dir``), one of its ``global_step_N``, or a model: a folder or a
-    hub id. Null: the newest run below ``runs_dir`` that was trained from ``base``."""
+    """A training run's folder (``trainer.default_local_dir``), one of its ``global_step_N``, or a model's folder or hub
+    id. Null: the newest run below ``runs_dir`` that was trained from ``base``."""
     base: str | None
-    """The model of step 0, before training; null: the one named in the run's ``config.yaml``."""
+    """The model before training, step 0. Null: the one in the run's ``config.yaml``."""
     steps: list[int]
-    """Checkpoints of the run: 0 is the base model, -1 the newest. A single model is always step 0."""
+    """Checkpoints of the run: 0 is the base model, -1 the newest. Ignored for a model by itself, which is step 0."""
     template: str
-    """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` is the model's own."""
+    """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` is the model's own chat template."""
     max_response_length: int
-    """Longest response in tokens; generation stops there, and the response counts as truncated."""
+    """Longest response in tokens. Generation stops there, and the response counts as truncated."""
 
     def check(self, prefix: str) -> None:
-        """Raise ``ConfigError`` naming ``prefix.<field>`` for values out of range."""
+        """Raise ``ConfigError`` naming ``<prefix>.<field>`` for a value out of range."""
         require(len(self.steps) > 0, f"{prefix}.steps", self.steps, "name at least one; 0 is the base model")
         for step in self.steps:
             require(step >= LAST, f"{prefix}.steps", self.steps, "must be at least 0, or -1 for the newest")
@@ -50,15 +50,15 @@ class BenchmarkDataConfig:
     """Where the problems come from."""
 
     benchmark_dir: str | None
-    """Folder of benchmark files, ``<name>.jsonl`` or ``<name>/test.jsonl``, which take precedence over the hub; your
-    own files may have any name. Null: the hub alone."""
+    """Folder of benchmark files, ``<name>.jsonl`` or ``<name>/test.jsonl``. They replace the hub's copies; a file of
+    your own may have any name. Null: only the hub."""
     fields: dict[str, dict[str, str]]
-    """Names of fields that are not recognised: benchmark -> our field, such as ``question`` or ``answer`` (all of them:
-    ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the file's field."""
+    """Names of fields that are not recognised: benchmark -> our name, such as ``question`` or ``answer`` (all:
+    ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the file's name."""
     max_problems: int
-    """Evaluate only this many problems of each benchmark, the first ones; -1: all."""
+    """Number of problems to evaluate of each benchmark, from its first; -1: all."""
     few_shot: bool
-    """Put worked examples before each question of the benchmarks that are usually evaluated this way."""
+    """Put worked examples before each question, in the benchmarks where this is usual for base models."""
 
     def __post_init__(self) -> None:
         require(
@@ -74,27 +74,27 @@ class EvaluationEngineConfig(EngineConfig):
     """The vLLM engines."""
 
     trust_remote_code: bool
-    """Allow code inside the model folder to run."""
+    """Allow code shipped inside the model folder to run."""
 
 
 @dataclass(frozen=True)
 class EvaluationTrainerConfig:
-    """The workers and the outputs of the evaluation."""
+    """The workers and the output."""
 
     project_name: str
-    """Name of the project in trackers."""
+    """Project of the evaluation in trackers."""
     experiment_name: str
     """Name of the evaluation in trackers, and of its folder."""
     default_local_dir: str | None
-    """Folder for everything that the evaluation writes; if it holds the same evaluation, finished or not, that is
-    resumed. Null: ``<runs_dir>/evaluation/<experiment_name>/<what is evaluated>``."""
+    """Folder of all output. If it holds the same evaluation, finished or not, that evaluation is resumed. Null: a
+    folder named after what is evaluated, in ``<runs_dir>/evaluation/<experiment_name>/``."""
     logger: list[Logger]
-    """Trackers besides ``metrics.jsonl``, which is always written: ``console``, ``tensorboard``, ``wandb``."""
+    """Trackers, of ``console``, ``tensorboard``, ``wandb``; ``metrics.jsonl`` is always written."""
     nnodes: int
     """Machines of the Ray cluster to use."""
     n_gpus_per_node: int | None
-    """Workers per machine: one per GPU, or this many CPU processes. Null: the number of GPUs of this machine, or 2 CPU
-    processes (1 with a single core), rounded down to whole engines."""
+    """Workers per machine: GPUs, or CPU processes. Null: all GPUs of this machine, or 2 CPU processes (1 with a single
+    core), rounded to whole engines."""
 
     def __post_init__(self) -> None:
         _require_name("trainer.experiment_name", self.experiment_name)
@@ -108,31 +108,31 @@ class EvaluationConfig:
     """Everything one run of ``verl.trainer.main_eval`` depends on."""
 
     device: Device
-    """``auto``: CUDA if there is a GPU, else the CPU; ``cpu`` and ``cuda`` force one."""
+    """``auto`` uses CUDA if there is a GPU and the CPU otherwise; ``cpu`` and ``cuda`` force one."""
     seed: int
-    """Seed of sampling. Every sample has its own random stream, fixed by the seed, the benchmark, the problem and the
+    """Seed of sampling. Every sample has its own random stream, fixed by this seed, the benchmark, the problem and the
     sample's number."""
     runs_dir: str
-    """Folder in which training runs are found and evaluations are written."""
+    """Folder in which training runs are looked for and evaluations are written."""
     benchmarks: list[str]
-    """Names of benchmarks in ``verl.evaluation.benchmarks.BENCHMARKS``, or of files in ``data.benchmark_dir``."""
+    """Names of benchmarks in ``verl.evaluation.benchmarks.BENCHMARKS`` or of files in ``data.benchmark_dir``."""
     n_sampling: int
-    """Responses per problem. More than an earlier evaluation in the same folder had: only the missing ones are
-    generated; fewer: the first ones are used."""
+    """Responses per problem. If the folder holds some from an earlier evaluation, only the missing ones are generated;
+    if it holds more, the first ones are used."""
     temperatures: list[float]
-    """Softmax temperatures, each an evaluation of its own; 0 is greedy."""
+    """Sampling temperatures, each evaluated separately; 0 is greedy decoding."""
     top_p: float
-    """Nucleus mass in (0, 1]; 1 keeps the whole distribution."""
+    """Probability mass of nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
     top_k: int
-    """Number of most likely tokens kept; -1 keeps all."""
+    """Number of most likely tokens to keep; -1 keeps all."""
     compare_to: Literal["auto", "first", "step0"]
-    """Baseline of the reported differences, at the same temperature: ``step0`` of the same run; the ``first`` model; or
-    ``auto``: step 0 if the run has one, else the first model."""
+    """Baseline of differences, at the same temperature: ``step0`` of the same run; the ``first`` model named; or
+    ``auto``, step 0 if the run has one and the first model otherwise."""
     model: CandidateConfig
-    """What to evaluate if ``runs`` is empty, and the defaults of every entry of ``runs``."""
+    """What is evaluated if ``runs`` is empty, and the defaults of every entry of ``runs``."""
     runs: dict[str, CandidateConfig]
-    """What to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``max_response_length``; missing values
-    are taken from ``model``."""
+    """What to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``max_response_length``. An entry takes
+    what it leaves out from ``model``."""
     data: BenchmarkDataConfig
     rollout: EvaluationEngineConfig
     calculator: CalculatorConfig
@@ -147,8 +147,8 @@ class EvaluationConfig:
         require_distinct("temperatures", self.temperatures)
         for name in self.benchmarks:
             _require_name("benchmarks", name)
-        source, fix = self.calculator.source, "an evaluation has no actor; set calculator.source=rollout"
-        require(source == "rollout", "calculator.source", source, fix)
+        source = self.calculator.source
+        require(source == "rollout", "calculator.source", source, "an evaluation has no actor; set it to rollout")
         self.model.check("model")
         for alias, run in self.runs.items():
             _require_name("runs", alias)
@@ -168,17 +168,13 @@ class EvaluationConfig:
         require(self.top_k == -1 or self.top_k >= 1, "top_k", self.top_k, "must be -1 or at least 1")
         for temperature in self.temperatures:
             require_not_negative("temperatures", temperature)
-            alike = temperature == 0 and self.n_sampling > 1
+            repeats = temperature == 0 and self.n_sampling > 1
             fix = "greedy decoding (temperature 0) gives one response; set n_sampling=1"
-            require(not alike, "n_sampling", self.n_sampling, fix)
+            require(not repeats, "n_sampling", self.n_sampling, fix)
 
 
 def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
-    """As ``parse_config``; an entry of ``runs`` takes what it leaves out from ``model``, and a plain text is its path.
-
-    Raises:
-        ConfigError: as ``parse_config``.
-    """
+    """As ``parse_config``, after every entry of ``runs`` is completed from ``model``; an entry may be only its path."""
     runs: Any = tree.get("runs")
     if OmegaConf.is_dict(runs) and OmegaConf.is_dict(tree.get("model")):
         tree = OmegaConf.create({key: tree._get_node(key) for key in tree})
@@ -186,10 +182,10 @@ def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
     return parse_config(EvaluationConfig, tree)
 
 
-def _completed(run: Any, model: DictConfig) -> DictConfig:
-    own = run if OmegaConf.is_dict(run) else {"path": run}
-    return OmegaConf.create({**OmegaConf.to_container(model), **own})  # type: ignore[dict-item]
+def _completed(run: Any, model: DictConfig) -> dict[str, Any]:
+    defaults: Any = OmegaConf.to_container(model)
+    return {**defaults, **(run if OmegaConf.is_dict(run) else {"path": run})}
 
 
 def _require_name(field: str, name: str) -> None:
-    require(_NAME.fullmatch(name) is not None, field, name, "becomes a folder's name; use letters, digits and . _ + -")
+    require(_NAME.fullmatch(name) is not None, field, name, "must name a folder: only letters, digits and . _ + -")
