@@ -8,6 +8,7 @@ from typing import Any
 import estimate_memory as script
 import pytest
 import torch
+from conftest import ROOT
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -21,14 +22,14 @@ from verl.rollout.decoding import draw, logits_processors
 QWEN_7B = script.Shape(3584, 18944, 28, 3584, 512, 152064, False)
 PARAMETERS = 28 * 3584 * 65024 + 2 * 152064 * 3584
 """28 layers of 3584 x (2 x 3584 + 2 x 512 + 3 x 18944), embedding and head of 152064 x 3584 each."""
+PRESET = ["preset=paper", "experiment=verl_grpo", "trainer=gpus8"]
 LAYER = 20 * 3584 + 8 * 18944 + 4 * 3584
 """Bytes of one layer's activations, a token."""
 
 
 def phases(*overrides: str, judge: script.Shape | None = None) -> dict[str, dict[str, float]]:
     """GB by phase and holder of Qwen2.5-7B with the paper's preset on 8 GPUs of 80 GB."""
-    preset = ["preset=paper", "experiment=verl_grpo", "trainer=gpus8"]
-    config = load_config(PPOConfig, "ppo_trainer", [*preset, *overrides])
+    config = load_config(PPOConfig, "ppo_trainer", [*PRESET, *overrides])
     return script.estimate(config, QWEN_7B, 80.0, judge)
 
 
@@ -49,6 +50,26 @@ def test_qwen_7b_on_eight_gpus():
     # What docs/memory.md says of the preset.
     sums = {name: round(sum(parts.values())) for name, parts in found.items()}
     assert sums == {"generate": 49, "logprobs": 23, "update, backward": 38, "update, step": 25, "sync": 53}
+
+
+MODELS = {
+    "qwen2.5_1.5b": (1536, 8960, 28, 1536, 256, 151936, True),
+    "llama3.2_3b": (3072, 8192, 28, 3072, 1024, 128256, True),
+    "mistral_7b": (4096, 14336, 32, 4096, 1024, 32768, False),
+    "qwen2.5_7b": (3584, 18944, 28, 3584, 512, 152064, False),
+}
+
+
+def test_the_table_of_configs_is_what_the_tool_says():
+    rows = [line for line in (ROOT / "configs" / "README.md").read_text().splitlines() if line.count("|") == 6]
+    for name, sizes in MODELS.items():
+        peaks = []
+        for gpus in (1, 2, 4, 8):
+            config = load_config(PPOConfig, "ppo_trainer", [*PRESET, f"trainer.n_gpus_per_node={gpus}"])
+            found = script.estimate(config, script.Shape(*sizes), 80.0)
+            peak = round(max(sum(parts.values()) for parts in found.values()))
+            peaks.append(f"{peak}" if peak <= 80 else f"**{peak}**")
+        assert f"| `{name}` | {' | '.join(peaks)} |" in rows
 
 
 @pytest.mark.parametrize(

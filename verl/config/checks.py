@@ -1,4 +1,4 @@
-"""Small checks that every config dataclass uses; each failure names the field, the value and the fix."""
+"""Small checks that every config dataclass uses; each error names the field, the value and the fix."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -22,3 +22,14 @@ def require_choice(field: str, value: str, choices: Sequence[str]) -> None:
 def require_positive(field: str, value: float) -> None:
     """Raise ``ConfigError`` unless ``value > 0``."""
     require(value > 0, field, value, "must be greater than 0")
+
+
+def require_not_negative(field: str, value: float) -> None:
+    """Raise ``ConfigError`` unless ``value >= 0``."""
+    require(value >= 0, field, value, "must be at least 0")
+
+
+def require_distinct(field: str, values: Sequence[object]) -> None:
+    """Raise ``ConfigError`` for an empty list, and for one that holds a value twice."""
+    require(len(values) > 0, field, values, "name at least one")
+    require(len(set(values)) == len(values), field, values, "name each once")

@@ -5,12 +5,12 @@ The dataclasses are the schema; ``configs/`` holds the values.
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.config.checks import require, require_choice, require_positive
-from verl.config.common import DEVICES, LOGGERS, EngineConfig, require_seed
+from verl.config.checks import require, require_distinct, require_not_negative, require_positive
+from verl.config.common import Device, EngineConfig, Logger, check_divides, require_seed
 from verl.config.load import parse_config
 from verl.config.signal import CalculatorConfig, RewardScoreConfig
 
@@ -88,7 +88,7 @@ class EvaluationTrainerConfig:
     default_local_dir: str | None
     """Folder of all output. If it holds the same evaluation, finished or not, that evaluation is resumed. Null: a
     folder named after what is evaluated, in ``<runs_dir>/evaluation/<experiment_name>/``."""
-    logger: list[str]
+    logger: list[Logger]
     """Trackers, of ``console``, ``tensorboard``, ``wandb``; ``metrics.jsonl`` is always written."""
     nnodes: int
     """Machines of the Ray cluster to use."""
@@ -98,8 +98,6 @@ class EvaluationTrainerConfig:
 
     def __post_init__(self) -> None:
         _require_name("trainer.experiment_name", self.experiment_name)
-        for name in self.logger:
-            require_choice("trainer.logger", name, LOGGERS)
         require_positive("trainer.nnodes", self.nnodes)
         if self.n_gpus_per_node is not None:
             require_positive("trainer.n_gpus_per_node", self.n_gpus_per_node)
@@ -109,7 +107,7 @@ class EvaluationTrainerConfig:
 class EvaluationConfig:
     """Everything one run of ``verl.trainer.main_eval`` depends on."""
 
-    device: str
+    device: Device
     """``auto`` uses CUDA if there is a GPU and the CPU otherwise; ``cpu`` and ``cuda`` force one."""
     seed: int
     """Seed of sampling. Every sample has its own random stream, fixed by this seed, the benchmark, the problem and the
@@ -127,7 +125,7 @@ class EvaluationConfig:
     """Probability mass of nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
     top_k: int
     """Number of most likely tokens to keep; -1 keeps all."""
-    compare_to: str
+    compare_to: Literal["auto", "first", "step0"]
     """Baseline of differences, at the same temperature: ``step0`` of the same run; the ``first`` model named; or
     ``auto``, step 0 if the run has one and the first model otherwise."""
     model: TargetConfig
@@ -142,17 +140,13 @@ class EvaluationConfig:
     trainer: EvaluationTrainerConfig
 
     def __post_init__(self) -> None:
-        require_choice("device", self.device, DEVICES)
         require_seed(self.seed)
         fix = "name at least one, or choose a set, such as evaluation=embedded"
         require(len(self.benchmarks) > 0, "benchmarks", self.benchmarks, fix)
-        require(len(self.temperatures) > 0, "temperatures", self.temperatures, "name at least one")
-        for field in ("benchmarks", "temperatures"):
-            values = getattr(self, field)
-            require(len(set(values)) == len(values), field, values, "name each once")
+        require_distinct("benchmarks", self.benchmarks)
+        require_distinct("temperatures", self.temperatures)
         for name in self.benchmarks:
             _require_name("benchmarks", name)
-        require_choice("compare_to", self.compare_to, ["auto", "first", "step0"])
         source = self.calculator.source
         require(source == "rollout", "calculator.source", source, "an evaluation has no actor; set it to rollout")
         self.model.check("model")
@@ -163,22 +157,17 @@ class EvaluationConfig:
         named = bool(self.runs) or self.model.path is not None or self.model.base is not None
         require(named, "model.path", None, "name a training run or a model")
         self._check_sampling()
-        parallel = self.rollout.tensor_parallel_size
-        workers = self.trainer.n_gpus_per_node
-        if workers is not None:
-            require(
-                (self.trainer.nnodes * workers) % parallel == 0,
-                "rollout.tensor_parallel_size",
-                parallel,
-                f"must divide the {self.trainer.nnodes * workers} workers, trainer.nnodes*trainer.n_gpus_per_node",
-            )
+        parallel, trainer = self.rollout.tensor_parallel_size, self.trainer
+        if trainer.n_gpus_per_node is not None:
+            workers = trainer.nnodes * trainer.n_gpus_per_node
+            check_divides("rollout.tensor_parallel_size", parallel, "trainer.nnodes*trainer.n_gpus_per_node", workers)
 
     def _check_sampling(self) -> None:
         require(self.n_sampling >= 1, "n_sampling", self.n_sampling, "must be at least 1")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "must be in (0, 1]")
         require(self.top_k == -1 or self.top_k >= 1, "top_k", self.top_k, "must be -1 or at least 1")
         for temperature in self.temperatures:
-            require(temperature >= 0, "temperatures", temperature, "must be at least 0")
+            require_not_negative("temperatures", temperature)
             repeats = temperature == 0 and self.n_sampling > 1
             fix = "greedy decoding (temperature 0) gives one response; set n_sampling=1"
             require(not repeats, "n_sampling", self.n_sampling, fix)

@@ -1,4 +1,4 @@
-"""From Hydra's untyped tree to the frozen dataclasses: the one place where a config is parsed and checked."""
+"""From Hydra's untyped tree to the frozen dataclasses: the only place where a config is parsed and checked."""
 
 import math
 from collections.abc import Sequence
@@ -6,20 +6,21 @@ from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from verl.config.checks import require_choice
 from verl.config.common import RunConfig
 from verl.config.errors import ConfigError
 from verl.config.overrides import explain
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
-"""The folder of the shipped YAML files: in an installed package inside it, in a checkout beside it."""
+"""The folder of the shipped YAML files: inside an installed package, beside it in a checkout."""
 
 LOCK = ".lock"
 """Empty file by which a process locks a run's folder; a folder with nothing else is free."""
@@ -36,26 +37,35 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
         ConfigError: for an unknown or missing key, a value of the wrong type, or an inconsistent combination.
     """
     try:
-        config: ConfigT = _build(schema, OmegaConf.to_container(tree, resolve=True, throw_on_missing=True), "")
-        return config
+        values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key}: {_NO_VALUE}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+    config: ConfigT = _build(schema, values, "")
+    return config
+
+
+def compose_config(schema: type, name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """Compose ``configs/<name>.yaml`` with Hydra ``overrides``, without parsing it.
+
+    Raises:
+        ConfigError: for an override that does not fit.
+    """
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        try:
+            return compose(name, overrides=list(overrides))
+        except HydraException as error:
+            raise ConfigError(explain(error, schema)) from error
 
 
 def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ()) -> ConfigT:
     """Compose ``configs/<name>.yaml`` with Hydra ``overrides`` and parse it into ``schema``.
 
     Raises:
-        ConfigError: as ``parse_config``.
+        ConfigError: as ``compose_config`` and ``parse_config``.
     """
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        try:
-            tree = compose(name, overrides=list(overrides))
-        except HydraException as error:
-            raise ConfigError(explain(error, schema)) from error
-    return parse_config(schema, tree)
+    return parse_config(schema, compose_config(schema, name, overrides))
 
 
 def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
@@ -124,7 +134,7 @@ def _is_temporary(path: Path) -> bool:
 
 
 def require_model(field: str, path: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` for a folder without a model; a hub id (``owner/name``) passes.
+    """Raise ``ConfigError`` naming ``field`` for a folder without a model; a hub id (``owner/name``) is accepted.
 
     A name below ``data/`` is a folder even if that is missing: the shipped model lies there.
     """
@@ -139,7 +149,7 @@ def require_model(field: str, path: str) -> None:
 
 
 def _build(schema: Any, values: Any, path: str) -> Any:
-    """Build the dataclass ``schema`` from a mapping; ``path`` is the dotted name of that mapping."""
+    """Build the dataclass ``schema`` from a mapping whose dotted name is ``path``."""
     if not isinstance(values, dict):
         raise ConfigError(f"{path}={values!r}: must be a group of options: {_names(schema)}")
     prefix = f"{path}." if path else ""
@@ -156,7 +166,7 @@ def _build(schema: Any, values: Any, path: str) -> Any:
     try:
         return schema(**converted)
     except ConfigError as error:
-        # A group that stands in several places names itself alone: "optim.lr" is actor.optim.lr of the main job.
+        # A group that is used in several places knows only its own name: "optim.lr" is actor.optim.lr of the main job.
         parent, _, group = path.rpartition(".")
         if parent and str(error).startswith(f"{group}."):
             raise ConfigError(f"{parent}.{error}") from error
@@ -164,7 +174,7 @@ def _build(schema: Any, values: Any, path: str) -> Any:
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
-    """Check ``value`` against the type ``hint``; integers pass as floats, a lone element passes as a list of one."""
+    """Check ``value`` against the type ``hint``; an integer is accepted as a float, one element as a list of one."""
     if get_origin(hint) is UnionType:  # X | None
         (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
         return None if value is None else _convert(inner, value, path)
@@ -179,6 +189,9 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             raise ConfigError(f"{path}={value!r}: must be a mapping, name: value")
         _, item = get_args(hint)
         return {str(key): _convert(item, entry, f"{path}.{key}") for key, entry in value.items()}
+    if get_origin(hint) is Literal:
+        require_choice(path, _convert(str, value, path), get_args(hint))
+        return value
     if hint is float and type(value) in (int, float):
         if not math.isfinite(value):
             raise ConfigError(f"{path}={value!r}: must be a finite number")

@@ -103,7 +103,8 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
     with run_lock(folder):
         results: list[TaskResult] = []
         session = RaySession(config.trainer.nnodes, workers_per_node, device_type)
-        with session, closing(_verifiers(config)) as verifiers:
+        # The verifiers' processes start with the first sample to score.
+        with session, closing(VerifierPool(config.reward_score)) as verifiers:
             for place, (target, tokenizer) in enumerate(tokenizers.items(), start=1):
                 try:
                     tasks = make_tasks(target, tokenizer, benchmarks, config, folder, device_type)
@@ -114,14 +115,6 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
                 results += _evaluate_target(title, tasks, config, session, verifiers, display, failures)
         if results:
             publish(folder, results, config, display)
-
-
-def _verifiers(config: EvaluationConfig) -> VerifierPool:
-    """The verifiers; their processes start with the first sample to score."""
-    try:
-        return VerifierPool(config.reward_score)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def count_workers(config: EvaluationConfig, device_type: str) -> int:

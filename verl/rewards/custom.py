@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from verl.config.errors import ConfigError
 from verl.rewards.answers import extract_boxed
 from verl.rewards.score import Verdict
 
@@ -25,24 +26,24 @@ class CustomFunctionError(RuntimeError):
 def load_function(path: str) -> Callable[..., Any]:
     """The function that ``module:function`` names.
 
-    Raises ``ValueError`` if the module cannot be imported or has no such function, or if the function does not take
+    Raises ``ConfigError`` if the module cannot be imported or has no such function, or if the function does not take
     veRL's four arguments.
     """
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # the user's module may raise anything
-        raise ValueError(
+        raise ConfigError(
             f"{FIELD}={path!r}: importing {module_name} raised {type(error).__name__}: {error}; is its folder on "
             "PYTHONPATH?"
         ) from error
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"{FIELD}={path!r}: {module_name} ({module.__file__}) has no function {name}")
+        raise ConfigError(f"{FIELD}={path!r}: {module_name} ({module.__file__}) has no function {name}")
     try:
         inspect.signature(function).bind(data_source="", solution_str="", ground_truth="", extra_info={})
     except TypeError as error:
-        raise ValueError(
+        raise ConfigError(
             f"{FIELD}={path!r}: {error}; it is called with data_source, solution_str, ground_truth and extra_info"
         ) from error
     return function

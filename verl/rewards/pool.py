@@ -73,7 +73,7 @@ class VerifierPool:
     process beyond its size after imports. Any other exception of a verifier is a bug in it and is raised.
 
     ``config.custom_functions`` are a user's own functions and come before the verifiers; a response on which one of
-    them runs out of time or memory or dies scores 0. Raises ``ValueError`` if one cannot be loaded.
+    them runs out of time or memory or dies scores 0. Raises ``ConfigError`` if one cannot be loaded.
 
     The processes are spawned, not forked, because this process holds threads and accelerators. They end with it even if
     it is killed. One pool may be used from several threads; its batches are scored one after another.

@@ -73,7 +73,7 @@ class Verifier(Protocol):
 def register_verifier(data_source: str, path: str) -> None:
     """Register ``path``, a ``module:function`` that verifier processes can import, as the verifier of ``data_source``.
 
-    Raises ``ValueError`` if ``path`` does not have that form or ``data_source`` already has another verifier.
+    Raises ``ConfigError`` if ``path`` does not have that form or ``data_source`` already has another verifier.
     """
     module, _, function = path.partition(":")
     require(bool(module and function), f"verifier of {data_source}", path, "must have the form module:function")
@@ -82,7 +82,7 @@ def register_verifier(data_source: str, path: str) -> None:
 
 
 def use_custom_functions(paths: Mapping[str, str]) -> None:
-    """Replace ``CUSTOM_FUNCTIONS`` by ``paths``. Raises ``ValueError`` if a function cannot be loaded."""
+    """Replace ``CUSTOM_FUNCTIONS`` by ``paths``. Raises ``ConfigError`` if a function cannot be loaded."""
     for path in paths.values():
         load_function(path)
     CUSTOM_FUNCTIONS.clear()
@@ -92,7 +92,7 @@ def use_custom_functions(paths: Mapping[str, str]) -> None:
 def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> Scorer:
     """The scorer of ``data_source``: its custom function, else its verifier.
 
-    Raises ``ValueError`` naming the known sources if it has neither.
+    Raises ``ConfigError`` naming the known sources if it has neither.
     """
     for name in (data_source, "*"):
         if name in custom:
@@ -122,7 +122,7 @@ def compute_score(
     """Score one response in this process, without limits on time or memory; see ``VerifierPool`` for limits.
 
     ``mode`` is ``independent`` (+1 correct and boxed, +0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed) or
-    ``mix`` (1 or 0); a custom function gives its own score. Raises ``ValueError`` for an unknown data source or mode.
+    ``mix`` (1 or 0); a custom function gives its own score. Raises ``ConfigError`` for an unknown data source or mode.
     """
     return score_of(final_verdict(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info), mode)
 

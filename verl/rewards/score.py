@@ -1,9 +1,10 @@
 """The verdict of a verifier on a response, and the score that follows from it."""
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypedDict, get_args
 
 from verl.config.checks import require_choice
+from verl.config.signal import ScoreMode
 
 MAX_LOGGED_ANSWER = 200
 """Maximum number of characters of an answer in a score."""
@@ -39,9 +40,9 @@ class Score(TypedDict):
 def score_of(verdict: Verdict, mode: str) -> Score:
     """The score of ``verdict``: its own, or by ``mode``, ``independent`` or ``mix`` as in ``RewardScoreConfig.mode``.
 
-    Raises ``ValueError`` for another mode.
+    Raises ``ConfigError`` for another mode.
     """
-    require_choice("mode", mode, ["independent", "mix"])
+    require_choice("mode", mode, get_args(ScoreMode))
     if verdict.score is not None:
         value = verdict.score
     elif mode == "mix":

@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,7 +46,7 @@ class Tracker:
     def __init__(
         self,
         folder: Path,
-        loggers: list[str],
+        loggers: Sequence[str],
         project: str,
         experiment: str,
         config: Any,

@@ -52,7 +52,7 @@ class Critic:
         sums, state = self.learner.step(self._loss(batch[rows], num_tokens) for rows in self._cut(batch))
         metrics = {
             "vf_loss": sums["loss"],
-            "vf_clipfrac": sums["value_clip_fraction"] / num_tokens,
+            "vf_clipfrac": sums["vf_clipfrac"] / num_tokens,
             "vpred_mean": sums["values"] / num_tokens,
         }
         return {f"critic/{name}": value for name, value in (metrics | state).items()}

@@ -111,7 +111,7 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
         "score/mean": 7 / 12,
         "train/pass@1": 7 / 12,
         "train/groups_without_variance": 0.5,
-        "train/gen_batches": 3.0,
+        "train/num_gen_batches": 3.0,
         "train/filler_groups": 0.0,
         "verifier/exact": 7.0,
         "verifier/different": 5.0,
@@ -131,7 +131,7 @@ def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_token
     assert [record.uid for record in sampled.prompts.records] == [3, 0]
     # Nothing is learned from a filler.
     assert sampled.learned.tolist() == [True, True, False, False] and left_out.tolist() == [0.0, 0.0, 1.0, 1.0]
-    assert (metrics["train/gen_batches"], metrics["train/filler_groups"]) == (2.0, 1.0)
+    assert (metrics["train/num_gen_batches"], metrics["train/filler_groups"]) == (2.0, 1.0)
 
 
 def test_a_prompt_drawn_twice_makes_two_groups(small_config, tiny_tokenizer, pool):

@@ -29,7 +29,7 @@ def cispo_loss(
         clip_high: the weight is clipped above at 1 + clip_high, at least 0.
 
     Returns:
-        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``clip_fraction`` (tokens
+        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``pg_clipfrac`` (tokens
         whose weight is clipped), ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens``.
 
     Raises:
@@ -43,7 +43,7 @@ def cispo_loss(
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
     metrics = {
-        "clip_fraction": (weight != ratio).sum().to(ratio.dtype),
+        "pg_clipfrac": (weight != ratio).sum().to(ratio.dtype),
         "ppo_kl": -log_ratio.sum(),
         "num_tokens": mask.sum().to(ratio.dtype),
     }

@@ -33,7 +33,7 @@ def gspo_loss(
         clip_high: s is clipped above at 1 + clip_high, at least 0.
 
     Returns:
-        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``clip_fraction`` (tokens on
+        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``pg_clipfrac`` (tokens on
         which clipping is active), ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens``.
 
     Raises:
@@ -50,7 +50,7 @@ def gspo_loss(
     token_log_ratio = sequence_log_ratio + (logprobs - logprobs.detach())
     losses, num_clipped = clipped_surrogate(token_log_ratio, advantages, clip_low, clip_high)
     metrics = {
-        "clip_fraction": num_clipped,
+        "pg_clipfrac": num_clipped,
         "ppo_kl": -log_ratio.sum(),
         "num_tokens": mask.sum().to(losses.dtype),
     }

@@ -34,9 +34,9 @@ def ppo_clip_loss(
 
     Returns:
         Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens, so that they can be added
-        over micro-batches and ranks and divided by the sum of ``num_tokens`` once: ``clip_fraction`` (tokens on
+        over micro-batches and ranks and divided by the sum of ``num_tokens`` once: ``pg_clipfrac`` (tokens on
         which clipping is active), ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens``, and with dual
-        clip ``dual_clip_fraction`` (tokens on which its bound is active).
+        clip ``pg_clipfrac_lower`` (tokens on which its bound is active).
 
     Raises:
         ValueError: ``clip_low``, ``clip_high`` or ``clip_ratio_c`` is out of range.
@@ -49,7 +49,7 @@ def ppo_clip_loss(
     advantages = torch.where(mask, advantages, 0.0)
     losses, num_clipped = clipped_surrogate(log_ratio, advantages, clip_low, clip_high)
     metrics = {
-        "clip_fraction": num_clipped,
+        "pg_clipfrac": num_clipped,
         "ppo_kl": -log_ratio.detach().sum(),
         "num_tokens": mask.sum().to(losses.dtype),
     }
@@ -57,7 +57,7 @@ def ppo_clip_loss(
         bound = -clip_ratio_c * advantages
         bounded = (advantages < 0) & (losses > bound)
         losses = torch.where(bounded, bound, losses)
-        metrics["dual_clip_fraction"] = bounded.sum().to(losses.dtype)
+        metrics["pg_clipfrac_lower"] = bounded.sum().to(losses.dtype)
     return losses, metrics
 
 

@@ -20,7 +20,7 @@ def value_loss(
         clip_range: in units of reward, above 0; infinity for no clip.
 
     Returns:
-        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``value_clip_fraction``
+        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``vf_clipfrac``
         (tokens on which clipping is active) and ``num_tokens``.
 
     Raises:
@@ -35,7 +35,7 @@ def value_loss(
     plain = 0.5 * (values - returns).square()
     clipped = 0.5 * (clipped_values - returns).square()
     metrics = {
-        "value_clip_fraction": (clipped > plain).sum().to(plain.dtype),
+        "vf_clipfrac": (clipped > plain).sum().to(plain.dtype),
         "num_tokens": mask.sum().to(plain.dtype),
     }
     return torch.maximum(plain, clipped), metrics

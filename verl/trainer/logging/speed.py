@@ -1,14 +1,14 @@
 """What the log says of a step's speed and memory: seconds, tokens a second, FLOPs utilisation, peak memory by phase.
 
-Names are veRL's where it has one; ``<phase>`` is ``generate``, ``logprobs``, ``update`` and so on.
+Names are veRL's where it has one; ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
 
 - ``timing_s/<phase>``, ``timing_s/step`` (their sum, also ``perf/time_per_step``): seconds
-- ``perf/<phase>_throughput``: tokens a second and worker; of ``generate`` the sampled tokens, of all others prompt and
+- ``perf/<phase>_throughput``: tokens a second and worker; of ``gen`` the sampled tokens, of all others prompt and
   response, each as often as it is read
 - ``perf/total_num_tokens``: prompt and response tokens of the step's batch; ``perf/throughput``: these a second of the
   whole step and worker
 - ``perf/tflops/<phase>``: 10^12 model operations a second and worker; ``perf/mfu/<phase>``: their share of a device's
-  peak speed, where that is known
+  peak speed, where that is known; veRL calls the phases ``actor``, ``actor_infer`` and ``critic`` here
 - ``perf/memory/<phase>_gb`` and on GPUs ``perf/memory/<phase>_reserved_gb``: peak of the worker that used most, see
   :class:`MemoryPeak`; ``perf/memory/driver_gb``: the driver's resident memory; all in 10^9 bytes
 """
@@ -48,6 +48,9 @@ PEAK_TFLOPS = {
 From NVIDIA's data sheets of the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4; for Hopper, Ada and Blackwell
 they give figures with sparsity, twice these. H800 and A800 compute as H100 and A100. Of two names that fit, the first
 counts."""
+
+MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
+"""Phases whose utilisation veRL logs under other names."""
 
 FORWARD = 1
 UPDATE = 3
@@ -151,7 +154,7 @@ class StepMetrics:
                 tflops = cost.flops(work.tokens, work.context, passes) / worker_seconds / 1e12
                 metrics[f"perf/tflops/{name}"] = tflops
                 if self._peak is not None:
-                    metrics[f"perf/mfu/{name}"] = tflops / self._peak
+                    metrics[f"perf/mfu/{MFU_NAMES.get(name, name)}"] = tflops / self._peak
         if self._batch_phase in record.work:
             tokens = record.work[self._batch_phase].tokens
             metrics |= {

@@ -48,10 +48,7 @@ def run_ppo(config: PPOConfig) -> None:
         WorkerError: a worker raised or died.
     """
     device_type = resolve_device(config.device)
-    try:
-        use_custom_functions(config.reward_score.paths_of_custom_functions())
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    use_custom_functions(config.reward_score.paths_of_custom_functions())
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     data, trainer, pad_token_id = config.data, config.trainer, tokenizer.pad_token_id
     train_set = PromptDataset(data.train_files, tokenizer, data.max_prompt_length, data.truncation)

@@ -162,7 +162,7 @@ class Sampler:
         group_ids = torch.arange(len(all_scores) // sampling.n).repeat_interleave(sampling.n)
         metrics = group_metrics(all_scores, all_correct, group_ids)
         metrics |= {f"verifier/{reason}": float(count) for reason, count in reasons.items()}
-        metrics |= {"train/gen_batches": float(num_batches), "train/filler_groups": float(missing)}
+        metrics |= {"train/num_gen_batches": float(num_batches), "train/filler_groups": float(missing)}
         return chosen, score_tensors(dropped.pending)[0], metrics
 
     def rewards(self, sampled: Sampled) -> tuple[Tensor, dict[str, float]]:
