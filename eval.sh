@@ -1,32 +1,32 @@
 #!/usr/bin/env bash
-# Evaluates checkpoints of training runs, or any model: pass@k over benchmarks (docs/evaluation.md). Set below what to
-# compare, or say it on the command line; arguments are Hydra overrides or Hydra's own flags, for example:
-#   bash eval.sh                           the embedded default: the newest run of train.sh, before and after training
+# Evaluates checkpoints of training runs, or any model: pass@k over benchmarks (docs/evaluation.md). Set what to compare
+# below or on the command line. Arguments are Hydra overrides or Hydra's own flags, for example:
+#   bash eval.sh                           the default: the newest run of train.sh, before and after training
 #   bash eval.sh model.path=Qwen/Qwen2.5-1.5B benchmarks=aime24,math500 n_sampling=16
 #   bash eval.sh evaluation=SMALL_SAMPLES_PASS16 runs.grpo=outputs/verl/grpo/A runs.verl=outputs/verl/verl_grpo/B
-#   bash eval.sh --cfg job                 prints the configuration and runs nothing
-# The same command again goes on where an evaluation was stopped, and generates nothing twice.
+#   bash eval.sh --cfg job                 print the configuration and run nothing
+# The same command again resumes an interrupted evaluation and generates nothing twice.
 set -euo pipefail
 
 # === What to evaluate ================================================================================================
 # Benchmarks, samples per problem, temperatures: FULL_PASS1, SMALL_SAMPLES_PASS16, LITTLE_SAMPLES_PASS32,
-# TINY_SAMPLES_PASS256 or embedded, files of configs/evaluation/. Empty: what the command line says, else embedded.
+# TINY_SAMPLES_PASS256 or embedded, files of configs/evaluation/. Empty: as on the command line, otherwise embedded.
 ACTIVE_CONFIG_SET=${ACTIVE_CONFIG_SET:-}
 
-# The runs to compare, in this order. Empty: all of RUN_NAME_MAP, sorted.
+# The runs to compare, in this order. Empty: all runs of RUN_NAME_MAP, sorted.
 RUN_ALIASES=()
 
-# Alias -> a training run's folder (trainer.default_local_dir), or a model: a folder or a hub id.
+# Alias -> a training run's folder (trainer.default_local_dir), or a model's folder or hub id.
 declare -A RUN_NAME_MAP=(
   # [GRPO_VERL]=outputs/verl/verl_grpo/2026-11-21_08-38-33
   # [GRPO_ORIGIN]=outputs/verl/grpo/2026-11-21_09-12-08
 )
 
-# Alias -> the model of step 0; default: the one that the run was trained from.
+# Alias -> the model of step 0. Default: the model that the run started from.
 declare -A BASE_MODEL_MAP=(
 )
 
-# Alias -> checkpoints, with commas: 0 is the base model, -1 the newest.
+# Alias -> checkpoints, separated by commas: 0 is the base model, -1 the newest checkpoint.
 DEFAULT_SPECIFIC_STEPS="0,-1"
 declare -A STEP_MAP=(
   # [GRPO_VERL]=0,120,160
@@ -45,12 +45,12 @@ declare -A MAX_RESPONSE_LENGTH_MAP=(
 )
 
 # Empty: as in the set.
-TEMPERATURES="" # with commas
+TEMPERATURES="" # separated by commas
 TOP_P=""
 N_SAMPLING=""
 
-CALCULATE_METRICS=false # effective rank, its velocity and acceleration, for every response
-METRIC_STRIDE=20        # tokens between two prefixes of these
+CALCULATE_METRICS=false # effective rank, velocity and acceleration of every response
+METRIC_STRIDE=20        # tokens from one prefix to the next in these metrics
 USE_WANDB=false
 # =====================================================================================================================
 
@@ -61,7 +61,7 @@ die() {
   exit 1
 }
 
-quoted() { # text that Hydra takes as it is
+quoted() { # a string that Hydra takes literally
   printf "'%s'" "${1//\'/\\\'}"
 }
 
@@ -75,8 +75,8 @@ if ((${#aliases[@]} == 0 && ${#RUN_NAME_MAP[@]} > 0)); then
   mapfile -t aliases < <(printf '%s\n' "${!RUN_NAME_MAP[@]}" | LC_ALL=C sort)
 fi
 for alias in "${aliases[@]}"; do
-  [[ -n ${RUN_NAME_MAP[$alias]:-} ]] || die "RUN_ALIASES names $alias, which has no entry in RUN_NAME_MAP; add one"
-  [[ $alias =~ ^[A-Za-z][A-Za-z0-9_-]*$ ]] || die "RUN_NAME_MAP names $alias: a letter, then letters, digits, _ and - only"
+  [[ -n ${RUN_NAME_MAP[$alias]:-} ]] || die "RUN_ALIASES: $alias is not in RUN_NAME_MAP; add it there"
+  [[ $alias =~ ^[A-Za-z][A-Za-z0-9_-]*$ ]] || die "RUN_NAME_MAP: $alias is not a valid alias; use a letter, then letters, digits, _ and -"
   set_from_map "$alias" path "$(quoted "${RUN_NAME_MAP[$alias]}")"
   base=${BASE_MODEL_MAP[$alias]:-}
   set_from_map "$alias" base "${base:+$(quoted "$base")}"
@@ -87,7 +87,7 @@ done
 for map in BASE_MODEL_MAP STEP_MAP TEMPLATE_MAP MAX_RESPONSE_LENGTH_MAP; do
   declare -n entries=$map
   for alias in "${!entries[@]}"; do
-    [[ -n ${RUN_NAME_MAP[$alias]:-} ]] || die "$map names $alias, which has no entry in RUN_NAME_MAP; add one"
+    [[ -n ${RUN_NAME_MAP[$alias]:-} ]] || die "$map: $alias is not in RUN_NAME_MAP; add it there"
   done
   unset -n entries
 done
@@ -100,32 +100,17 @@ done
 [[ $CALCULATE_METRICS == false ]] || overrides+=(calculator.enable=true "calculator.diff_stride=$METRIC_STRIDE")
 [[ $USE_WANDB == false ]] || overrides+=('trainer.logger=[console,wandb]')
 
-# The embedded set, unless something says what to evaluate; its data and model are made once, and only for it.
-chosen=$ACTIVE_CONFIG_SET asked=no question=no
+# The embedded set, unless something says what to evaluate.
+asked=no
 ((${#aliases[@]} == 0)) || asked=yes
 for argument in "$@"; do
   case ${argument#++} in
-    evaluation=*) chosen=${argument#*=} ACTIVE_CONFIG_SET= asked=yes ;;
+    evaluation=*) ACTIVE_CONFIG_SET= asked=yes ;;
     benchmarks=* | model.path=* | runs=* | runs.* | +runs=* | +runs.*) asked=yes ;;
-    --cfg | --cfg=* | -c | --info | --info=* | -i | --help | -h | --hydra-help | --version | --shell-completion | -sc)
-      question=yes # about the program, not an evaluation
-      ;;
   esac
 done
-if [[ $asked == no && -z $ACTIVE_CONFIG_SET ]]; then
-  chosen=embedded ACTIVE_CONFIG_SET=embedded
-fi
+[[ $asked == yes ]] || ACTIVE_CONFIG_SET=${ACTIVE_CONFIG_SET:-embedded}
 [[ -z $ACTIVE_CONFIG_SET ]] || overrides=("evaluation=$ACTIVE_CONFIG_SET" "${overrides[@]}")
 
 bash scripts/setup.sh
-python=.venv/bin/python
-if [[ $chosen == embedded && $question == no ]]; then
-  if [[ ! -f data/arithmetic/sft_val.parquet ]]; then
-    "$python" scripts/prepare_data.py arithmetic --out data/arithmetic
-  fi
-  if [[ ! -f data/tiny_model/config.json ]]; then
-    "$python" scripts/make_tiny_model.py --out data/tiny_model --data data/arithmetic
-  fi
-fi
-
-exec "$python" -m verl.trainer.main_eval "${overrides[@]}" "$@"
+exec .venv/bin/python -m verl.trainer.main_eval "${overrides[@]}" "$@"

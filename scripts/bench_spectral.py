@@ -2,26 +2,22 @@
 
 python scripts/bench_spectral.py --out benchmarks/spectral
 
-Writes OUT.json (every measurement and how it was made) and OUT.md (one table per stride), after every shape. What is
-estimated to take longer than ``--limit`` is not run and appears as "> limit". Estimates, per method, width and stride:
+Writes OUT.jsonl (how it was made, then each shape's measurements) and OUT.md (one table per stride), after every shape.
+A method estimated to take longer than ``--limit`` does not run and appears as "> limit". Estimates, per method, width
+and stride:
 
 - linear in B, from the largest B measured at the same T;
 - for the first B of a new T: from the previous T, as T^3 (nested) or T^4 (the others: more prefixes, too);
 - where T^4 is over the limit (it is far too much where calls cost more than operations, or k exceeds D): one prefix of
   0.63 T rows, where a cubic cost has its mean, is timed and multiplied, unless T^4 puts that over the limit as well.
 
-The first measurement always runs: B = 1, T the smallest or 128 if less, for estimates alone if nobody asked for it.
-A shape whose tensors exceed ``--memory-gib`` is "> memory".
+The first measurement always runs: B = 1 and the smallest T, or T = 128 if that is less. If nobody asked for this shape,
+it only serves estimates. A shape whose tensors exceed ``--memory-gib`` is "> memory".
 Shapes: B responses, T rows, D hidden size, P prefixes per response.
 """
 
 import argparse
 import ctypes
-import datetime
-import json
-import platform
-import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from bench_report import provenance, write_report
 from torch import Tensor
 
 from verl.rank.dynamics import prefix_rows
@@ -114,7 +111,7 @@ class Estimate(NamedTuple):
 
 
 class Estimator:
-    """Times measured or estimated so far, and what they say about the next one."""
+    """Times measured or estimated so far, from which the next one is estimated."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, int], dict[int, list[tuple[int, float, str]]]] = {}
@@ -188,7 +185,7 @@ def measure(run: Callable[[], Tensor], device: torch.device, repeats: int) -> Re
         after, runs = memory(device, peak=True), 1
         if seconds <= 1:
             seconds, runs = min(timed(run, device)[0] for _ in range(repeats)), repeats
-    except (RuntimeError, FloatingPointError) as error:  # of memory, of a solver, of a pivot: a result too
+    except (RuntimeError, FloatingPointError) as error:  # out of memory, no convergence, a bad pivot: a result too
         return Result("failed", basis=str(error).partition("\n")[0])
     cores = (time.process_time() - cpu) / (time.perf_counter() - start)
     peak = None if before is None or after is None else after - before
@@ -293,21 +290,14 @@ class Bench:
         }
 
     def auto(self, shape: Shape, stride: int) -> str:
-        """The method that the library takes by itself."""
+        """The method that the library chooses."""
         lengths = torch.full((shape.batch,), shape.rows, device=self.device)
         return cheapest_method(lengths, prefix_rows(lengths, stride), shape.width, self.nodes)
 
     def metadata(self, argv: Sequence[str]) -> dict[str, Any]:
         """Where, when and how the run was made."""
-        info = Path("/proc/cpuinfo")
-        cpu = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.is_file() else None
-        name = torch.cuda.get_device_name() if self.device.type == "cuda" else cpu[1] if cpu else platform.machine()
-        return {
-            "hardware": name,
+        return provenance("bench_spectral.py", argv, self.device.type) | {
             "threads": torch.get_num_threads(),
-            "torch": str(torch.__version__),
-            "date": datetime.date.today().isoformat(),
-            "command": shlex.join(["python", "scripts/bench_spectral.py", *argv]),
             **{name: getattr(self, name) for name in ("limit_s", "memory_gib", "repeats", "nodes", "operations_per_s")},
         }
 
@@ -330,14 +320,14 @@ PAGE = """\
 
 Milliseconds for the effective ranks of all prefixes (j * stride + 1 rows, j = 1, 2, ...) of all B responses of T rows
 and width D, on the same tensors: the fastest of {repeats} runs after a warm-up, or the only run where one takes over
-1 s. Ratios above 1 say that nested is faster. "x floor" is nested's time over that of {nodes} T^3 / 3 + 2 T^2 D float64
-operations a response at {operations_per_s:.3g} a second, the rate of matrix products measured in this run;
+1 s. Ratios above 1 say that nested is faster. "x floor" is nested's time divided by that of {nodes} T^3 / 3 + 2 T^2 D
+float64 operations a response at {operations_per_s:.3g} a second, the rate of matrix products measured in this run;
 where T is well above D, nested works in blocks, with fewer operations than that. The peak is memory above what was
 allocated before; errors are the largest over prefixes, relative to the float64 SVD where that ran with B = 1.
 
 `> limit` was not run: estimated above {limit_s:g} s, from the largest B measured at the same T (linear in B), or from
 the previous T (T^3 for nested; T^4 for the others, or one prefix timed and multiplied where T^4 is over the limit).
-`> memory` was not run: tensors above {memory_gib:g} GiB. `failed` raised an error. The JSON file has each estimate.
+`> memory` was not run: tensors above {memory_gib:g} GiB. `failed` raised an error. The data file has each estimate.
 """
 
 
@@ -357,7 +347,7 @@ def page_row(entry: dict[str, Any]) -> str:
     methods = {name: Result(**result) for name, result in entry["methods"].items()}
     peak, *errors = methods["nested"].peak_bytes, *(methods[n].max_relative_error for n in ("nested", "float32_loop"))
     cells = [str(entry[name]) for name in Shape._fields] + [str(result) for result in methods.values()]
-    cells += [number(entry[name]) for name in ("loop_over_nested", "eigvalsh_over_nested", "nested_over_floor")]
+    cells += [number(entry.get(name)) for name in ("loop_over_nested", "eigvalsh_over_nested", "nested_over_floor")]
     cells += [entry["auto"]]
     cells += [number(peak and peak / 2**20), " / ".join("–" if e is None else f"{e:.1e}" for e in errors)]
     return "| " + " | ".join(cells) + " |"
@@ -374,17 +364,19 @@ def shapes(args: argparse.Namespace) -> Iterator[tuple[Shape, bool]]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; ends the program if it makes no sense."""
+    """The command line; ends the program if the options contradict each other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/spectral"), help="OUT.json and OUT.md are written")
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/spectral"), help="path of OUT.jsonl and OUT.md without suffix"
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64, 192], help="responses B")
     parser.add_argument("--rows", type=int, nargs="+", default=[128, 512, 1536, 4096], help="rows T of a response")
     parser.add_argument("--width", type=int, nargs="+", default=[64, 896, 3584], help="hidden sizes D")
     parser.add_argument("--strides", type=int, nargs="+", default=[1, 8, 40], help="rows from one prefix to the next")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--limit", type=float, default=5.0, help="seconds that one run may take by its estimate")
+    parser.add_argument("--limit", type=float, default=5.0, help="longest estimated time of one run, seconds")
     parser.add_argument("--memory-gib", type=float, help="bound on a shape's tensors; default 8 on cpu, 60 on cuda")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts")
+    parser.add_argument("--repeats", type=int, default=3, help="runs, of which the fastest counts")
     args = parser.parse_args(argv)
     if min(*args.batch, *args.width, *args.strides, args.repeats) < 1 or max(args.strides) >= min(args.rows):
         parser.error("--batch, --width, --strides, --repeats: at least 1; --strides: less than the smallest of --rows")
@@ -396,12 +388,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     bench = Bench(args)
-    results: dict[str, Any] = {"metadata": bench.metadata(argv), "records": bench.records}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    metadata = bench.metadata(argv)
     for shape, report in shapes(args):
         bench.shape(shape, sorted(set(args.strides)), report)
-        args.out.with_name(args.out.name + ".json").write_text(json.dumps(results, indent=1) + "\n")
-        args.out.with_name(args.out.name + ".md").write_text(page(**results))
+        write_report(args.out, metadata, bench.records, page(metadata, bench.records))
 
 
 if __name__ == "__main__":

@@ -2,23 +2,21 @@
 
 python scripts/compare_algorithms.py --runs outputs/compare --out benchmarks/learning
 
-Every run is the main job in a process of its own, on the CPU, with the shipped configuration but for the number of
-steps. A run that has finished below --runs is not repeated, so an interrupted comparison goes on where it stopped.
-Writes OUT.md and OUT.json.
+Every run is the main job in its own process, on the CPU, with the shipped configuration except for the number of steps.
+Runs that have finished below --runs are not repeated, so the same command resumes an interrupted comparison.
+Writes OUT.jsonl (how it was made, then each run's results) and OUT.md.
 """
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench_report import provenance, write_report
 from rich.console import Console
 from rich.table import Table
 
@@ -36,13 +34,13 @@ ALGORITHMS = {
 DEFAULT = [name for name in ALGORITHMS if name != "released code"]
 
 VALIDATION = ["rollout.val_kwargs.n=2", "rollout.val_kwargs.temperature=1.0"]
-"""What is compared is what training improves: responses as they are sampled, two to each problem."""
+"""Compare what training improves: sampled responses, two to each problem."""
 
 COLUMNS = ["algorithm", "pass@1 before", "after, mean", "after, by seed", "gain", "tokens shaped", "by"]
 
 
 def train(overrides: list[str], steps: int, seed: int, folder: Path) -> None:
-    """One run of the main job into ``folder``, unless a finished one is there."""
+    """One run of the main job into ``folder``, unless it holds a finished one."""
     if (folder / "summary.json").exists():
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -58,11 +56,11 @@ def train(overrides: list[str], steps: int, seed: int, folder: Path) -> None:
     with log.open("w") as output:
         code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
     if code:
-        raise SystemExit(f"{' '.join(command)}\nended with {code}; its output is in {log}")
+        raise SystemExit(f"{' '.join(command)}\nfailed with exit code {code}; its output is in {log}")
 
 
 def measured(folder: Path) -> dict[str, float]:
-    """What a finished run says of itself."""
+    """The results of a finished run."""
     summary = json.loads((folder / "summary.json").read_text())
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     training = [record for record in records if "actor/lr" in record]
@@ -74,41 +72,44 @@ def measured(folder: Path) -> dict[str, float]:
     }
 
 
-def row(name: str, runs: list[dict[str, float]]) -> list[str]:
-    """One algorithm's cells of ``COLUMNS``."""
-
-    def mean(key: str) -> float:
-        return statistics.fmean(run[key] for run in runs)
-
-    return [
-        name,
-        f"{mean('before'):.1%}",
-        f"{mean('after'):.1%}",
-        " ".join(f"{run['after']:.1%}" for run in runs),
-        f"{100 * (mean('after') - mean('before')):+.1f}",
-        f"{mean('shaped_share'):.1%}",
-        f"{mean('shaped_by'):.2%}",
-    ]
+def table_rows(runs: list[dict[str, Any]]) -> list[list[str]]:
+    """One row of ``COLUMNS`` for each algorithm."""
+    rows = []
+    for name in dict.fromkeys(run["algorithm"] for run in runs):
+        of_name = [run for run in runs if run["algorithm"] == name]
+        before, after, share, by = (
+            statistics.fmean(run[key] for run in of_name) for key in ("before", "after", "shaped_share", "shaped_by")
+        )
+        each = " ".join(f"{run['after']:.1%}" for run in of_name)
+        gain = f"{100 * (after - before):+.1f}"
+        rows.append([name, f"{before:.1%}", f"{after:.1%}", each, gain, f"{share:.1%}", f"{by:.2%}"])
+    return rows
 
 
-def page(rows: list[list[str]], scatter: float, steps: int, seeds: list[int]) -> str:
-    """The table as Markdown, with what it was measured on and how far the seeds of one algorithm are apart."""
-    date = datetime.now(UTC).date().isoformat()
+def scatter(runs: list[dict[str, Any]]) -> float:
+    """The largest difference between two seeds of one algorithm."""
+    after: dict[str, list[float]] = {}
+    for run in runs:
+        after.setdefault(run["algorithm"], []).append(run["after"])
+    return max(max(values) - min(values) for values in after.values())
+
+
+def page(facts: dict[str, Any], runs: list[dict[str, Any]]) -> str:
+    """The table as Markdown, with how it was made and how far apart the seeds of one algorithm are."""
     lines = [
         "# What the algorithms learn on the embedded task",
         "",
-        f"{steps} steps of 48 prompts, seeds {', '.join(map(str, seeds))}; {os.cpu_count()} CPU cores "
-        f"({platform.machine()}), {date}. Made by `python scripts/compare_algorithms.py --seeds "
-        f"{' '.join(map(str, seeds))}`.",
+        f"{facts['steps']} steps of 48 prompts, seeds {', '.join(map(str, facts['seeds']))}; {facts['hardware']}, "
+        f"{facts['date']}. Made by `{facts['command']}`.",
         "",
         "pass@1 is the share of held-out problems that a response sampled at temperature 1 solves; the gain is in "
         "percentage points. Tokens shaped: the share of response tokens whose advantage rank shaping changed, and by "
-        f"how much of the advantage; means over the steps. The seeds of one algorithm end up to {100 * scatter:.0f} "
-        "points apart: smaller differences between algorithms say nothing.",
+        "how much of the advantage; means over the steps. The seeds of one algorithm end up to "
+        f"{100 * scatter(runs):.0f} points apart: smaller differences between algorithms mean nothing.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         f"|{'---|' * len(COLUMNS)}",
-        *(f"| {' | '.join(cells)} |" for cells in rows),
+        *(f"| {' | '.join(cells)} |" for cells in table_rows(runs)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -123,25 +124,22 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=DEFAULT)
     args = parser.parse_args()
     console = Console()
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in args.algorithms}
+    runs: list[dict[str, Any]] = []
     # Seed by seed, so that an interrupted comparison has every algorithm.
     for seed in args.seeds:
         for name in args.algorithms:
             folder = args.runs / f"{name.replace(' ', '_')}-{args.steps}-{seed}"
             train(ALGORITHMS[name], args.steps, seed, folder.resolve())
-            run = measured(folder)
-            results[name].append(run)
+            run = {"algorithm": name, "seed": seed} | measured(folder)
+            runs.append(run)
             console.print(f"{name}, seed {seed}: pass@1 {run['before']:.1%} -> {run['after']:.1%}", highlight=False)
-    rows = [row(name, runs) for name, runs in results.items()]
+    runs.sort(key=lambda run: args.algorithms.index(run["algorithm"]))
     table = Table(*COLUMNS, title=f"{args.steps} steps, seeds {args.seeds}")
-    for cells in rows:
+    for cells in table_rows(runs):
         table.add_row(*cells)
     console.print(table)
-    scatter = max(max(run["after"] for run in runs) - min(run["after"] for run in runs) for runs in results.values())
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.with_suffix(".md").write_text(page(rows, scatter, args.steps, args.seeds))
-    record: dict[str, Any] = {"steps": args.steps, "seeds": args.seeds, "runs": results}
-    args.out.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
+    facts = provenance("compare_algorithms.py", sys.argv[1:]) | {"steps": args.steps, "seeds": args.seeds}
+    write_report(args.out, facts, runs, page(facts, runs))
 
 
 if __name__ == "__main__":

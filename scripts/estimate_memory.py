@@ -1,9 +1,9 @@
-"""Estimate what a training run takes on each GPU, phase by phase; docs/memory.md derives the terms.
+"""Estimate the memory of a training run on each GPU, phase by phase; docs/memory.md derives the terms.
 
 python scripts/estimate_memory.py --gpu-gb 80 preset=paper experiment=verl_grpo model=qwen2.5_7b trainer=gpus8
 
-Arguments are those of train.sh. Only the model's config.json is read; nothing runs. For decoder-only models with gated
-MLPs (Qwen, Llama, Mistral), whose activations were counted from the tensors that autograd saves.
+Arguments are those of train.sh. Only the model's config.json is read; nothing runs. The terms hold for decoder-only
+models with gated MLPs (Qwen, Llama, Mistral). The bytes of activations were counted from what autograd saves.
 """
 
 import argparse
@@ -16,26 +16,26 @@ from rich.table import Table
 from verl.config import PPOConfig, load_config
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
-from verl.models.info import model_config
+from verl.models.info import ModelInfo
 
 GB = 1e9
 CONTEXT_GB = 2.0
 """CUDA context, kernels and NCCL's buffers; a guess that holds for one process per GPU."""
 LOGITS_BYTES = 12
-"""Per token and word of the vocabulary, beside the logits in the precision of products: log-softmax, probabilities and
-their product, in float32."""
+"""Per token and vocabulary entry, besides the logits themselves: log-softmax, probabilities and their product, in
+float32."""
 ENTROPY_BYTES = 20
-"""The same, logits included, in the backward pass where the entropy has a gradient (``actor.entropy_coeff``)."""
+"""The same, logits included, in the backward pass if the entropy has a gradient (``actor.entropy_coeff``)."""
 SAMPLING_BYTES = 32
-"""The same where ``rollout.name=hf`` draws a token: probabilities and their sums in float64, sorted for ``top_p``."""
+"""The same if ``rollout.name=hf`` draws a token: probabilities and their sums in float64, sorted for ``top_p``."""
 
 ITEMSIZE = {"bfloat16": 2, "float32": 4}
 """Bytes of a number in ``param_dtype``."""
 ENGINE_ITEMSIZE = {"float32": 4}
-"""Bytes of a weight in ``rollout.dtype``; of all others 2."""
+"""Bytes of a weight in ``rollout.dtype``; 2 for all others."""
 
 Parts = dict[str, float]
-"""What holds memory -> GB on one GPU."""
+"""Holder of memory -> GB on one GPU."""
 
 
 class Shape(NamedTuple):
@@ -53,7 +53,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
-        """From a ``transformers`` config."""
+        """The sizes in a ``transformers`` config."""
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
         heads = (config.num_attention_heads * head, config.num_key_value_heads * head)
@@ -61,19 +61,19 @@ class Shape(NamedTuple):
 
     @property
     def linears(self) -> dict[str, int]:
-        """Inputs plus outputs of a layer's matrices."""
+        """Inputs plus outputs of each matrix of a layer."""
         d, i = self.hidden, self.intermediate
         attention = {"q_proj": d + self.attention, "k_proj": d + self.kv, "v_proj": d + self.kv}
         return attention | {"o_proj": self.attention + d, "gate_proj": d + i, "up_proj": d + i, "down_proj": i + d}
 
     @property
     def layer_parameters(self) -> int:
-        """Of the matrices of one layer; norms and biases do not count."""
+        """Parameters of one layer's matrices, without norms and biases."""
         return self.hidden * (2 * self.attention + 2 * self.kv + 3 * self.intermediate)
 
     @property
     def root_parameters(self) -> int:
-        """Embedding and head."""
+        """Parameters of embedding and head."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
@@ -81,7 +81,7 @@ class Shape(NamedTuple):
         return self.layers * self.layer_parameters + self.root_parameters
 
     def trainable(self, model: ModelConfig) -> int:
-        """Parameters that have gradients and moments: all, or those of the adapters."""
+        """Parameters with gradients and moments: all, or those of the adapters."""
         lora = model.lora
         if not lora.rank:
             return self.parameters
@@ -89,9 +89,9 @@ class Shape(NamedTuple):
         return self.layers * lora.rank * sum(chosen)
 
     def activations(self, tokens: float, model: ModelConfig) -> float:
-        """Bytes that the backward pass finds saved, for a micro-batch of so many tokens on this worker."""
+        """Bytes saved for the backward pass, for a micro-batch of ``tokens`` tokens on this worker."""
         scale = {"bfloat16": 1, "float32": 2}[model.param_dtype]
-        # Beside a mask for padding, torch's attention wants a key and a value for every query.
+        # With a padding mask, torch's attention needs a key and a value for every query.
         keys = self.kv if model.use_remove_padding else self.attention
         layer = scale * (20 * self.hidden + 8 * self.intermediate + 4 * keys)
         if model.gradient_checkpointing:
@@ -106,9 +106,9 @@ class Held(NamedTuple):
     gradients: float
     moments: float
     gathered: float
-    """The root's and two layers' parameters, whole, in the precision of products."""
+    """Whole parameters of the root and of two layers, in ``param_dtype``."""
     reduced: float
-    """The root's gradients, and one layer's on their way to the shards."""
+    """Whole gradients of the root and of one layer, before they are sharded."""
 
     @classmethod
     def of(cls, shape: Shape, model: ModelConfig, workers: int) -> "Held":
@@ -125,15 +125,15 @@ class Held(NamedTuple):
         )
 
     def idle(self, param_offload: bool, optimizer_offload: bool) -> float:
-        """While others work."""
+        """Memory while other models are in use."""
         return self.parameters * (not param_offload) + self.moments * (not optimizer_offload)
 
 
 def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None = None) -> dict[str, Parts]:
-    """GB on one GPU by phase and by what holds it; the critic and the reference have the policy's shape.
+    """GB on one GPU by phase and holder; the critic and the reference have the policy's shape.
 
     Args:
-        judge: shape of the reward model, where there is one.
+        judge: shape of the reward model, if there is one.
     """
     model, workers = config.model, config.trainer.world_size
     fsdp, parallel = model.fsdp, model.ulysses_sequence_parallel_size
@@ -142,7 +142,7 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None
     update = config.actor.micro_batch_size_per_gpu * longest / parallel
     forward = config.actor.log_prob_micro_batch_size_per_gpu * longest / parallel
     if config.actor.use_dynamic_bsz:
-        # Of one worker: the workers that share sequences take so many times that.
+        # The limit of one worker: workers that share sequences take a multiple of it together.
         update, forward = config.actor.ppo_max_token_len_per_gpu, config.actor.log_prob_max_token_len_per_gpu
 
     others: Parts = {}
@@ -169,7 +169,7 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None
     resting = at_work | {"parameters": 0.0 if fsdp.param_offload else policy.parameters}
     learning = at_work | {"gradients": policy.gradients}
     activations = shape.activations(update, model) / GB
-    # In float32, and vLLM's copy on its way into the engine's own.
+    # In float32, and the copy that vLLM loads into its own weights.
     largest = (4 + 2 / config.rollout.tensor_parallel_size) * shape.vocabulary * shape.hidden / GB
     scored = ITEMSIZE[model.param_dtype] + LOGITS_BYTES
     learned = ENTROPY_BYTES if config.actor.entropy_coeff else scored
@@ -180,7 +180,7 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None
         | sleeping
         | {"gathered": policy.gathered, "whole gradients": policy.reduced, "activations": activations}
         | {"logits": logits(learned, update)},
-        # AdamW's step over all parameters at once makes a temporary of their size.
+        # AdamW's step over all parameters at once makes a temporary of the same size.
         "update, step": learning | sleeping | {"moments": policy.moments, "temporary": policy.gradients},
         "sync": at_work | generating | {"one parameter": largest},
     }
@@ -192,7 +192,7 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None
 
 
 def _generating(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
-    """What the rollout engine holds while it samples."""
+    """What holds memory for the rollout engine while it samples."""
     rollout = config.rollout
     if rollout.name == "hf":
         itemsize = ITEMSIZE[config.model.param_dtype]
@@ -209,7 +209,7 @@ def _generating(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
 
 
 def _critic_phases(config: PPOConfig, shape: Shape, resting: Parts) -> dict[str, Parts]:
-    """The critic's update, beside what is ``resting`` meanwhile."""
+    """The phases of the critic's update, with what is ``resting`` meanwhile."""
     critic = config.critic
     held = Held.of(shape, critic.model, config.trainer.world_size)
     tokens = critic.micro_batch_size_per_gpu * config.max_sequence_length
@@ -234,10 +234,10 @@ def main(argv: list[str]) -> None:
     try:
         config = load_config(PPOConfig, "ppo_trainer", options.overrides)
         model = config.model
-        shape, judge = Shape.of(model_config(model.path, model.trust_remote_code)), None
+        shape, judge = Shape.of(ModelInfo.of(model).config), None
         if config.uses_reward_model:
             reward = config.reward_model.model
-            judge = Shape.of(model_config(reward.path, reward.trust_remote_code))
+            judge = Shape.of(ModelInfo.of(reward).config)
     except ConfigError as error:
         sys.exit(f"error: {error}")
     phases = estimate(config, shape, options.gpu_gb, judge)
@@ -246,7 +246,7 @@ def main(argv: list[str]) -> None:
     table = Table("", *phases, title=title + f"{shape.parameters / GB:.2f} billion parameters", title_justify="left")
     for name in names:
         table.add_row(name, *(f"{parts[name]:.1f}" if name in parts else "" for parts in phases.values()))
-    table.add_row("in all", *(f"{sum(parts.values()):.1f}" for parts in phases.values()))
+    table.add_row("total", *(f"{sum(parts.values()):.1f}" for parts in phases.values()))
     console = Console()
     console.print(table)
     worst = max(phases, key=lambda name: sum(phases[name].values()))

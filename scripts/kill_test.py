@@ -3,25 +3,24 @@
 python scripts/kill_test.py --out benchmarks/kill_test.md
 
 A small random model learns arithmetic on CPU workers. At random moments the driver or a worker gets SIGKILL, every
-third time while a checkpoint is being written; the same command then goes on. Ends with a table, and with 1 if the
-metrics of the two runs differ in a bit, timing aside, if a run fails by itself, or if it ends before the last kill.
+third time while a checkpoint is being written; the same command then resumes the run. Prints a table. Exits with 1 if
+the metrics of the two runs differ in a bit, timing aside, if a run fails without a kill, or if it ends before the last.
 """
 
 import argparse
 import json
 import os
-import platform
 import random
-import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 
+from bench_report import hardware, today
+from make_tiny_model import make_random_model
 from rich.console import Console
 from rich.table import Table
 
@@ -32,13 +31,13 @@ from verl.run.tracking import TIMING_PREFIXES
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = "VERL_KILL_TEST"
-"""Environment variable that every process of a run inherits, by which its workers are found."""
-COLUMNS = ["kill", "of", "when", "steps recorded", "resumes from step", "workers gone after"]
+"""Environment variable that every process of a run inherits and by which its workers are found."""
+COLUMNS = ["kill", "victim", "moment", "steps recorded", "resumes from step", "workers gone after"]
 PATIENCE_S = 900.0
 
 
 class Run:
-    """One process of the main job, with those it starts."""
+    """One process of the main job and those that it starts."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
         self.folder = folder
@@ -66,23 +65,23 @@ class Run:
         return found
 
     def workers(self) -> list[int]:
-        """The ids of the processes that hold the models."""
+        """Ids of the processes that hold the models."""
         return sorted(pid for pid, command in self.processes().items() if command.startswith("ray::_Host"))
 
     def wait_until_gone(self) -> float:
-        """Seconds until driver and workers are no more. Agents of Ray's may live for a minute; they hold nothing."""
+        """Seconds until driver and workers have ended. Ray's agents may live another minute; they hold nothing."""
         started = time.monotonic()
         self.process.wait(PATIENCE_S)
         while workers := self.workers():
             if time.monotonic() - started > PATIENCE_S:
-                raise SystemExit(f"workers outlive the run: {workers}")
+                raise SystemExit(f"workers {workers} still run {PATIENCE_S:.0f} s after the driver ended")
             time.sleep(0.1)
         return time.monotonic() - started
 
 
 def prepare(work: Path, steps: int, arguments: argparse.Namespace) -> list[str]:
-    """Make model and prompts; returns the command of a run but for its folder."""
-    runpy.run_path(str(ROOT / "scripts" / "make_tiny_model.py"))["make_random_model"](work / "model", seed=0)
+    """Make model and prompts; return the command of a run without its folder."""
+    make_random_model(work / "model", seed=0)
     problems = ArithmeticTask().split("train", 16, seed=0)
     rows = [
         rl_record(
@@ -119,13 +118,13 @@ def num_records(folder: Path) -> int:
 
 
 def records(folder: Path) -> list[dict[str, object]]:
-    """The run's metrics but for timing."""
+    """The run's metrics without timing."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{n: v for n, v in json.loads(line).items() if not n.startswith(TIMING_PREFIXES)} for line in lines]
 
 
 def await_moment(run: Run, rng: random.Random, saving: bool) -> str | None:
-    """Wait for the next moment to kill at; returns what it is, or None if the run ends before."""
+    """Wait for the next moment to kill; return what it is, or None if the run ends first."""
     before, wanted = num_records(run.folder), rng.choice([0, 1, 1, 2])
     started = time.monotonic()
 
@@ -143,12 +142,12 @@ def await_moment(run: Run, rng: random.Random, saving: bool) -> str | None:
     time.sleep(rng.uniform(0, 0.2) if saving else rng.uniform(0, 3))
     if run.process.poll() is not None:
         return None
-    # What is going on when it comes to it, whatever was waited for.
+    # What the run does now, which may differ from what was waited for.
     return "saving" if any(run.folder.glob(".global_step_*.unfinished")) else "training" if wanted else "starting"
 
 
 def kill(run: Run, rng: random.Random) -> str:
-    """SIGKILL to the driver or to one of the workers; returns which."""
+    """Send SIGKILL to the driver or to one of the workers; return which."""
     workers = run.workers()
     if workers and rng.random() < 0.5:
         os.kill(rng.choice(workers), signal.SIGKILL)
@@ -158,21 +157,21 @@ def kill(run: Run, rng: random.Random) -> str:
 
 
 def finish(run: Run) -> None:
-    """Wait for a run that is left alone."""
+    """Wait for an undisturbed run."""
     if code := run.process.wait():
-        raise SystemExit(f"the run ended with {code}; see {run.log}")
+        raise SystemExit(f"the run failed with exit code {code}; see {run.log}")
 
 
 def report(rows: list[list[str]], equal: bool, steps: int, arguments: argparse.Namespace) -> str:
     """The result as a page of Markdown."""
-    machine = f"{len(os.sched_getaffinity(0))} CPU cores ({platform.machine()}), {datetime.now(UTC).date()}"
     verdict = "equal bit for bit" if equal else "DIFFERENT"
     lines = [
         "# Killed and resumed",
         "",
         f"A run of {steps} steps on {arguments.workers} CPU workers, killed {len(rows)} times by SIGKILL and resumed "
-        f"each time by the same command; {machine}. Made by `python scripts/kill_test.py`, seed {arguments.seed}, "
-        f"`trainer.save_freq={arguments.save_freq}`, `trainer.async_save={str(not arguments.synchronous).lower()}`.",
+        f"each time by the same command; {hardware()}, {today()}. Made by `python scripts/kill_test.py`, "
+        f"seed {arguments.seed}, `trainer.save_freq={arguments.save_freq}`, "
+        f"`trainer.async_save={str(not arguments.synchronous).lower()}`.",
         "",
         f"`metrics.jsonl` against that of an uninterrupted run, timing aside: **{verdict}**.",
         "",
@@ -187,17 +186,17 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and of who is killed")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and victims")
     parser.add_argument("--save-freq", type=int, default=3)
     parser.add_argument("--synchronous", action="store_true", help="trainer.async_save=false")
-    parser.add_argument("--out", type=Path, help="Markdown file for the result")
+    parser.add_argument("--out", type=Path, help="Markdown file to write the result to")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
     rng, console = random.Random(arguments.seed), Console()
-    # Enough that the last kill still finds it running.
+    # Enough that the run has not finished before the last kill.
     steps = 3 * arguments.kills
     with tempfile.TemporaryDirectory(prefix="kill_test_") as temporary:
         work = Path(temporary)

@@ -2,11 +2,14 @@
 
 python scripts/make_tiny_model.py --out data/tiny_model --data data/arithmetic
 
-The architecture and tokenizer are made here; the warm start is the project's own supervised trainer, which stops as
-soon as sampling would solve the target share of held-out problems. The same seed gives the same model.
+Without options this makes the model that data/tiny_model ships. The warm start is the project's own supervised trainer,
+which stops as soon as sampling would solve the target share of held-out problems. The same seed gives the same model on
+the same kind of machine. OUT/README.md says how it was made, OUT/warm_start_metrics.jsonl holds the run's metrics.
 """
 
 import argparse
+import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +22,19 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from verl.checkpoint.folders import latest_checkpoint
 from verl.data.tiny_tokenizer import make_tiny_tokenizer
+
+METRICS = "warm_start_metrics.jsonl"
+
+CARD = """\
+# The embedded model
+
+A Qwen2 of 0.87 million parameters with a tokenizer of its own, warm-started on worked arithmetic by
+
+    {command}
+
+The supervised run stopped after {step} steps, at a sequence probability of {score:.1%} on held-out problems: the share
+that sampling at temperature 1 solves as written. `warm_start_metrics.jsonl` holds its metrics.
+"""
 
 
 def make_random_model(folder: Path, seed: int) -> None:
@@ -52,14 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", type=float, default=0.36, help="held-out sequence probability to stop at")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of configs/sft.yaml")
+    arguments = sys.argv[1:] if arguments is None else arguments
     args = parser.parse_args(arguments)
-    if args.out.exists() and not (args.out / "warm_start_metrics.jsonl").is_file():
+    if args.out.exists() and not (args.out / METRICS).is_file():
         sys.exit(f"--out {args.out}: exists and was not made by this script; name another folder or remove it")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=f".{args.out.name}.") as temporary:
         random_model, run = Path(temporary, "random"), Path(temporary, "run")
         make_random_model(random_model, args.seed)
-        command = [
+        training = [
             *(sys.executable, "-m", "verl.trainer.main_sft", f"model.path={random_model}", f"seed={args.seed}"),
             f"data.train_files=[{args.data / 'sft_train.parquet'}]",
             f"data.val_files=[{args.data / 'sft_val.parquet'}]",
@@ -69,14 +86,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             *("trainer.experiment_name=warm_start", f"trainer.default_local_dir={run}"),
             *args.overrides,
         ]
-        status = subprocess.run(command).returncode
+        status = subprocess.run(training).returncode
         if status:
             sys.exit(status)
         checkpoint = latest_checkpoint(run)
-        assert checkpoint is not None, "a run that ends well has saved its model"
+        assert checkpoint is not None, "a run that succeeds has saved its model"
+        model = checkpoint / "actor" / "huggingface"
+        shutil.copy(run / "metrics.jsonl", model / METRICS)
+        last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        command = shlex.join(["python", "scripts/make_tiny_model.py", *arguments])
+        card = CARD.format(command=command, step=last["step"], score=last["val/sequence_probability"])
+        (model / "README.md").write_text(card)
         shutil.rmtree(args.out, ignore_errors=True)
-        (checkpoint / "actor" / "huggingface").rename(args.out)
-        shutil.copy(run / "metrics.jsonl", args.out / "warm_start_metrics.jsonl")
+        model.rename(args.out)
     print(f"{args.out}: the warm-started model")
 
 

@@ -3,7 +3,7 @@
 python scripts/make_training_config.py [--check]
 
 Meanings are the docstrings of the fields in verl/config/, defaults are those of the composed configs/. With --check
-nothing is written; exit code 1 says that the file is stale.
+nothing is written, and exit code 1 means that the file is stale.
 """
 
 import argparse
@@ -35,7 +35,7 @@ JOBS = {
 """File of configs/ -> its dataclass, the section's title, and the command."""
 
 GROUPS = ["experiment", "preset", "model", "trainer", "algorithm", "reward_manager", "evaluation"]
-"""Groups of configs/ whose files are alternatives that a user chooses among."""
+"""Groups of configs/ whose files users choose from."""
 
 INTRODUCTION = """\
 # Configuration of training
@@ -47,28 +47,31 @@ run it again. -->
 
 - Hydra overrides, `trainer.test_freq=5` for an option and `experiment=grpo` for a file of `configs/experiment/`;
 - Hydra's own flags: `--cfg job` prints the configuration and runs nothing, `-m` runs once for every combination of
-  values that are separated by commas;
+  comma-separated values;
 - [flags of the paper's release](#flags-of-the-papers-release).
 
-An argument that does not exist ends the command with one line that names the nearest one that does. Every run writes
-the configuration it had to `config.yaml`. A default such as `${actor.ppo_epochs}` follows that option.
+For an unknown argument the command prints one line with the nearest known one, and ends. Every run writes its
+configuration to `config.yaml`. A default such as `${actor.ppo_epochs}` is the value of that option.
 
-`bash eval.sh` takes the first two kinds; its [options](#options-of-evaluation) come last on this page.
+`bash eval.sh` takes the first two kinds; its [options](#options-of-evaluation) are at the end of this page.
 """
 
 FLAGS_INTRODUCTION = """\
 ## Flags of the paper's release
 
 The flags of the release's training script, as `--flag value` or `--flag=value`. Values may be written as there: `True`,
-`[1,2]`, `"['console','wandb']"`; an empty value is a flag that is not given. Hydra overrides win over flags.
+`[1,2]`, `"['console','wandb']"`; a flag with an empty value counts as not given. Hydra overrides win over flags.
 
-A flag that is not given leaves what the configuration says. That is the embedded task's unless `--model_name` is given,
-which starts from `preset=paper`: then the release's command trains as it did there, with its learning rate of 5e-7.
+Flags that are not given change nothing. The configuration is that of the embedded task unless `--model_name` is given,
+which starts from `preset=paper`: the release's command then trains as it did there, with a learning rate of 5e-7.
 
-Of the release's environment variables `HDFS_DATA_PATH` and `HDFS_MODEL_PATH` are read, by the two flags that name them.
-The others are options here: `PROJECT_NAME` is `trainer.project_name`, `NUM_GPUS` is `trainer.n_gpus_per_node`,
-`ARNOLD_WORKER_NUM` is `trainer.nnodes`, `HDFS_CHECKPOINT_PATH` is `trainer.default_local_dir`, and
-`REWORD_FUNCTION_TYPE` is `reward_score.mode`.
+Of the release's environment variables, `HDFS_DATA_PATH` and `HDFS_MODEL_PATH` are read, by `--dataset_name` and
+`--model_name`. The others are options here: `PROJECT_NAME` is `trainer.project_name`, `NUM_GPUS` is
+`trainer.n_gpus_per_node`, `ARNOLD_WORKER_NUM` is `trainer.nnodes`, `HDFS_CHECKPOINT_PATH` is
+`trainer.default_local_dir`, and `REWORD_FUNCTION_TYPE` is `reward_score.mode`.
+
+Three options of earlier versions are still accepted as overrides and mean what the flags of the same names mean:
+`trainer.remove_previous_ckpt`, `calculator.svd_niter` and `calculator.compute_log_effective_rank`.
 """
 
 
@@ -131,7 +134,7 @@ def shown(value: Any) -> str:
 
 
 def option_rows(schema: Schema, schemas: dict[str, Schema], values: Any, prefix: str) -> Iterator[tuple[str, str, str]]:
-    """(option, default, meaning) of every option below ``schema``; what the YAML does not set has no default."""
+    """(option, default, meaning) of every option in ``schema``; an option that the YAML does not set has no default."""
     for field in schema.fields:
         name, value = f"{prefix}{field.name}", values.get(field.name) if isinstance(values, dict) else None
         if field.type in schemas:
@@ -151,7 +154,7 @@ def job_sections(name: str, schemas: dict[str, Schema]) -> Iterator[str]:
     """The sections of one job: options without a group, then one table per group."""
     schema_name, title, command = JOBS[name]
     schema = schemas[schema_name]
-    # Unresolved: that one option follows another is part of its meaning.
+    # Unresolved, so that the page shows which option follows another.
     values = OmegaConf.to_container(compose(name), resolve=False)
     yield f"## {title}\n\n{command}: `configs/{name}.yaml`, read into `{schema_name}`.\n"
     alone = Schema("", [field for field in schema.fields if field.type not in schemas])
@@ -170,7 +173,7 @@ def flags_section() -> str:
 
 
 def first_comment(path: Path) -> str:
-    """The first comment of a YAML file, as far as its first full stop."""
+    """The first sentence of a YAML file's first comment."""
     lines = [line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#")]
     text = " ".join(line for line in lines if not line.startswith("@package"))
     end = text.find(". ")
@@ -178,9 +181,9 @@ def first_comment(path: Path) -> str:
 
 
 def files_section() -> str:
-    """What the groups of configs/ offer."""
+    """The files of each group of configs/."""
     link = "[configs/README.md](configs/README.md)"
-    parts = [f"## Shipped configurations\n\nChosen as `group=file`; how to combine them: {link}.\n"]
+    parts = [f"## Shipped configurations\n\nChoose one with `group=file`; {link} explains how to combine them.\n"]
     for group in GROUPS:
         files = sorted((CONFIGS / group).glob("*.yaml"))
         rows = [(f"`{group}={path.stem}`", markdown(first_comment(path))) for path in files]

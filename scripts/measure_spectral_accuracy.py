@@ -3,16 +3,16 @@
 python scripts/measure_spectral_accuracy.py --out benchmarks/spectral_accuracy.md
 
 Writes one table: for each kind of spectrum the largest error over the prefixes of three shapes, of the nested method
-and of eigenvalues of the float32 Gram matrix, the paper's released way.
+and of eigenvalues of the float32 Gram matrix, as in the paper's release.
 """
 
 import argparse
-import datetime
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from bench_report import hardware, today
 from torch import Tensor
 
 from verl.rank.dynamics import acceleration, prefix_counts, prefix_rows, velocity
@@ -116,7 +116,7 @@ def errors(make: Callable[[int, int], Tensor]) -> list[float]:
 
 
 def float32_shift_errors(exponent: float) -> list[float]:
-    """What a float32 factor of each of the eight largest shifts alone would add to log ER.
+    """Error in log ER from a float32 factor at each of the eight largest shifts alone.
 
     For 512 x 896 states whose columns fall off as j^-exponent.
     """
@@ -144,12 +144,12 @@ def main() -> None:
     lines = [
         "# Accuracy of the rank metrics",
         "",
-        f"`python scripts/measure_spectral_accuracy.py`, {datetime.date.today()}, torch {torch.__version__}, CPU.",
+        f"`python scripts/measure_spectral_accuracy.py`, {today()}, torch {torch.__version__}, {hardware()}.",
         "",
         f"Largest error over the prefixes of stride {STRIDE} of T x D = {', '.join(f'{t} x {d}' for t, d in SHAPES)},",
         "against a float64 SVD of each centred prefix. ER, log ER and entropy: relative; ERV and ERA: in units of ER.",
         "The condition is the worst of any prefix; it exceeds the whole matrix's, since a square prefix, k = D, is the",
-        "worst conditioned. The float32 Gram matrix is the paper's released way.",
+        "worst conditioned. The paper's release uses the float32 Gram matrix.",
         "",
         "| spectrum | worst condition | ER | log ER | entropy | ERV | ERA | ER, float32 Gram | ERV, float32 Gram |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -159,7 +159,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     lines += [
         "",
-        "Error that a float32 factor of a single shift would add to log ER, for the eight largest shifts (512 x 896):",
+        "Error in log ER from a float32 factor at a single shift, for the eight largest shifts (512 x 896):",
         "",
         *(
             f"- columns falling off as j^-{exponent}: " + ", ".join(f"{e:.0e}" for e in float32_shift_errors(exponent))

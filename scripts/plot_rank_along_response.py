@@ -2,8 +2,8 @@
 
 python scripts/plot_rank_along_response.py --model data/tiny_model --prompt "Compute 47 * 38 - 19." --out docs/rank.svg
 
-The response is sampled with `transformers`; the states are those after the final norm, one per sampled token. The
-velocity and the acceleration at k tokens are those of the response's first k tokens, at stride 1.
+`transformers` samples the response. The states are those after the final norm, one per sampled token. Velocity and
+acceleration at k tokens are those of the response's first k tokens, at stride 1.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main() -> None:
     states = sample_states(args.model, args.prompt, args.max_tokens, args.seed)
     if len(states) < 4:
         raise SystemExit(f"the response has {len(states)} tokens, too few to draw; try another --seed or --prompt")
-    # The same drawing gives the same file, with its text as text.
+    # Reproducible files, with text stored as text.
     plt.rcParams |= {"svg.hashsalt": "verl", "svg.fonttype": "none"}
     figure, axes = plt.subplots(3, 1, sharex=True, figsize=(6, 4.5), layout="constrained")
     for axis, (name, values) in zip(axes, curves(states).items(), strict=True):

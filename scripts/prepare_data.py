@@ -20,7 +20,7 @@ BOXED_INSTRUCTION = "Please reason step by step, and put your final answer withi
 
 
 def prepare_arithmetic(args: argparse.Namespace) -> None:
-    """Write train, test, sft_train and sft_val of the embedded arithmetic task; no question is in two of them."""
+    """Write train, test, sft_train and sft_val of the arithmetic task; no question is in two of them."""
     task = ArithmeticTask()
     for split, size in {"train": args.train, "test": args.test}.items():
         problems = task.split(split, size, args.seed)
@@ -45,7 +45,7 @@ def prepare_arithmetic(args: argparse.Namespace) -> None:
 
 def prepare_math_set(args: argparse.Namespace) -> None:
     """Write train and test of a published set of mathematical problems."""
-    # The hub's client takes seconds to import and the arithmetic command does not need it.
+    # The hub's client takes seconds to import, and the arithmetic command does not need it.
     from verl.data.math_sets import load_math_set
 
     for split in ("train", "test"):
@@ -63,7 +63,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
 
-    arithmetic = commands.add_parser("arithmetic", help="generated sums, differences and products; needs no download")
+    arithmetic = commands.add_parser(
+        "arithmetic",
+        help="generated sums, differences and products, without download",
+    )
     arithmetic.set_defaults(run=prepare_arithmetic)
     arithmetic.add_argument("--train", type=int, default=4096, help="prompts for reinforcement learning")
     arithmetic.add_argument("--test", type=int, default=256, help="prompts for validation")

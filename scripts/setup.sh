@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes the virtual environment that train.sh and scripts/test.sh run in.
+# Makes the virtual environment for train.sh, eval.sh and scripts/test.sh.
 #
-# An environment is complete when, and only when, it holds the file .verl-setup, which is written last and names what
-# it was made from. While work is under way .verl-setup.unfinished stands in its place: the next run starts afresh.
+# An environment is complete if and only if it holds the file .verl-setup, which is written last and names what the
+# environment was made from. Until then .verl-setup.unfinished takes its place, and the next run starts again.
 set -euo pipefail
 
 usage() {
@@ -60,13 +60,13 @@ unfinished=$venv/.verl-setup.unfinished
 log=$venv/setup.log
 cd "$root"
 
-# Settings of another environment, or that send packages elsewhere, must not leak in.
+# Settings of another environment, or settings that install packages elsewhere, must not leak in.
 unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_REQUIRE_VIRTUALENV
 export PYTHONNOUSERSITE=1 PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# --- what there is, and what is wanted -------------------------------------------------------------------------------
+# --- what exists, and what is wanted ---------------------------------------------------------------------------------
 
-stamped() { # the value of one key of the stamp, or of what it said before an update that is under way or failed
+stamped() { # the value of one key of the stamp, or of the stamp before an unfinished update
   { cat "$stamp" "$unfinished" 2>/dev/null || true; } | sed -n "s/^$1=//p"
 }
 
@@ -77,7 +77,7 @@ choose_mode() { # sets $mode
   [[ $(nvidia-smi -L 2>/dev/null || true) != GPU* ]] || mode=gpu
 }
 
-python_version() { # "3.11" where the interpreter $1 runs and can make environments; otherwise fails
+python_version() { # "3.11" if the interpreter $1 runs and can make environments; otherwise fails
   "$1" -c 'import sys, ensurepip, venv; print("%d.%d" % sys.version_info[:2])' 2>/dev/null </dev/null
 }
 
@@ -88,13 +88,13 @@ choose_python() { # sets $python
     # Being on PATH is not enough: a pyenv shim exists for interpreters that are not selected.
     version=$(python_version "$python") || continue
     if [[ $version == 3.11 || $version == 3.12 ]]; then
-      # In an activated environment, the interpreter behind it: the environment itself may be about to go.
+      # In an activated environment, the interpreter behind it: the environment itself may be removed below.
       python=$("$python" -c 'import sys; print(sys._base_executable)')
       return
     fi
   done
-  [[ -z ${VERL_PYTHON:-} ]] || die "VERL_PYTHON=$VERL_PYTHON is not a Python 3.11 or 3.12 that runs and has venv"
-  die "no Python 3.11 or 3.12 that runs and has venv (Debian, Ubuntu: python3-venv); set VERL_PYTHON to one"
+  [[ -z ${VERL_PYTHON:-} ]] || die "VERL_PYTHON=$VERL_PYTHON: not a working Python 3.11 or 3.12 with venv"
+  die "no working Python 3.11 or 3.12 with venv found (Debian, Ubuntu: python3-venv); set VERL_PYTHON to one"
 }
 
 fits() { # the environment is complete and of the wanted kind, whatever the versions in it
@@ -119,7 +119,7 @@ choose_mode
 requirements=$(cat requirements.txt requirements/*.txt setup.py | cksum)
 finish_if_up_to_date
 
-# Two runs at once: the second waits, then finds the work done. The script itself is the lock, so nothing is left over.
+# Of two runs at once, the second waits and then finds the work done. The script itself is the lock file.
 if command -v flock >/dev/null; then
   exec 9<scripts/setup.sh
   if ! flock --nonblock 9; then
@@ -142,7 +142,7 @@ step() { # step TEXT COMMAND...
   quietly "${@:2}" || fail "$1: failed"
 }
 
-fail() { # the log's last lines, then one line that says what failed
+fail() { # print the end of the log, then one line that says what failed
   tail -n 15 "$log" >&2
   die "$*; the whole log is in $log"
 }
@@ -157,13 +157,13 @@ make_environment() {
   fi
   choose_python
   if [[ -n $(ls -A "$venv" 2>/dev/null) ]]; then
-    # Only what this script made is this script's to remove.
+    # Remove only what this script made.
     [[ -f $stamp || -f $unfinished ]] ||
-      die "$venv was not made by setup.sh; move it away, or choose another with --venv"
-    say "removing $venv, which is unfinished or of another kind"
+      die "$venv was not made by setup.sh; move it away, or choose another folder with --venv"
+    say "removing $venv, which is unfinished or for another mode or Python"
   fi
   say "making $venv with $("$python" -V) ($mode)"
-  # The marker outlives the removal: it is there before the first package and until the last.
+  # The marker survives the removal: it exists from before the first package until after the last.
   mkdir -p "$venv"
   : >"$unfinished"
   find "$venv" -mindepth 1 -maxdepth 1 ! -name "${unfinished##*/}" -exec rm -rf {} +
@@ -177,8 +177,8 @@ install_cpu_torch() {
   if quietly "$pip" install "torch==$torch+cpu"; then
     return
   fi
-  # Elsewhere the CPU build has no name of its own (macOS), or only the CUDA build is on offer. Ask what would come
-  # before fetching gigabytes of it.
+  # Elsewhere the CPU build has no name of its own (macOS), or the index offers only the CUDA build. Ask pip which one
+  # it would install before downloading gigabytes.
   quietly "$pip" install --dry-run --quiet --ignore-installed --report "$report" "torch==$torch" ||
     fail "pip finds no torch $torch for $("$venv/bin/python" -V); choose another Python with VERL_PYTHON, or set" \
       "PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index"
@@ -191,7 +191,7 @@ install_cpu_torch() {
 }
 
 check_environment() {
-  # The wrong build of torch, or a plugin that vLLM does not see, would show only much later, in a run.
+  # Otherwise a wrong build of torch, or a plugin that vLLM does not see, would show only later, in a run.
   local check='
 import sys
 from importlib.metadata import entry_points
@@ -204,19 +204,19 @@ if sys.argv[1] == "cpu":
     unwanted = [name for name in ("torchvision", "torchaudio", "torchcodec", "triton") if find_spec(name)]
     assert not unwanted, f"not for CPU machines: {unwanted}"
 else:
-    # Where pip sees both builds it may prefer +cpu: a local version label sorts higher.
+    # If pip sees both builds it may prefer +cpu, as a local version label sorts higher.
     assert torch.version.cuda or torch.version.hip, f"torch {torch.__version__} is a CPU build"
 plugins = entry_points(group="vllm.general_plugins").names
 assert "verl_hidden_states" in plugins, f"vLLM plugins: {plugins}"
 print(f"torch {torch.__version__}, vllm {vllm.__version__}, ray {ray.__version__}, hydra {hydra.__version__}")
 '
   say "checking that it imports"
-  # Isolated (-I), so that what is found is what was installed.
+  # Isolated (-I), so that only installed packages are found.
   quietly "$venv/bin/python" -I -c "$check" "$mode" || fail "import check: failed"
   say "$(tail -n 1 "$log")"
 }
 
-trap 'die "interrupted; run it again to start afresh"' INT TERM
+trap 'die "interrupted; run it again"' INT TERM
 make_environment
 pip=$venv/bin/pip
 if [[ $mode == cpu ]]; then

@@ -1,4 +1,4 @@
-"""The shell scripts: they parse, they refuse what they cannot do in one line, and they leave nothing half made."""
+"""The shell scripts: they refuse in one line, leave nothing half made, and pass on what they were given."""
 
 import os
 import shutil
@@ -7,78 +7,53 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = [*sorted(ROOT.glob("*.sh")), *sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci" / "run"]
+from conftest import ROOT
+from tests.evaluation.fakes import evaluation_config
 
 
 def run_setup(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run scripts/setup.sh with ``args`` from the repository root, with ``env`` on top of the environment."""
+    command = ["bash", "scripts/setup.sh", *args]
+    environment = {**os.environ, **env}
     return subprocess.run(
-        ["bash", "scripts/setup.sh", *args],
-        cwd=ROOT,
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
     )
 
 
-def assert_one_line_error(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert result.returncode == 1, result
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("setup.sh: "), lines
-    for word in words:
-        assert word in lines[0], lines
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_script_parses(script: Path):
-    result = subprocess.run(["bash", "-n", script], capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
-
-
-def test_unknown_argument():
-    assert_one_line_error(run_setup("--gpus"), "'--gpus'", "--help")
-
-
-def test_cpu_and_gpu_exclude_each_other():
-    assert_one_line_error(run_setup("--cpu", "--gpu"), "--cpu", "--gpu")
-
-
-@pytest.mark.parametrize("args", [("--venv",), ("--venv", "--dev")])
-def test_venv_needs_a_directory(args: tuple[str, ...]):
-    assert_one_line_error(run_setup(*args), "--venv", "directory")
+@pytest.mark.parametrize(
+    ("args", "python", "words"),
+    [
+        (["--gpus"], None, ["'--gpus'", "--help"]),
+        (["--cpu", "--gpu"], None, ["--cpu", "--gpu"]),
+        (["--venv"], None, ["--venv", "directory"]),
+        (["--venv", "--dev"], None, ["--venv", "directory"]),
+        (["--cpu", "--venv", "new"], "no-such-python", ["VERL_PYTHON=no-such-python"]),
+        (["--cpu", "--venv", "new"], "false", ["VERL_PYTHON=false"]),
+        (["--cpu", "--venv", "thesis"], None, ["thesis was not made by setup.sh"]),
+    ],
+)
+def test_setup_refuses_in_one_line(args: list[str], python: str | None, words: list[str], tmp_path: Path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
+    places = [str(tmp_path / arg) if arg in ("new", "thesis") else arg for arg in args]
+    result = run_setup(*places, **({"VERL_PYTHON": python} if python else {}))
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("setup.sh: ") and all(word in line for word in words), line
+    files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")]
+    assert sorted(files) == ["thesis", "thesis/thesis.tex"]
 
 
 def test_help_lists_the_options():
     result = run_setup("--help")
     assert result.returncode == 0
-    for word in ("--cpu", "--gpu", "--dev", "--venv", "VERL_PYTHON"):
-        assert word in result.stdout
-
-
-def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    assert_one_line_error(run_setup("--cpu", "--venv", str(tmp_path)), str(tmp_path), "not made by setup.sh")
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-@pytest.mark.parametrize("python", ["no-such-python", "false"])
-def test_chosen_python_that_does_not_run(tmp_path: Path, python: str):
-    venv = tmp_path / "venv"
-    assert_one_line_error(run_setup("--cpu", "--venv", str(venv), VERL_PYTHON=python), f"VERL_PYTHON={python}")
-    assert not venv.exists()
+    assert all(word in result.stdout for word in ("--cpu", "--gpu", "--dev", "--venv", "VERL_PYTHON"))
 
 
 def test_failed_installation_does_not_look_complete(tmp_path: Path):
     venv = tmp_path / "venv"
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull, "VERL_PYTHON": sys.executable}
-    for _ in range(2):  # the second run starts afresh, it does not believe what the first one left
+    for _ in range(2):  # the second run starts again, it does not trust what the first one left
         result = run_setup("--cpu", "--venv", str(venv), **offline)
         assert result.returncode == 1
         last = result.stderr.splitlines()[-1]
@@ -94,62 +69,133 @@ FAKE_PYTHON = f"""#!/usr/bin/env bash
 if [[ $1 == -m && $2 == verl.cli.release_flags ]]; then
   exec {sys.executable} "$@"
 fi
-printf '%s\\n' "call: $*" >>calls
+printf '%s\\n' "$*" >>calls
 """
+
+TRAIN, EVALUATE = "-m verl.trainer.main_ppo", "-m verl.trainer.main_eval"
+END_OF_SETTINGS = '\ncd "$(dirname'
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder in which train.sh finds an environment that runs nothing, and neither data nor model."""
-    shutil.copy(ROOT / "train.sh", tmp_path)
+    """A folder in which train.sh and eval.sh find an environment that runs nothing."""
     for name, text in {"scripts/setup.sh": "", ".venv/bin/python": FAKE_PYTHON}.items():
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
+    for script in ("train.sh", "eval.sh"):
+        shutil.copy(ROOT / script, tmp_path)
     return tmp_path
 
 
-def train(checkout: Path, *args: str) -> tuple[int, list[str], str]:
-    """Run train.sh: exit code, what it had Python do, stderr."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HDFS_")}
+def run(script: Path, *args: str) -> tuple[int, list[str], str]:
+    """Run train.sh or eval.sh: exit code, what it had Python do, stderr."""
+    environment = {n: v for n, v in os.environ.items() if not n.startswith("HDFS_") and n != "ACTIVE_CONFIG_SET"}
     environment["PYTHONPATH"] = str(ROOT)
-    command = ["bash", checkout / "train.sh", *args]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    calls = checkout / "calls"
+    result = subprocess.run(["bash", script, *args], env=environment, capture_output=True, text=True, timeout=60)
+    calls = script.parent / "calls"
     return result.returncode, calls.read_text().splitlines() if calls.exists() else [], result.stderr
 
 
-DATA = "call: scripts/prepare_data.py arithmetic --out data/arithmetic"
-MODEL = "call: scripts/make_tiny_model.py --out data/tiny_model --data data/arithmetic"
+def evaluate(checkout: Path, *args: str, **settings: str) -> tuple[int, list[str], str]:
+    """Run eval.sh with settings changed at its top."""
+    script = checkout / "eval.sh"
+    text = script.read_text()
+    assert text.count(END_OF_SETTINGS) == 1
+    assert all(f"{name}=" in text.partition(END_OF_SETTINGS)[0] for name in settings)
+    changes = "".join(f"{name}={value}\n" for name, value in settings.items())
+    script.write_text(text.replace(END_OF_SETTINGS, f"\n{changes}{END_OF_SETTINGS}"))
+    return run(script, *args)
 
 
 @pytest.mark.parametrize(
-    ("args", "made", "overrides"),
+    ("args", "overrides"),
     [
-        ([], [DATA, MODEL], ""),
-        (["-m", "seed=1,2"], [DATA, MODEL], " seed=1,2 -m"),
-        (["model=tiny"], [DATA, MODEL], " model=tiny"),
-        (["model=qwen2.5_7b"], [DATA], " model=qwen2.5_7b"),
-        (["critic.model.path=x"], [DATA, MODEL], " critic.model.path=x"),
-        (["data.train_files=[a b]"], [DATA, MODEL], " data.train_files=[a b]"),
-        (["data.train_files=[a]", "model.path=b"], [], " data.train_files=[a] model.path=b"),
-        (["--rollout_n", "4", "--cfg", "job"], [], " rollout.n=4 --cfg job"),
-        (["--help"], [], " --help"),
+        ([], ""),
+        (["-m", "seed=1,2"], " seed=1,2 -m"),
+        (["data.train_files=[a b]"], " data.train_files=[a b]"),
+        (["--rollout_n", "4", "--cfg", "job"], " rollout.n=4 --cfg job"),
+        (["--help"], " --help"),
         (
             ["--model_name", "a/b", "--dataset_name=c d"],
-            [],
             " preset=paper model.path='a/b' data.train_files=['data/c d/train.parquet'] "
             "data.val_files=['data/c d/test.parquet']",
         ),
     ],
 )
-def test_train_makes_what_the_run_uses(checkout: Path, args: list[str], made: list[str], overrides: str):
-    code, calls, _ = train(checkout, *args)
-    assert code == 0
-    assert calls == [*made, f"call: -m verl.trainer.main_ppo{overrides}"]
+def test_train_starts_at_once(checkout: Path, args: list[str], overrides: str):
+    assert run(checkout / "train.sh", *args)[:2] == (0, [f"{TRAIN}{overrides}"])
 
 
 def test_train_ends_where_a_flag_is_unknown(checkout: Path):
-    code, calls, errors = train(checkout, "--rolout_n", "4")
-    assert (code, calls) == (2, [])
-    assert errors == "error: --rolout_n: unknown flag; did you mean --rollout_n?\n"
+    errors = "error: --rolout_n: unknown flag; did you mean --rollout_n?\n"
+    assert run(checkout / "train.sh", "--rolout_n", "4") == (2, [], errors)
+
+
+RUNS = {
+    "RUN_NAME_MAP": '([b]=outputs/b [a]="outputs/it\'s a")',
+    "BASE_MODEL_MAP": "([a]=Qwen/Qwen2.5-7B)",
+    "STEP_MAP": "([b]=0,120,160)",
+    "TEMPLATE_MAP": "([b]=abel)",
+    "MAX_RESPONSE_LENGTH_MAP": "([a]=1024)",
+    "DEFAULT_TEMPLATE": "qwen-boxed",
+}
+RUN_A = (
+    r"++runs.a.path='outputs/it\'s a' ++runs.a.base='Qwen/Qwen2.5-7B' ++runs.a.steps=[0,-1] "
+    "++runs.a.template=qwen-boxed ++runs.a.max_response_length=1024"
+)
+RUN_B = "++runs.b.path='outputs/b' ++runs.b.steps=[0,120,160] ++runs.b.template=abel"
+SAMPLING = {"TEMPERATURES": "0.6,1.0", "TOP_P": "0.9", "N_SAMPLING": "8"}
+SWITCHES = {"CALCULATE_METRICS": "true", "USE_WANDB": "true"}
+
+
+@pytest.mark.parametrize(
+    ("args", "settings", "overrides"),
+    [
+        ("", {}, "evaluation=embedded"),
+        ("n_sampling=4", {}, "evaluation=embedded n_sampling=4"),
+        ("--cfg job", {}, "evaluation=embedded --cfg job"),
+        ("evaluation=embedded model.path=x", {}, "evaluation=embedded model.path=x"),
+        ("evaluation=FULL_PASS1 model.path=x", {}, "evaluation=FULL_PASS1 model.path=x"),
+        ("evaluation=A", {"ACTIVE_CONFIG_SET": "B"}, "evaluation=A"),
+        ("model.path=x benchmarks=a,b n_sampling=16", {}, "model.path=x benchmarks=a,b n_sampling=16"),
+        ("runs.A=x benchmarks=a", {}, "runs.A=x benchmarks=a"),
+        ("++runs.A.path=x benchmarks=a", {}, "++runs.A.path=x benchmarks=a"),
+        ("seed=3", {"ACTIVE_CONFIG_SET": "FULL_PASS1", **RUNS}, f"evaluation=FULL_PASS1 {RUN_A} {RUN_B} seed=3"),
+        # Aliases choose the runs and their order.
+        ("benchmarks=x", {"RUN_ALIASES": "(b a)", **RUNS}, f"{RUN_B} {RUN_A} benchmarks=x"),
+        (
+            "",
+            {**SAMPLING, **SWITCHES},
+            "evaluation=embedded temperatures=[0.6,1.0] top_p=0.9 n_sampling=8 calculator.enable=true "
+            "calculator.diff_stride=20 trainer.logger=[console,wandb]",
+        ),
+    ],
+)
+def test_eval_passes_on_settings_and_arguments(checkout: Path, args: str, settings: dict[str, str], overrides: str):
+    assert evaluate(checkout, *args.split(), **settings) == (0, [f"{EVALUATE} {overrides}"], "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"RUN_ALIASES": "(a)"}, "RUN_ALIASES: a is not in RUN_NAME_MAP; add it there"),
+        ({"RUN_NAME_MAP": "([a]=x)", "STEP_MAP": "([aa]=3)"}, "STEP_MAP: aa is not in RUN_NAME_MAP; add it there"),
+        # Hydra takes the dot for a level of options.
+        (
+            {"RUN_NAME_MAP": "([Qwen2.5-7B]=x)"},
+            "RUN_NAME_MAP: Qwen2.5-7B is not a valid alias; use a letter, then letters, digits, _ and -",
+        ),
+        ({"USE_WANDB": "False"}, "USE_WANDB=False: must be true or false"),
+        ({"CALCULATE_METRICS": "1"}, "CALCULATE_METRICS=1: must be true or false"),
+    ],
+)
+def test_eval_refuses_in_one_line(settings: dict[str, str], line: str, checkout: Path):
+    assert evaluate(checkout, **settings) == (1, [], f"eval.sh: {line}\n")
+
+
+def test_a_quoted_path_is_what_the_config_reads(checkout: Path):
+    _, (call,), _ = evaluate(checkout, "benchmarks=x", RUN_NAME_MAP='([a]="outputs/it\'s a/b=c")')
+    overrides = call.removeprefix(f"{EVALUATE} ").removesuffix(" benchmarks=x")
+    path, steps = overrides.split(" ++runs.a.steps=")
+    assert evaluation_config(path, f"++runs.a.steps={steps}").runs["a"].path == "outputs/it's a/b=c"

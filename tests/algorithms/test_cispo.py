@@ -20,7 +20,7 @@ def test_literal_losses_and_gradients():
     torch.testing.assert_close(losses, -signal * half)
     losses.sum().backward()
     torch.testing.assert_close(logprobs.grad, -signal)
-    assert metrics["clip_fraction"].item() == 4
+    assert metrics["pg_clipfrac"].item() == 4
     assert metrics["num_tokens"].item() == 5
     assert metrics["ppo_kl"].item() == pytest.approx(-math.log(2 * 2 * 0.5 * 0.5 * 1.25), rel=1e-12)
     assert not any(value.requires_grad for value in metrics.values())
@@ -33,7 +33,7 @@ def test_clip_low_of_one_leaves_the_lower_side_open():
     losses.sum().backward()
     expected = torch.tensor([[-math.exp(-2), -math.exp(-8)]], dtype=torch.float64)
     torch.testing.assert_close(logprobs.grad, expected)
-    assert metrics["clip_fraction"].item() == 0
+    assert metrics["pg_clipfrac"].item() == 0
 
 
 def test_padding_never_matters():
@@ -47,7 +47,7 @@ def test_padding_never_matters():
     torch.testing.assert_close(losses.detach(), torch.tensor([[1.2, 0.0, 0.0], [0.0, 0.0, 0.0]]))
     torch.testing.assert_close(logprobs.grad, torch.tensor([[-1.2, 0.0, 0.0], [0.0, 0.0, 0.0]]))
     assert metrics["ppo_kl"].item() == pytest.approx(-0.5)
-    assert (metrics["clip_fraction"].item(), metrics["num_tokens"].item()) == (1, 1)
+    assert (metrics["pg_clipfrac"].item(), metrics["num_tokens"].item()) == (1, 1)
 
 
 def test_huge_log_ratio_stays_finite():
@@ -78,7 +78,7 @@ def test_gradient_is_the_policy_gradient_with_a_bounded_weight(seed, clip_low, c
     expected = torch.where(low, reference.grad / ratio * (1 - clip_low), reference.grad)
     expected = torch.where(high, reference.grad / ratio * (1 + clip_high), expected)
     torch.testing.assert_close(ours.grad, expected, rtol=1e-9, atol=1e-12)
-    assert metrics["clip_fraction"].item() == int((mask & (low | high)).sum())
+    assert metrics["pg_clipfrac"].item() == int((mask & (low | high)).sum())
 
     parts = [cispo_loss(*rows, clip_low, clip_high)[1] for rows in zip(new, old, advantages, mask, strict=True)]
     for name, value in metrics.items():

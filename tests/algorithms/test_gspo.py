@@ -25,7 +25,7 @@ def test_literal_losses_and_gradients():
     # -s A for each token by itself where not clipped, whatever the token's own ratio
     gradient = f64([[0.0, 6.0, 0.0], [-1.0, -1.0, 0.0], [0.0, 0.0, 0.0], [-2.5, 0.0, 0.0]])
     torch.testing.assert_close(new.grad, gradient)
-    assert metrics["clip_fraction"].item() == 3
+    assert metrics["pg_clipfrac"].item() == 3
     assert metrics["num_tokens"].item() == 7
     assert metrics["ppo_kl"].item() == pytest.approx(-math.log(4 * 0.25 * 0.25 * 1.25), rel=1e-12)
     assert not any(value.requires_grad for value in metrics.values())
@@ -43,7 +43,7 @@ def test_padding_and_empty_responses_never_matter():
     torch.testing.assert_close(losses.detach(), torch.tensor([[s, 0.0, 0.0], [0.0, 0.0, 0.0]]))
     torch.testing.assert_close(logprobs.grad, torch.tensor([[s, 0.0, 0.0], [0.0, 0.0, 0.0]]))
     assert metrics["ppo_kl"].item() == pytest.approx(-0.5)
-    assert (metrics["clip_fraction"].item(), metrics["num_tokens"].item()) == (0, 1)
+    assert (metrics["pg_clipfrac"].item(), metrics["num_tokens"].item()) == (0, 1)
 
 
 def test_huge_log_ratio_stays_finite():

@@ -26,7 +26,7 @@ def test_literal_losses_and_gradients():
     # d(-r A)/d log r = -r A; nothing where clipped
     gradient = torch.tensor([[-2.0, 0.0, 3.0, -1.0, 0.0, -2.5]], dtype=torch.float64)
     torch.testing.assert_close(logprobs.grad, gradient)
-    assert metrics["clip_fraction"].item() == 2
+    assert metrics["pg_clipfrac"].item() == 2
     assert metrics["num_tokens"].item() == 6
     assert metrics["ppo_kl"].item() == pytest.approx(-math.log(1.5 * 1.5 * 0.5 * 0.5 * 1.25), rel=1e-12)
     assert not any(value.requires_grad for value in metrics.values())
@@ -41,7 +41,7 @@ def test_padding_never_matters():
     torch.testing.assert_close(losses.detach(), torch.tensor([[-1.2, 0.0, 0.0]]))
     assert logprobs.grad.tolist() == [[0.0, 0.0, 0.0]]
     assert metrics["ppo_kl"].item() == pytest.approx(-0.5)
-    assert (metrics["clip_fraction"].item(), metrics["num_tokens"].item()) == (1, 1)
+    assert (metrics["pg_clipfrac"].item(), metrics["num_tokens"].item()) == (1, 1)
 
 
 def test_huge_log_ratio_stays_finite():
@@ -60,7 +60,7 @@ def test_metrics_add_over_micro_batches():
     parts = [
         ppo_clip_loss(new[i], old[i], advantages[i], mask[i], 0.2, 0.3)[1] for i in torch.arange(6).split([1, 3, 2])
     ]
-    assert whole["clip_fraction"] > 0
+    assert whole["pg_clipfrac"] > 0
     for name, value in whole.items():
         torch.testing.assert_close(sum(part[name] for part in parts), value)
 
@@ -80,10 +80,10 @@ def test_literal_dual_clip():
     losses.sum().backward()
     gradient = torch.tensor([[0.0, 0.0, 5.0, 2.9, 0.0, 0.0]], dtype=torch.float64)
     torch.testing.assert_close(logprobs.grad, gradient)
-    assert metrics["dual_clip_fraction"].item() == 2
-    assert metrics["clip_fraction"].item() == 2
+    assert metrics["pg_clipfrac_lower"].item() == 2
+    assert metrics["pg_clipfrac"].item() == 2
     assert metrics["num_tokens"].item() == 6
-    assert "dual_clip_fraction" not in loss_of(ratios, advantages)[2]
+    assert "pg_clipfrac_lower" not in loss_of(ratios, advantages)[2]
 
 
 def test_dual_clip_bounds_what_a_huge_ratio_can_do_and_ignores_padding():
@@ -95,7 +95,7 @@ def test_dual_clip_bounds_what_a_huge_ratio_can_do_and_ignores_padding():
     losses.sum().backward()
     assert losses.tolist() == [[6.0, 0.0, 0.0]]
     assert logprobs.grad.tolist() == [[0.0, 0.0, 0.0]]
-    assert metrics["dual_clip_fraction"].item() == 1
+    assert metrics["pg_clipfrac_lower"].item() == 1
 
 
 @pytest.mark.parametrize("c", [1.0, -3.0, math.nan, math.inf])

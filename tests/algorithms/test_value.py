@@ -23,7 +23,7 @@ def test_literal_losses_and_gradients():
     torch.testing.assert_close(losses, f64([[0.5, 1.125, 2.0, 0.0703125, 0.0]]), rtol=1e-12, atol=0)
     losses.sum().backward()
     torch.testing.assert_close(values.grad, f64([[-1.0, 0.0, 2.0, 0.0, 0.0]]), rtol=1e-12, atol=0)
-    assert metrics["value_clip_fraction"].item() == 2
+    assert metrics["vf_clipfrac"].item() == 2
     assert metrics["num_tokens"].item() == 5
     assert not any(value.requires_grad for value in metrics.values())
 
@@ -38,14 +38,14 @@ def test_padding_never_matters():
     assert losses.tolist() == [[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     assert values.grad.tolist() == [[-2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     assert {name: value.item() for name, value in metrics.items()} == {
-        "value_clip_fraction": 0.0,
+        "vf_clipfrac": 0.0,
         "num_tokens": 1.0,
     }
 
 
 def test_infinite_clip_range_is_the_plain_square():
     losses, metrics = value_loss(f64([[7.0]]), f64([[0.0]]), f64([[9.0]]), torch.ones(1, 1), math.inf)
-    assert (losses.item(), metrics["value_clip_fraction"].item()) == (2.0, 0.0)
+    assert (losses.item(), metrics["vf_clipfrac"].item()) == (2.0, 0.0)
 
 
 @pytest.mark.parametrize("clip_range", [0.0, -0.5, math.nan])
@@ -98,5 +98,5 @@ def test_within_the_range_nothing_counts_as_clipped(seed):
     generator = torch.Generator().manual_seed(seed)
     values, old, returns = torch.randn(3, 4, 5, generator=generator)
     losses, metrics = value_loss(values, old, returns, torch.ones(4, 5), 20.0)
-    assert metrics["value_clip_fraction"].item() == 0
+    assert metrics["vf_clipfrac"].item() == 0
     assert torch.equal(losses, 0.5 * (values - returns).square())

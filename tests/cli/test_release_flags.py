@@ -1,5 +1,6 @@
 """The flags of the paper's release: what each becomes, and the message of each that becomes nothing."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,65 +23,46 @@ RELEASE_FLAGS = """
     diff_calculator_method total_steps val_only motivation_mode plot_x_metrics plot_y_metrics plot_layer confidence_k
 """.split()
 
-SHIPPED = {
-    "model_name": "mistralai/Mathstral-7B-v0.1",
-    "max_prompt_length": "512",
-    "max_response_length": "1536",
-    "critic_model_path": "",
-    "adv_estimator": "grpo",
-    "exp_name": "GRPO_VERL",
-    "add_reward": "False",
-    "add_adv": "True",
-    "train_batch_size": "48",
-    "ppo_mini_batch_size": "24",
-    "val_batch_size": "48",
-    "rollout_n": "4",
-    "ppo_micro_batch_size": "1",
-    "log_prob_micro_batch_size": "12",
-    "micro_rollout_batch_size": "12",
-    "compute_global_metrics": "True",
-    "compute_cumulative_global_metrics": "True",
-    "global_diff_stride_train": "20",
-    "global_diff_stride_val": "20",
-    "kl_loss_coef": "0.001",
-    "entropy_coefficient": "0.001",
-    "rollout_gpu_memory_util": "0.65",
-    "logger_config": "['console','wandb']",
-    "rollout_tp": "1",
-    "save_freq": "40",
-    "except_save": "",
-    "test_freq": "10",
-    "total_epochs": "2",
-    "total_steps": "161",
-    "dataset_name": "simplelr_abel_level3to5",
-    "val_before_train": "True",
-    "val_sample_size": "-1",
-    "enable_calculator": "True",
-    "metric_indices": "[1,2]",
-    "reward_weights": "[0.0, 0.0, 1.0]",
-    "reward_weights_exploit": "[0.0, 1.0, 0.0]",
-    "reward_indicator_names": "['Effective Rank diff 2', 'Effective Rank diff', 'Effective Rank']",
-    "diff_stride": "40",
-    "modulation_gain": "2.0",
-    "aux_reward_global_weight": "1.0",
-    "aux_fix": "True",
-    "reward_ema_alpha": "0.3",
-    "adv_shaping_kappa": "2.0",
-    "return_hidden_states": "True",
-    "return_prefill": "False",
-    "return_decode": "True",
-}
-"""The flags of the command that the release's train.sh runs."""
+SHIPPED = shlex.split("""
+    --model_name mistralai/Mathstral-7B-v0.1 --max_prompt_length 512 --max_response_length 1536 --critic_model_path ''
+    --adv_estimator grpo --exp_name GRPO_VERL --add_reward False --add_adv True --train_batch_size 48
+    --ppo_mini_batch_size 24 --val_batch_size 48 --rollout_n 4 --ppo_micro_batch_size 1 --log_prob_micro_batch_size 12
+    --micro_rollout_batch_size 12 --compute_global_metrics True --compute_cumulative_global_metrics True
+    --global_diff_stride_train 20 --global_diff_stride_val 20 --kl_loss_coef 0.001 --entropy_coefficient 0.001
+    --rollout_gpu_memory_util 0.65 --logger_config "['console','wandb']" --rollout_tp 1 --save_freq 40 --except_save ''
+    --test_freq 10 --total_epochs 2 --total_steps 161 --dataset_name simplelr_abel_level3to5 --val_before_train True
+    --val_sample_size -1 --enable_calculator True --metric_indices [1,2] --reward_weights '[0.0, 0.0, 1.0]'
+    --reward_weights_exploit '[0.0, 1.0, 0.0]' --diff_stride 40 --modulation_gain 2.0 --aux_reward_global_weight 1.0
+    --reward_indicator_names "['Effective Rank diff 2', 'Effective Rank diff', 'Effective Rank']"
+    --aux_fix True --reward_ema_alpha 0.3 --adv_shaping_kappa 2.0
+    --return_hidden_states True --return_prefill False --return_decode True
+""")
+"""The command that the release's train.sh runs."""
+
+MEANT = """
+    preset=paper model.path=mistralai/Mathstral-7B-v0.1 algorithm=grpo trainer.experiment_name=GRPO_VERL
+    data.train_files=[data/simplelr_abel_level3to5/train.parquet]
+    data.val_files=[data/simplelr_abel_level3to5/test.parquet]
+    data.max_prompt_length=512 data.max_response_length=1536 data.train_batch_size=48 data.val_batch_size=48
+    data.val_sample_size=-1 actor.ppo_mini_batch_size=24 actor.micro_batch_size_per_gpu=1 actor.optim.lr=5e-7
+    actor.log_prob_micro_batch_size_per_gpu=12 actor.kl_loss_coef=0.001 actor.entropy_coeff=0.001 rollout.n=4
+    rollout.gpu_memory_utilization=0.65 rollout.tensor_parallel_size=1 reward_score.mode=independent
+    calculator.enable=true calculator.metric_indices=[1,2] calculator.diff_stride=40
+    calculator.compute_global_metrics=true calculator.compute_cumulative_global_metrics=true
+    calculator.global_diff_stride_train=20 calculator.global_diff_stride_val=20
+    reward_manager.add_reward=false reward_manager.add_adv=true reward_manager.aux_fix=true reward_manager.gain=2
+    reward_manager.kappa=2 reward_manager.ema_alpha=0.3 reward_manager.aux_reward_global_weight=1
+    reward_manager.w_explore=[0,0,1] reward_manager.w_exploit=[0,1,0] trainer.logger=[console,wandb]
+    trainer.total_epochs=2 trainer.total_training_steps=161 trainer.save_freq=40 trainer.test_freq=10
+    trainer.val_before_train=true trainer.except_save=[]
+""".split()
+"""That command in overrides, except for the names of the indicators, which contain spaces."""
 
 
 @pytest.fixture(autouse=True)
 def no_release_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("HDFS_DATA_PATH", raising=False)
     monkeypatch.delenv("HDFS_MODEL_PATH", raising=False)
-
-
-def command(flags: dict[str, str]) -> list[str]:
-    return [word for name, value in flags.items() for word in (f"--{name}", value)]
 
 
 def config_of(*arguments: str) -> PPOConfig:
@@ -92,34 +74,9 @@ def test_every_flag_of_the_release_is_known():
 
 
 def test_the_shipped_command_becomes_the_config_it_means(capsys: pytest.CaptureFixture[str]):
-    config = config_of(*command(SHIPPED))
-    assert config.model.path == "mistralai/Mathstral-7B-v0.1"
-    data, actor, signal, trainer = config.data, config.actor, config.reward_manager, config.trainer
-    assert data.train_files == ["data/simplelr_abel_level3to5/train.parquet"]
-    assert data.val_files == ["data/simplelr_abel_level3to5/test.parquet"]
-    assert (data.max_prompt_length, data.max_response_length) == (512, 1536)
-    assert (data.train_batch_size, data.val_batch_size, data.val_sample_size) == (48, 48, -1)
-    assert (actor.ppo_mini_batch_size, actor.micro_batch_size_per_gpu) == (24, 1)
-    assert actor.log_prob_micro_batch_size_per_gpu == 12
-    assert (actor.kl_loss_coef, actor.entropy_coeff) == (0.001, 0.001)
-    assert (config.rollout.n, config.rollout.gpu_memory_utilization) == (4, 0.65)
-    assert config.algorithm.adv_estimator == "grpo"
-    assert config.calculator.enable and config.calculator.metric_indices == [1, 2]
-    assert config.calculator.diff_stride == 40
-    assert config.calculator.compute_global_metrics and config.calculator.compute_cumulative_global_metrics
-    assert config.calculator.global_diff_stride_train == config.calculator.global_diff_stride_val == 20
-    assert (signal.add_reward, signal.add_adv, signal.aux_fix) == (False, True, True)
-    assert signal.indicator_names == ["Effective Rank diff 2", "Effective Rank diff", "Effective Rank"]
-    assert (signal.w_explore, signal.w_exploit) == ([0.0, 0.0, 1.0], [0.0, 1.0, 0.0])
-    assert (signal.gain, signal.kappa, signal.ema_alpha, signal.aux_reward_global_weight) == (2.0, 2.0, 0.3, 1.0)
-    assert trainer.experiment_name == "GRPO_VERL"
-    assert trainer.logger == ["console", "wandb"]
-    assert (trainer.total_epochs, trainer.total_training_steps) == (2, 161)
-    assert (trainer.save_freq, trainer.test_freq, trainer.except_save) == (40, 10, [])
-    assert trainer.val_before_train
-    # What the release's script had without a flag: not the embedded task's learning rate of 2e-4.
-    assert (actor.optim.lr, actor.optim.lr_scheduler_type, actor.optim.lr_warmup_steps) == (5e-7, "constant", 0)
-    assert (config.model.param_dtype, config.reward_score.mode) == ("bfloat16", "independent")
+    indicators = "reward_manager.indicator_names=[Effective Rank diff 2,Effective Rank diff,Effective Rank]"
+    folder = "trainer.default_local_dir=run"  # its default holds the time
+    assert config_of(*SHIPPED, folder) == load_config(PPOConfig, "ppo_trainer", [*MEANT, indicators, folder])
     notes = capsys.readouterr().err.splitlines()
     assert [line.split()[1].rstrip(":") for line in notes] == [
         "--model_name",
@@ -131,8 +88,8 @@ def test_the_shipped_command_becomes_the_config_it_means(capsys: pytest.CaptureF
 
 
 def test_the_two_spellings_mean_the_same():
-    spelled = [f"--{name}={value}" for name, value in SHIPPED.items()]
-    assert translate(spelled) == translate(command(SHIPPED))
+    spelled = [f"{name}={value}" for name, value in zip(SHIPPED[::2], SHIPPED[1::2], strict=True)]
+    assert translate(spelled) == translate(SHIPPED)
 
 
 OTHERS = {
@@ -141,18 +98,17 @@ OTHERS = {
     "temperature": ("0.7", "rollout.temperature=0.7"),
     "kl_coef": ("0.01", "algorithm.kl_ctrl.kl_coef=0.01"),
     "remove_clip": ("TRUE", "trainer.remove_clip=true"),
-    "remove_previous_ckpt": ("true", "trainer.remove_previous_ckpt=true"),
+    "remove_previous_ckpt": ("true", "trainer.max_ckpt_to_keep=1"),
     "val_only": ("True", "trainer.val_only=true"),
-    "compute_log_effective_rank": ("True", "calculator.compute_log_effective_rank=true"),
+    "compute_log_effective_rank": ("True", "calculator.metric_indices=[1,4]"),
     "hypothesis_type": ("FixTwo", "reward_manager.hypothesis_type=FixTwo"),
     "svd_rank": ("50", "calculator.svd_rank=50"),
-    "svd_niter": ("2", "calculator.svd_niter=2"),
     "zeroth_order_svd_method": ("lowrank", "calculator.zeroth_order_svd_method=lowrank"),
     "diff_svd_method": ("lowrank", "calculator.diff_svd_method=lowrank"),
     "diff_calculator_method": ("original", "calculator.diff_calculator_method=original"),
     "except_save": ("40,80", "trainer.except_save=[40,80]"),
-    "save_freq": ("-1", "trainer.save_freq=0"),
-    "test_freq": ("-1", "trainer.test_freq=0"),
+    "save_freq": ("-1", "trainer.save_freq=-1"),
+    "test_freq": ("-1", "trainer.test_freq=-1"),
     "logger_config": ("console", "trainer.logger=['console']"),
 }
 
@@ -161,6 +117,27 @@ OTHERS = {
 def test_a_flag_becomes_an_override_that_the_config_takes(flag: str, value: str, override: str):
     assert translate([f"--{flag}", value]) == [override]
     config_of(f"--{flag}", value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "indices"),
+    [
+        ("--compute_log_effective_rank False", [1]),
+        ("--compute_log_effective_rank True preset=paper", [1, 2, 4]),
+        ("--compute_log_effective_rank True --metric_indices [2,1]", [2, 1, 4]),
+        ("calculator.compute_log_effective_rank=true calculator.metric_indices=[4,1]", [4, 1]),
+        ("++calculator.compute_log_effective_rank=true experiment=released_code", [1, 2, 4]),
+    ],
+)
+def test_the_log_effective_rank_is_one_more_metric(arguments: str, indices: list[int]):
+    assert config_of(*arguments.split()).calculator.metric_indices == indices
+
+
+def test_retired_options_mean_what_their_flags_mean():
+    assert translate(["trainer.remove_previous_ckpt=true", "seed=1"]) == ["trainer.max_ckpt_to_keep=1", "seed=1"]
+    assert translate(["trainer.remove_previous_ckpt=false", "seed=1"]) == ["seed=1"]
+    # As with the flag, an override of the option itself wins.
+    assert translate(["--remove_previous_ckpt", "True", "trainer.max_ckpt_to_keep=3"]) == ["trainer.max_ckpt_to_keep=3"]
 
 
 def test_one_clip_ratio_sets_both_sides():
@@ -203,16 +180,8 @@ def test_lists_may_be_written_as_in_python_or_hydra(value: str, expected: list[s
 
 
 def test_overrides_win_over_flags_wherever_they_stand():
-    arguments = [
-        "trainer.test_freq=5",
-        "--test_freq",
-        "10",
-        "--rollout_n=4",
-        "algorithm=rloo",
-        "--adv_estimator",
-        "grpo",
-    ]
-    assert translate(arguments) == ["rollout.n=4", "trainer.test_freq=5", "algorithm=rloo"]
+    arguments = "trainer.test_freq=5 --test_freq 10 --rollout_n=4 algorithm=rloo --adv_estimator grpo"
+    assert translate(arguments.split()) == ["rollout.n=4", "trainer.test_freq=5", "algorithm=rloo"]
 
 
 def test_a_repeated_flag_counts_as_given_last():
@@ -221,16 +190,8 @@ def test_a_repeated_flag_counts_as_given_last():
 
 def test_overrides_and_hydras_flags_pass_unchanged_in_one_piece_each():
     arguments = ["seed=1", "--cfg", "job", "+a='x y'", "--rollout_n", "4", "--package=trainer", "--resolve", "~b"]
-    assert translate(arguments) == [
-        "rollout.n=4",
-        "seed=1",
-        "+a='x y'",
-        "~b",
-        "--cfg",
-        "job",
-        "--package=trainer",
-        "--resolve",
-    ]
+    overrides = ["rollout.n=4", "seed=1", "+a='x y'", "~b"]
+    assert translate(arguments) == [*overrides, "--cfg", "job", "--package=trainer", "--resolve"]
     assert translate(["-m", "seed=1,2", "--hypothesis_type", "PlanB,FixTwo"]) == [
         "reward_manager.hypothesis_type=PlanB,FixTwo",
         "seed=1,2",
@@ -253,9 +214,11 @@ def test_overrides_and_hydras_flags_pass_unchanged_in_one_piece_each():
         ("--rollout_n -m", "--rollout_n: needs a value after it"),
         ("--cfg", "--cfg: needs a value after it"),
         ("--adv_estimator grop", "--adv_estimator grop: must be one of gae, grpo, reinforce_plus_plus, "),
-        ("--metric_indices_add ['x']", "--metric_indices_add ['x']: metrics of token confidence are not there"),
+        ("--metric_indices_add ['x']", "--metric_indices_add ['x']: token-level metrics are not supported"),
         ("--motivation_mode allin", "--motivation_mode allin: the motivation experiment's Excel sheets are not part"),
-        ("-m --cfg job", "--multirun: --cfg and --info are about one configuration"),
+        ("--remove_previous_ckpt 3", "--remove_previous_ckpt 3: must be true or false"),
+        ("calculator.compute_log_effective_rank=4", "--compute_log_effective_rank 4: must be true or false"),
+        ("-m --cfg job", "--multirun: --cfg and --info show one configuration"),
     ],
 )
 def test_what_cannot_be_translated_is_named(arguments: str, message: str):
@@ -270,6 +233,8 @@ def test_what_cannot_be_translated_is_named(arguments: str, message: str):
     [
         ("--micro_rollout_batch_size 12", "--micro_rollout_batch_size 12 has no effect: vLLM schedules by itself"),
         ("--return_prefill True", "--return_prefill True has no effect: the hidden states of prompts are not measured"),
+        ("--svd_niter 4", "--svd_niter 4 has no effect: lowrank keeps the exact largest singular values"),
+        ("++calculator.svd_niter=4", "--svd_niter 4 has no effect: lowrank keeps the exact largest singular values"),
         ("--plot_layer 3", "--plot_layer 3 has no effect: it belongs to the motivation experiment"),
         ("--critic_model_path x/y", "--critic_model_path is ignored: grpo has no critic"),
         ("--adv_estimator rloo --critic_model_path x/y", "--critic_model_path is ignored: rloo has no critic"),

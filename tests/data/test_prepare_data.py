@@ -5,12 +5,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import ROOT
 
 from scripts.prepare_data import BOXED_INSTRUCTION, main
 from verl.data.records import RL_SCHEMA
 from verl.rewards import compute_score
 
-GSM8K = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gsm8k"
+GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -21,41 +22,43 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def arithmetic(out: Path, *options: str) -> None:
-    sizes = ["--train", "60", "--test", "20", "--sft-train", "50", "--sft-val", "10"]
-    main(["arithmetic", "--out", str(out), *sizes, *options])
+SPLITS = {"train": 4096, "test": 256, "sft_train": 8192, "sft_val": 256}
 
 
-def test_arithmetic(tmp_path: Path):
-    arithmetic(tmp_path)
-    rows = {name: read(tmp_path / f"{name}.parquet") for name in ("train", "test", "sft_train", "sft_val")}
-    assert {name: len(split) for name, split in rows.items()} == {
-        "train": 60,
-        "test": 20,
-        "sft_train": 50,
-        "sft_val": 10,
-    }
-    questions = [row["prompt"][0]["content"] for row in rows["train"] + rows["test"]]
-    questions += [row["messages"][0]["content"] for row in rows["sft_train"] + rows["sft_val"]]
-    assert len(set(questions)) == 140
-    assert [row["extra_info"]["index"] for row in rows["test"]] == list(range(20))
-    for row in rows["test"]:
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, list[dict[str, Any]]]:
+    """The rows of data/arithmetic."""
+    return {name: read(ROOT / "data" / "arithmetic" / f"{name}.parquet") for name in SPLITS}
+
+
+def test_the_shipped_files_are_made_again(tmp_path: Path, shipped: dict[str, list[dict[str, Any]]]):
+    main(["arithmetic", "--out", str(tmp_path)])
+    assert {name: len(rows) for name, rows in shipped.items()} == SPLITS
+    for name, rows in shipped.items():
+        # Compared as a truth value: the difference of thousands of rows would take pytest minutes to print.
+        same = read(tmp_path / f"{name}.parquet") == rows
+        assert same, f"data/arithmetic/{name}.parquet differs from what scripts/prepare_data.py makes"
+
+
+def test_the_shipped_files_share_no_problem_and_are_solved(shipped: dict[str, list[dict[str, Any]]]):
+    questions = [row["prompt"][0]["content"] for row in shipped["train"] + shipped["test"]]
+    questions += [row["messages"][0]["content"] for row in shipped["sft_train"] + shipped["sft_val"]]
+    assert len(set(questions)) == sum(SPLITS.values())
+    assert [row["extra_info"]["index"] for row in shipped["test"]] == list(range(256))
+    for row in shipped["test"]:
         assert row["extra_info"]["split"] == "test"
         assert row["extra_info"]["category"] in ("sum", "difference", "product")
         truth = row["reward_model"]["ground_truth"]
         score = compute_score(row["data_source"], row["extra_info"]["solution"], truth, row["extra_info"])
         assert score["score"] == 1.0
-    for row in rows["sft_val"]:
+    for row in shipped["sft_val"]:
         assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
 
 
-def test_arithmetic_depends_on_the_seed_alone(tmp_path: Path):
-    arithmetic(tmp_path / "a", "--seed", "5")
-    arithmetic(tmp_path / "b", "--seed", "5")
-    arithmetic(tmp_path / "c", "--seed", "6")
-    for name in ("train", "test", "sft_train", "sft_val"):
-        first, second, other = (read(tmp_path / folder / f"{name}.parquet") for folder in "abc")
-        assert first == second != other
+def test_another_seed_gives_other_problems(tmp_path: Path, shipped: dict[str, list[dict[str, Any]]]):
+    sizes = ["--train", "60", "--test", "20", "--sft-train", "50", "--sft-val", "10"]
+    main(["arithmetic", "--out", str(tmp_path), *sizes, "--seed", "6"])
+    assert all(read(tmp_path / f"{name}.parquet")[:10] != rows[:10] for name, rows in shipped.items())
 
 
 def test_gsm8k_from_local_files(tmp_path: Path):
@@ -105,7 +108,7 @@ def test_math_from_local_files(tmp_path: Path):
     assert written[0]["data_source"] == "DigitalLearningGmbH/MATH-lighteval"
 
 
-def test_simplerl_zoo_prompts_are_built_anew(tmp_path: Path):
+def test_simplerl_zoo_prompts_are_built_from_the_questions(tmp_path: Path):
     template = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
     rows = [
         {

@@ -77,13 +77,7 @@ def test_first_step_is_measured_against_the_batch_itself():
             "reward_manager/phi_min": phi,
             "reward_manager/phi_max": -phi,
             "reward_manager/phi_std": -phi,
-            "reward_manager/performance_scaling_factor_mean": 1.0,
-            "reward_manager/percentage_deviation_mean": 0.0,
-            "reward_manager/diff_2_tendency_mean": 0.5,
-            "reward_manager/weight_effective_rank_diff_2_mean": 0.5,
-            "reward_manager/weight_effective_rank_diff_mean": 0.5,
-            "reward_manager/relative_deviation_effective_rank_diff_2_mean": 0.0,
-            "reward_manager/relative_deviation_effective_rank_diff_mean": 0.0,
+            "reward_manager/scale": 1.0,
         },
         rel=1e-7,
         abs=1e-12,
@@ -126,13 +120,10 @@ def test_plan_b_lets_the_guide_set_the_weights():
     assert result.metrics["reward_manager/layer_1/beta"] == pytest.approx(0.625, rel=1e-6)
     assert result.metrics["reward_manager/layer_1/beta_min"] == 0.5
     assert result.metrics["reward_manager/layer_1/beta_max"] == pytest.approx(0.75, rel=1e-6)
-    assert result.metrics["reward_manager/diff_2_tendency_mean"] == pytest.approx(0.625, rel=1e-6)
-    deviation = result.metrics["reward_manager/percentage_deviation_mean"]
-    assert deviation == pytest.approx(math.log(3) / 4, rel=1e-6)
-    assert result.metrics["reward_manager/relative_deviation_effective_rank_diff_2_mean"] == deviation
-    assert result.metrics["reward_manager/relative_deviation_effective_rank_diff_mean"] == pytest.approx(1.0)
-    assert result.metrics["reward_manager/weight_effective_rank_diff_mean"] == pytest.approx(0.625, rel=1e-6)
-    assert result.metrics["reward_manager/weight_effective_rank_diff_2_mean"] == pytest.approx(0.375, rel=1e-6)
+    assert result.metrics[f"reward_manager/layer_1/{ERA}/deviation"] == pytest.approx(math.log(3) / 4, rel=1e-6)
+    assert result.metrics[f"reward_manager/layer_1/{ERV}/deviation"] == pytest.approx(1.0)
+    assert result.metrics[f"reward_manager/layer_1/{ERV}/weight"] == pytest.approx(0.625, rel=1e-6)
+    assert result.metrics[f"reward_manager/layer_1/{ERA}/weight"] == pytest.approx(0.375, rel=1e-6)
     assert result.metrics[f"reward_manager/layer_1/{ERV}/weight"] == pytest.approx(0.625, rel=1e-6)
 
 
@@ -149,20 +140,21 @@ def test_layers_are_averaged():
     assert both.metrics["reward_manager/phi_std"] == pytest.approx(float((expected[1] - expected[0]).abs() / 2))
 
 
-def test_the_releases_names_tell_of_the_first_layer():
+def test_each_layer_has_its_own_terms():
     manager = RewardManager(config())
     manager.update(torch.zeros(2), measured(layer([1.0, 1.0], [1.0, 1.0]), layer([1.0, 1.0], [1.0, 1.0])))
     result = shape(manager, measured(layer([1.5, 1.5], [1.0, 1.0]), layer([4.0, 4.0], [1.0, 1.0])))
-    assert result.metrics["reward_manager/percentage_deviation_mean"] == pytest.approx(0.5)
+    assert result.metrics[f"reward_manager/layer_1/{ERA}/deviation"] == pytest.approx(0.5)
+    assert result.metrics[f"reward_manager/layer_2/{ERA}/deviation"] == pytest.approx(3.0)
     assert result.metrics["reward_manager/layer_1/phi"] == pytest.approx(0.5 * math.tanh(0.5))
     assert result.metrics["reward_manager/layer_2/phi"] == pytest.approx(0.5 * math.tanh(3.0))
 
 
-def test_baselines_are_logged_once_they_exist():
+def test_there_are_no_baselines_before_the_first_update():
     manager = RewardManager(config())
-    assert manager.baseline_metrics() == {}
+    assert manager.baselines == {}
     manager.update(torch.zeros(2), measured(layer([1.0, 3.0], [5.0, 3.0]), layer([9.0, 9.0], [9.0, 9.0])))
-    assert manager.baseline_metrics() == {f"cal/base_v/{ERA}": 2.0, f"cal/base_v/{ERV}": 4.0}
+    assert manager.baselines == {ERA: 2.0, ERV: 4.0}
 
 
 def test_nan_metrics_carry_no_signal():
@@ -191,7 +183,7 @@ def test_signal_fades_as_the_score_rises(score, factor):
         fading.load_state_dict({"baselines": {}, "ema_score": score})
     result = shape(fading, rank_metrics)
     torch.testing.assert_close(result.phi, 2.0 * factor * shape(fixed, rank_metrics).phi)
-    assert result.metrics["reward_manager/performance_scaling_factor_mean"] == 2.0 * factor
+    assert result.metrics["reward_manager/scale"] == 2.0 * factor
 
 
 def test_switches_are_independent():
@@ -290,8 +282,7 @@ def test_baselines_from_zero_follow_a_step_late():
                 "ema_score": ema_score,
                 "previous_means": {"1": {name: float(values.mean()) for name, values in indicators.items()}},
             }
-            logged = each.baseline_metrics()
-            assert logged == {f"cal/base_v/{name}": baselines.get(name, 0.0) for name in (ERA, ERV)}
+            assert each.baselines == {name: baselines.get(name, 0.0) for name in (ERA, ERV)}
 
 
 def test_the_first_step_from_zero_logs_no_signal():

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import scoring
 
+from verl.config.errors import ConfigError
 from verl.config.signal import RewardScoreConfig
 from verl.rewards import compute_score, use_custom_functions
 from verl.rewards.custom import CustomFunctionError, custom_verdict, load_function
@@ -121,12 +122,12 @@ def test_what_it_may_not_return(returned: object, message: str):
     ],
 )
 def test_a_function_that_cannot_be_used(path: str, message: str):
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         load_function(path)
     assert f"reward_score.custom_functions='{path}': " in str(error.value)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         VerifierPool(config(f"mine={path}"))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         use_custom_functions({"mine": path})
 
 
@@ -134,13 +135,13 @@ def test_a_function_that_cannot_be_used(path: str, message: str):
     "entry", ["", "mine", "mine=", "mine=module", "mine=:f", "mine=module:", "=module:f", "mine=a/b.py:f", "mine=a:b:c"]
 )
 def test_malformed_entries(entry: str):
-    with pytest.raises(ValueError, match=r"custom_functions='.*': must have the form data_source=module:function"):
+    with pytest.raises(ConfigError, match=r"custom_functions='.*': must have the form data_source=module:function"):
         config(entry)
 
 
 def test_one_function_a_source():
     assert config("a/b=c.d:e", "*=c.d:f").paths_of_custom_functions() == {"a/b": "c.d:e", "*": "c.d:f"}
-    with pytest.raises(ValueError, match="custom_functions='a=c:f': a has c:e already; name one"):
+    with pytest.raises(ConfigError, match="custom_functions='a=c:f': a already has c:e; name one function"):
         config("a=c:e", "a=c:f")
 
 
@@ -149,7 +150,7 @@ def test_which_function_scores_a_source():
     assert find_scorer("math", custom) == ("m:exact", True)
     assert find_scorer("unheard of", custom) == ("m:star", True)
     assert find_scorer("gsm8k", {"math": "m:exact"}).is_custom is False
-    with pytest.raises(ValueError, match="data_source='unheard of': must be one of"):
+    with pytest.raises(ConfigError, match="data_source='unheard of': must be one of"):
         find_scorer("unheard of", {"math": "m:exact"})
 
 

@@ -1,5 +1,6 @@
 """A worker that needs no engine."""
 
+import time
 from typing import Any
 
 import torch
@@ -20,3 +21,13 @@ class Laborer:
 
     def multiply(self) -> None:
         torch.ones(8, 8) @ torch.ones(8, 8)
+
+
+class FailingLaborer(Laborer):
+    """The last of two workers cannot be made; the first waits for it."""
+
+    def __init__(self, config: Any, place: WorkerPlace) -> None:
+        super().__init__(config, place)
+        if place.rank == 1:
+            raise RuntimeError("no model here")
+        time.sleep(600)

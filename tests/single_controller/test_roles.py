@@ -1,5 +1,6 @@
 """Batches over real Ray workers: shares, copies, order."""
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 
 from verl.protocol import ConversationBatch
-from verl.single_controller import WorkerGroup, concat
+from verl.single_controller import WorkerGroup, concat, roles
 from verl.single_controller.roles import RoleWorkers
+from verl.workers.hybrid import HybridWorker
+from verl.workers.sft import SFTWorker
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +58,20 @@ def test_an_update_balances_tokens(workers):
     assert RoleWorkers(workers, 2, True).run_update("count_tokens", batch, 2) == first | {"tokens": 36.0}
     with pytest.raises(AssertionError, match="7 rows cannot be split evenly over 4"):
         RoleWorkers(workers, balance=False).run_update("count_tokens", batch[:7], 2)
+
+
+CALLS = {"run", "run_split", "map_rows", "run_update"}
+"""Calls whose first argument names a method of the worker."""
+
+
+def test_workers_have_the_methods_that_roles_call():
+    called: dict[str, set[str]] = {}
+    for cls in ast.parse(Path(roles.__file__).read_text()).body:
+        if isinstance(cls, ast.ClassDef) and cls.name != "RoleWorkers":
+            calls = [node for node in ast.walk(cls) if isinstance(node, ast.Call)]
+            by_name = [call for call in calls if getattr(call.func, "attr", "") in CALLS]
+            called[cls.name] = {ast.literal_eval(call.args[0]) for call in by_name}
+    assert len(called) == 5 and all(called.values())
+    for role, names in called.items():
+        worker = SFTWorker if role == "SFTWorkers" else HybridWorker
+        assert not [name for name in names if not callable(getattr(worker, name, None))], role

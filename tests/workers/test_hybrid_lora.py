@@ -16,7 +16,7 @@ from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config import PPOConfig
 from verl.config.common import LoraConfig
-from verl.data.prompts import PromptSample
+from verl.data.prompts import TokenizedPrompts
 from verl.models.forward import LogprobForward
 from verl.single_controller import WorkerGroup, concat
 
@@ -49,7 +49,7 @@ def workers(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 
 
 @pytest.fixture(scope="module")
-def prompts(config: PPOConfig, tiny_tokenizer) -> PromptSample:
+def prompts(config: PPOConfig, tiny_tokenizer) -> TokenizedPrompts:
     return all_prompts(config, tiny_tokenizer)
 
 
@@ -79,7 +79,7 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, t
     exported = AutoModelForCausalLM.from_pretrained(folder / "actor" / "huggingface").eval()
     scorer = LogprobForward(exported, config.model, "cpu")
     with torch.no_grad():
-        found, _ = scorer.logprobs(
+        found, *_ = scorer.logprobs(
             fresh.input_ids, fresh.attention_mask, fresh.response_mask, config.rollout.temperature
         )
     assert (found - logprobs).abs().max() < 1e-5

@@ -1,1 +1,1 @@
-"""Command lines: what people type, translated to Hydra overrides of the schema at the door."""
+"""Command lines: arguments as users type them, translated to Hydra overrides of the schema."""

@@ -1,4 +1,4 @@
-"""The command line of ``eval.sh`` as people type it, before Hydra reads it."""
+"""The command line of ``eval.sh``, before Hydra reads it."""
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass
@@ -8,22 +8,21 @@ from typing import Any, get_args, get_origin, get_type_hints
 from verl.cli.release_flags import MULTIRUN, FlagError, sort_arguments
 
 LITERAL = ("[", "{", "'", '"', "$")
-"""How a value begins that Hydra is to take as it stands."""
+"""First characters of a value that is passed to Hydra unchanged."""
 
 
 def plain_arguments(arguments: Sequence[str], schema: type) -> list[str]:
-    """``arguments`` with what Hydra would refuse, though its meaning is plain, written as it wants it.
+    """``arguments`` in Hydra's form, where users may write less than Hydra demands.
 
-    ``benchmarks=a,b`` becomes ``benchmarks=[a,b]`` where the option is a list, unless a sweep is asked for;
-    ``runs.mine.path=x``, an entry of a mapping that may be new, becomes ``++runs.mine.path=x``; Hydra's own flags come
-    last.
+    ``benchmarks=a,b`` becomes ``benchmarks=[a,b]`` if the option is a list, except in a sweep; ``runs.mine.path=x``
+    becomes ``++runs.mine.path=x``, because the entry of the mapping may be new; Hydra's own flags come last.
 
     Raises:
         FlagError: a flag that is not Hydra's.
     """
     line = sort_arguments(arguments)
     if line.flags:
-        raise FlagError(f"--{next(iter(line.flags))}: a flag of train.sh; options are set as in model.path=VALUE")
+        raise FlagError(f"--{next(iter(line.flags))}: is a flag of train.sh; set options as in model.path=VALUE")
     sweeps = bool(MULTIRUN & set(line.hydra))
     return [*(_plain(override, schema, sweeps) for override in line.overrides), *line.hydra]
 
@@ -41,7 +40,7 @@ def _plain(override: str, schema: type, sweeps: bool) -> str:
 
 
 def _option(schema: Any, key: str) -> tuple[Any, bool]:
-    """The type of an option, None if there is none of that name; and whether it is an entry of a mapping, or below."""
+    """The type of an option, None if it does not exist; and whether it is in an entry of a mapping."""
     hint, in_mapping = schema, False
     for part in key.split("."):
         if get_origin(hint) is dict:

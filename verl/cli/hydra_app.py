@@ -1,4 +1,4 @@
-"""The command line of the entry points: Hydra's, with wrong overrides explained in one line."""
+"""The command line of the entry points: Hydra's, with one-line messages for wrong overrides."""
 
 import os
 import re
@@ -12,24 +12,25 @@ from hydra.errors import HydraException
 from verl.config.overrides import explain, option_names
 
 RUN_FOLDER = "trainer.default_local_dir"
-"""The option that names the folder of everything a run leaves behind."""
+"""The option that names a run's folder."""
 
 
 def run_hydra(main: Callable[[], None], schema: type) -> None:
-    """Call ``main``, a function decorated by ``hydra.main``; an override that does not fit leaves with one line.
+    """Call ``main``, a function decorated by ``hydra.main``; a wrong override ends the process with one line.
 
-    With ``--multirun``, Hydra calls it once per job, and the folder that Hydra makes for a job becomes its run's.
+    With ``--multirun``, Hydra calls it once per job, and the folder that Hydra creates for a job becomes its run's
+    folder.
 
     Raises:
-        SystemExit: with that line; the overrides could not be composed.
+        SystemExit: with that line, if the overrides cannot be composed.
     """
     if {"-m", "--multirun"} & set(sys.argv) and RUN_FOLDER in option_names(schema, ""):
-        # The config itself cannot say it: outside a sweep Hydra makes no such folder. Before the first override: Hydra
-        # takes them in one piece only, and the user's own choice must win.
+        # The config itself cannot hold this value: outside a sweep Hydra creates no such folder. It is inserted before
+        # the first override, because Hydra expects overrides next to each other and the user's own choice must win.
         overrides = (i for i, word in enumerate(sys.argv) if i and "=" in word and not word.startswith("-"))
         sys.argv.insert(next(overrides, len(sys.argv)), f"{RUN_FOLDER}=${{hydra:runtime.output_dir}}")
     _refuse_values_of_groups(schema)
-    # Hydra would print its own account and leave; with this it raises.
+    # Without this, Hydra prints its own message and exits.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         main()
@@ -38,10 +39,10 @@ def run_hydra(main: Callable[[], None], schema: type) -> None:
 
 
 def _refuse_values_of_groups(schema: type) -> None:
-    """Leave with one line for a group that is given a number or a list, over which Hydra itself stumbles."""
+    """Exit with one line for a group that is set to a number or a list, for which Hydra has no clear message."""
     hints = get_type_hints(schema)
     for word in sys.argv[1:]:
         group, _, value = word.partition("=")
         if is_dataclass(hints.get(group)) and re.fullmatch(r"[-+]?[\d.]+|\[.*\]", value):
             options = ", ".join(f"{group}.{name}" for name in get_type_hints(hints[group]))
-            raise SystemExit(f"error: {group}={value}: names a group of options; set one of {options}")
+            raise SystemExit(f"error: {group}={value}: is a group of options; set one of {options}")

@@ -1,8 +1,8 @@
 """The command line of ``train.sh``: flags of the paper's release, Hydra overrides, and Hydra's own flags.
 
-``python -m verl.cli.release_flags ARGUMENT...`` writes the Hydra command line that they stand for, each argument ended
-by a NUL byte. A flag sets an option to a value; what the release's script set without being asked is left to the
-config, with one exception, ``--model_name``, which starts from the paper's preset.
+``python -m verl.cli.release_flags ARGUMENT...`` prints the equivalent Hydra command line, each argument ended by a NUL
+byte. A flag sets one option. What the release's script set without a flag is left to the config, with one exception:
+``--model_name`` starts from the paper's preset. The release's spellings end here; the schema holds each option once.
 """
 
 import ast
@@ -10,20 +10,23 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from omegaconf import DictConfig
+
 from verl.config.errors import ConfigError
-from verl.config.load import CONFIG_DIR, load_config
+from verl.config.load import CONFIG_DIR, compose_config
 from verl.config.ppo import PPOConfig
+from verl.config.signal import BASE_METRICS
 
 HYDRA_FLAGS_WITH_VALUE = {
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
     "--experimental-rerun",
 }
 HYDRA_INFO = {"all", "config", "defaults", "defaults-tree", "plugins", "searchpath"}
-"""Values that ``--info`` may have, or none."""
+"""Optional values of ``--info``."""
 MULTIRUN = {"--multirun", "-m"}
 HYDRA_FLAGS = {
     *HYDRA_FLAGS_WITH_VALUE,
@@ -33,16 +36,24 @@ HYDRA_FLAGS = {
 }
 
 
+RETIRED_OPTIONS = {
+    "trainer.remove_previous_ckpt",
+    "calculator.svd_niter",
+    "calculator.compute_log_effective_rank",
+}
+"""Former options of the schema; as overrides they mean what the flags of the same names mean."""
+
+
 class FlagError(ValueError):
-    """A command line that cannot be translated; the message names the flag and the mend."""
+    """A command line that cannot be translated; the message names the flag and the fix."""
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Arguments of ``train.sh``, sorted."""
+    """The arguments of ``train.sh``, sorted."""
 
     flags: dict[str, str]
-    """The release's flags with their values; a flag whose value is empty is not given."""
+    """The release's flags with their values; a flag with an empty value counts as not given."""
     overrides: list[str]
     """Hydra overrides."""
     hydra: list[str]
@@ -50,7 +61,7 @@ class CommandLine:
 
     @property
     def keys(self) -> set[str]:
-        """What the overrides override: ``trainer.test_freq``, or a group."""
+        """What the overrides set: an option such as ``trainer.test_freq``, or a group."""
         return {override_key(override) for override in self.overrides}
 
 
@@ -59,27 +70,27 @@ class Flag:
     """One flag of the release."""
 
     becomes: str
-    """What it sets, in Markdown, for TRAINING_CONFIG.md."""
+    """The options that it sets, in Markdown, for TRAINING_CONFIG.md."""
     translate: Callable[[str, CommandLine], list[str]]
-    """From its value, which is not empty, to overrides."""
+    """Turns its value, which is not empty, into overrides."""
     note: str = ""
-    """What the user is told, unless the value is false."""
+    """A note for the user, printed unless the value is false."""
 
 
 def scalar(text: str) -> str:
-    """A number, a boolean in any case, or a word; with commas, several of them for a sweep."""
+    """A number, a boolean in any case, or a word; several of them, separated by commas, are a sweep."""
     return ",".join(_word(part.strip()) for part in text.split(","))
 
 
 def quoted(text: str) -> str:
-    """Text that Hydra takes as it is."""
-    # Within quotes a backslash is itself, except before a quote.
+    """Quoted text, which Hydra takes literally."""
+    # Inside quotes a backslash is literal, except before a quote.
     escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", r"\'")
     return f"'{escaped}'"
 
 
 def listed(text: str) -> str:
-    """A list as Python writes it, ``['a b', 'c']``, as Hydra writes it, ``[a b,c]``, or without brackets, ``40,80``."""
+    """A list in Python's form, ``['a b', 'c']``, in Hydra's, ``[a b,c]``, or without brackets, ``40,80``."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -104,7 +115,7 @@ def _literal(value: object) -> str:
 
 
 def sets(*options: str, convert: Callable[[str], str] = scalar) -> Flag:
-    """A flag that sets ``options`` to its value."""
+    """A flag whose value ``options`` are set to."""
 
     def translate(value: str, line: CommandLine) -> list[str]:
         return [f"{option}={convert(value)}" for option in options]
@@ -112,26 +123,28 @@ def sets(*options: str, convert: Callable[[str], str] = scalar) -> Flag:
     return Flag(", ".join(f"`{option}`" for option in options), translate)
 
 
-def frequency(option: str) -> Flag:
-    """A flag in steps, where the release writes -1 for never."""
-
-    def translate(value: str, line: CommandLine) -> list[str]:
-        return [f"{option}={'0' if value == '-1' else scalar(value)}"]
-
-    return Flag(f"`{option}`; -1 becomes 0: only after the last step", translate)
-
-
 def _plain(markdown: str) -> str:
     return markdown.replace("`", "")
 
 
+def switch(becomes: str, overrides: Sequence[str]) -> Flag:
+    """A flag that sets ``overrides`` if it is true."""
+
+    def translate(value: str, line: CommandLine) -> list[str]:
+        if value.lower() not in ("true", "false"):
+            raise FlagError("must be true or false")
+        return list(overrides) if value.lower() == "true" else []
+
+    return Flag(becomes, translate)
+
+
 def without_effect(reason: str) -> Flag:
-    """A flag that is accepted and changes nothing here."""
+    """A flag that is accepted but has no effect."""
     return Flag(f"no effect: {reason}", lambda value, line: [], f"has no effect: {_plain(reason)}")
 
 
 def refused(unless: Sequence[str], reason: str) -> Flag:
-    """A flag of which only the values ``unless`` are accepted, and set nothing."""
+    """A flag that accepts only the values ``unless``, and sets nothing."""
 
     def translate(value: str, line: CommandLine) -> list[str]:
         if value.lower() not in unless:
@@ -152,8 +165,8 @@ def _model(value: str, line: CommandLine) -> list[str]:
     path = f"{root}/{value}" if root and Path(root, value).is_dir() else value
     overrides = [f"model.path={quoted(path)}"]
     if "preset" not in line.keys:
-        # The embedded task's learning rate would ruin a pretrained model, and the release's script has another.
-        _note("--model_name: what no flag sets is as in configs/preset/paper.yaml; preset=null for the embedded task's")
+        # The embedded task's learning rate would ruin a pretrained model; the release's script uses another.
+        _note("--model_name: other options come from configs/preset/paper.yaml; preset=null uses the embedded task's")
         overrides.insert(0, "preset=paper")
     return overrides
 
@@ -174,7 +187,7 @@ def _estimator(value: str, line: CommandLine) -> list[str]:
 def _critic(value: str, line: CommandLine) -> list[str]:
     estimator = line.flags.get("adv_estimator") or "grpo"
     if {"algorithm", "algorithm.adv_estimator", "experiment"} & line.keys:
-        estimator = "gae"  # or another; then the critic is not loaded whatever its path
+        estimator = "gae"  # or another, which does not load the critic whatever its path
     if "gae" not in estimator.split(","):
         _note(f"--critic_model_path is ignored: {estimator} has no critic; --adv_estimator gae has one")
         return []
@@ -188,27 +201,39 @@ def _experiment_name(value: str, line: CommandLine) -> list[str]:
 
 def _suffix(value: str, line: CommandLine) -> list[str]:
     if line.flags.get("exp_name"):
-        return []  # which appends it
-    chosen = [override for override in line.overrides if override_key(override) == "experiment"]
-    return _experiment_name(load_config(PPOConfig, "ppo_trainer", chosen).trainer.experiment_name, line)
+        return []  # _experiment_name appends it
+    return _experiment_name(_composed(line.overrides, "experiment").trainer.experiment_name, line)
 
 
-CAPTURED = "the hidden states of every response token are measured where they arise, see `calculator.enable`"
+def _composed(overrides: Sequence[str], *keys: str) -> DictConfig:
+    """The config as far as overrides of ``keys`` decide it."""
+    return compose_config(PPOConfig, "ppo_trainer", [o for o in overrides if override_key(o) in keys])
+
+
+def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
+    """``overrides`` with "Log Effective Rank" among ``calculator.metric_indices``."""
+    key = "calculator.metric_indices"
+    config = _composed(overrides, "preset", "experiment", "calculator", key)
+    wanted = [*config.calculator.metric_indices, BASE_METRICS.index("Log Effective Rank")]
+    return [*(o for o in overrides if override_key(o) != key), f"{key}={_literal(list(dict.fromkeys(wanted)))}"]
+
+
+CAPTURED = "the hidden states of all response tokens are always measured, see `calculator.enable`"
 NO_SHEETS = (
-    "the motivation experiment's Excel sheets are not part of this project; `metrics.jsonl` has the rank metrics split "
-    "by correctness"
+    "the motivation experiment's Excel sheets are not part of this project; `metrics.jsonl` has the rank metrics by "
+    "correctness"
 )
 NO_PLOTS = "it belongs to the motivation experiment, see `--motivation_mode`"
 
 FLAGS = {
     "model_name": Flag(
-        "`model.path`: `$HDFS_MODEL_PATH/NAME` where that folder exists, else `NAME`, a folder or hub id; and "
-        "`preset=paper` unless a `preset=` is given",
+        "`model.path`: `$HDFS_MODEL_PATH/NAME` if that folder exists, else `NAME`, a folder or hub id; also "
+        "`preset=paper`, unless a `preset=` is given",
         _model,
     ),
     "dataset_name": Flag(
         "`data.train_files`, `data.val_files`: `train.parquet` and `test.parquet` in `$HDFS_DATA_PATH/NAME`, or in "
-        "`data/NAME` where that variable is not set",
+        "`data/NAME` if that variable is not set",
         _dataset,
     ),
     "train_batch_size": sets("data.train_batch_size"),
@@ -229,20 +254,20 @@ FLAGS = {
     "rollout_gpu_memory_util": sets("rollout.gpu_memory_utilization"),
     "rollout_tp": sets("rollout.tensor_parallel_size"),
     "micro_rollout_batch_size": without_effect("vLLM schedules by itself, see `rollout.max_num_seqs`"),
-    "adv_estimator": Flag("`algorithm`, the group of that name", _estimator),
+    "adv_estimator": Flag("`algorithm`, a file of `configs/algorithm/`", _estimator),
     "kl_coef": sets("algorithm.kl_ctrl.kl_coef"),
-    "critic_model_path": Flag("`critic.model.path`; ignored with a note where no critic is used", _critic),
+    "critic_model_path": Flag("`critic.model.path`; ignored, with a note, if there is no critic", _critic),
     "enable_calculator": sets("calculator.enable"),
     "metric_indices": sets("calculator.metric_indices", convert=listed),
     "metric_indices_add": refused(
-        ["[]"], "metrics of token confidence are not there; those of hidden states are named by `--metric_indices`"
+        ["[]"], "token-level metrics are not supported; choose metrics of hidden states with `--metric_indices`"
     ),
     "diff_stride": sets("calculator.diff_stride"),
-    "compute_log_effective_rank": sets("calculator.compute_log_effective_rank"),
+    "compute_log_effective_rank": switch("adds index 4 to `calculator.metric_indices`", []),
     "zeroth_order_svd_method": sets("calculator.zeroth_order_svd_method"),
     "diff_svd_method": sets("calculator.diff_svd_method"),
     "svd_rank": sets("calculator.svd_rank"),
-    "svd_niter": sets("calculator.svd_niter"),
+    "svd_niter": without_effect("`lowrank` keeps the exact largest singular values, which need no iterations"),
     "diff_calculator_method": sets("calculator.diff_calculator_method"),
     "compute_global_metrics": sets("calculator.compute_global_metrics"),
     "compute_cumulative_global_metrics": sets("calculator.compute_cumulative_global_metrics"),
@@ -263,14 +288,14 @@ FLAGS = {
     "aux_reward_global_weight": sets("reward_manager.aux_reward_global_weight"),
     "aux_fix": sets("reward_manager.aux_fix"),
     "total_epochs": Flag(
-        "`trainer.total_epochs`, and `trainer.total_training_steps=0`, no limit, unless `--total_steps` is given",
+        "`trainer.total_epochs`; also `trainer.total_training_steps=0`, no limit, unless `--total_steps` is given",
         _epochs,
     ),
     "total_steps": sets("trainer.total_training_steps"),
-    "save_freq": frequency("trainer.save_freq"),
+    "save_freq": sets("trainer.save_freq"),
     "except_save": sets("trainer.except_save", convert=listed),
-    "remove_previous_ckpt": sets("trainer.remove_previous_ckpt"),
-    "test_freq": frequency("trainer.test_freq"),
+    "remove_previous_ckpt": switch("`trainer.max_ckpt_to_keep=1`", ["trainer.max_ckpt_to_keep=1"]),
+    "test_freq": sets("trainer.test_freq"),
     "val_before_train": sets("trainer.val_before_train"),
     "val_only": sets("trainer.val_only"),
     "remove_clip": sets("trainer.remove_clip"),
@@ -283,21 +308,22 @@ FLAGS = {
     "plot_layer": without_effect(NO_PLOTS),
     "confidence_k": without_effect(NO_PLOTS),
 }
-"""Every flag of the release: name without dashes -> what becomes of it."""
+"""Every flag of the release: name without dashes -> its translation."""
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
     """The Hydra command line for the arguments of ``train.sh``: overrides, then Hydra's own flags.
 
-    Overrides among the arguments win over flags, wherever they stand. Notes go to stderr.
+    Overrides win over flags, whatever the order of the arguments. Notes go to stderr.
 
     Raises:
-        FlagError: an unknown flag, a missing value, or one that cannot be had.
+        FlagError: an unknown flag, or a missing or unsupported value.
+        ConfigError: an override that does not fit.
     """
-    line = sort_arguments(arguments)
+    line = _without_retired_options(sort_arguments(arguments))
     hydra = {argument.partition("=")[0] for argument in line.hydra}
     if MULTIRUN & hydra and {"--cfg", "-c", "--info", "-i"} & hydra:
-        raise FlagError("--multirun: --cfg and --info are about one configuration; leave out one of the two")
+        raise FlagError("--multirun: --cfg and --info show one configuration; leave out one of the two")
     overrides: dict[str, str] = {}
     for name, value in line.flags.items():
         flag = FLAGS[name]
@@ -308,13 +334,24 @@ def translate(arguments: Sequence[str]) -> list[str]:
         if flag.note and value and value.lower() != "false":
             _note(f"--{name} {value} {flag.note}")
         overrides |= {override_key(override): override for override in translated}
-    # Hydra refuses a group that is chosen twice, so what an override sets is not set by a flag before it. Its parser
-    # takes overrides in one piece only, hence its flags last.
-    return [*(o for key, o in overrides.items() if key not in line.keys), *line.overrides, *line.hydra]
+    # Hydra refuses a group that is chosen twice, so an override replaces the flag. Hydra's parser expects all overrides
+    # next to each other, so its own flags come last.
+    merged = [*(o for key, o in overrides.items() if key not in line.keys), *line.overrides]
+    if line.flags.get("compute_log_effective_rank", "").lower() == "true":
+        merged = _with_log_effective_rank(merged)
+    return [*merged, *line.hydra]
+
+
+def _without_retired_options(line: CommandLine) -> CommandLine:
+    """``line`` with the flags that stand for its retired options."""
+    retired = {override_key(o): o.partition("=")[2] for o in line.overrides if override_key(o) in RETIRED_OPTIONS}
+    overrides = [o for o in line.overrides if override_key(o) not in RETIRED_OPTIONS]
+    flags = line.flags | {key.rpartition(".")[2]: value for key, value in retired.items()}
+    return replace(line, flags=flags, overrides=overrides)
 
 
 def sort_arguments(arguments: Sequence[str]) -> CommandLine:
-    """Tell flags, overrides and Hydra's flags apart.
+    """Separate flags, overrides and Hydra's flags.
 
     Raises:
         FlagError: an unknown flag or a missing value.
@@ -336,17 +373,17 @@ def sort_arguments(arguments: Sequence[str]) -> CommandLine:
             text = value if has_value else _next_value(name, rest)
             line.flags[name.removeprefix("--")] = "" if text.strip() in ("", '""', "''") else text.strip()
         else:
-            raise FlagError(f"{name}: unknown flag{_mend_unknown(name)}")
+            raise FlagError(f"{name}: unknown flag{_hint_for_unknown(name)}")
     return line
 
 
 def override_key(override: str) -> str:
-    """What a Hydra override overrides: ``trainer.test_freq`` of ``++trainer.test_freq=5``."""
+    """The option or group that a Hydra override sets: ``trainer.test_freq`` of ``++trainer.test_freq=5``."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def main() -> None:
-    """Translate ``sys.argv``; exit code 2 and one line on stderr where that cannot be done."""
+    """Translate ``sys.argv``; exit with code 2 and one line on stderr if that is not possible."""
     try:
         arguments = translate(sys.argv[1:])
     except (FlagError, ConfigError) as error:
@@ -361,7 +398,7 @@ def _next_value(name: str, rest: list[str]) -> str:
     return rest.pop(0)
 
 
-def _mend_unknown(name: str) -> str:
+def _hint_for_unknown(name: str) -> str:
     if "." in name:
         return f"; options are set without dashes: {name.lstrip('-')}=VALUE"
     near = _nearest(name, [*(f"--{flag}" for flag in FLAGS), *HYDRA_FLAGS])

@@ -1,22 +1,35 @@
-"""Small checks that every config dataclass uses; each failure names the field, the value and the mend."""
+"""Small checks that every config dataclass uses; each error names the field, the value and the fix."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+from verl.config.errors import ConfigError
 
-def require(condition: bool, field: str, value: object, mend: str) -> None:
-    """Raise ``ValueError("field=value: mend")`` unless ``condition`` holds."""
+
+def require(condition: bool, field: str, value: object, fix: str) -> None:
+    """Raise ``ConfigError("field=value: fix")`` unless ``condition`` holds."""
     if not condition:
-        raise ValueError(f"{field}={value!r}: {mend}")
+        raise ConfigError(f"{field}={value!r}: {fix}")
 
 
 def require_choice(field: str, value: str, choices: Sequence[str]) -> None:
-    """Raise ``ValueError`` naming the choices, and the nearest one, unless ``value`` is among them."""
+    """Raise ``ConfigError`` naming the choices, and the nearest one, unless ``value`` is among them."""
     near = get_close_matches(value, choices, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     require(value in choices, field, value, f"must be one of {', '.join(choices)}{hint}")
 
 
 def require_positive(field: str, value: float) -> None:
-    """Raise ``ValueError`` unless ``value > 0``."""
+    """Raise ``ConfigError`` unless ``value > 0``."""
     require(value > 0, field, value, "must be greater than 0")
+
+
+def require_not_negative(field: str, value: float) -> None:
+    """Raise ``ConfigError`` unless ``value >= 0``."""
+    require(value >= 0, field, value, "must be at least 0")
+
+
+def require_distinct(field: str, values: Sequence[object]) -> None:
+    """Raise ``ConfigError`` for an empty list, and for one that holds a value twice."""
+    require(len(values) > 0, field, values, "name at least one")
+    require(len(set(values)) == len(values), field, values, "name each once")

@@ -1,4 +1,4 @@
-"""The error of everything that a user can fix by changing an option or a file."""
+"""The error for everything that a user can fix by changing an option or a file."""
 
 
 class ConfigError(ValueError):

@@ -5,40 +5,40 @@ The dataclasses are the schema; ``configs/`` holds the values.
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.config.checks import require, require_choice, require_positive
-from verl.config.common import DEVICES, LOGGERS, EngineConfig, require_seed
+from verl.config.checks import require, require_distinct, require_not_negative, require_positive
+from verl.config.common import Device, EngineConfig, Logger, check_divides, require_seed
 from verl.config.load import parse_config
 from verl.config.signal import CalculatorConfig, RewardScoreConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
-"""What may name a folder of results."""
+"""Names that are part of a folder of results."""
 
 LAST = -1
 """Stands for a run's newest checkpoint in ``steps``."""
 
 
 @dataclass(frozen=True)
-class CandidateConfig:
-    """A training run, of which some checkpoints are evaluated, or a model by itself."""
+class TargetConfig:
+    """What to evaluate: checkpoints of a training run, or a model by itself."""
 
     path: str | None
-    """A training run's folder (``trainer.default_local_dir``), one of its ``global_step_N``, or a model: a folder or a
-    hub id. Null: the newest run below ``runs_dir`` that was trained from ``base``."""
+    """A training run's folder (``trainer.default_local_dir``), one of its ``global_step_N``, or a model's folder or hub
+    id. Null: the newest run below ``runs_dir`` that was trained from ``base``."""
     base: str | None
-    """The model of step 0, before training; null: the one that the run's ``config.yaml`` names."""
+    """The model before training, step 0. Null: the one in the run's ``config.yaml``."""
     steps: list[int]
-    """Checkpoints of the run: 0 is the base model, -1 the newest. A model by itself is step 0, whatever stands here."""
+    """Checkpoints of the run: 0 is the base model, -1 the newest. Ignored for a model by itself, which is step 0."""
     template: str
-    """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` is the model's own."""
+    """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` is the model's own chat template."""
     max_response_length: int
-    """Longest response in tokens; generation stops there, and the response counts as truncated."""
+    """Longest response in tokens. Generation stops there, and the response counts as truncated."""
 
     def check(self, prefix: str) -> None:
-        """Raise ``ValueError`` naming ``prefix.<field>`` for values out of range."""
+        """Raise ``ConfigError`` naming ``<prefix>.<field>`` for a value out of range."""
         require(len(self.steps) > 0, f"{prefix}.steps", self.steps, "name at least one; 0 is the base model")
         for step in self.steps:
             require(step >= LAST, f"{prefix}.steps", self.steps, "must be at least 0, or -1 for the newest")
@@ -47,18 +47,18 @@ class CandidateConfig:
 
 @dataclass(frozen=True)
 class BenchmarkDataConfig:
-    """Where problems come from."""
+    """Where the problems come from."""
 
     benchmark_dir: str | None
-    """Folder of benchmark files, ``<name>.jsonl`` or ``<name>/test.jsonl``, which come before the hub; any name will do
-    for a file of your own. Null: the hub alone."""
+    """Folder of benchmark files, ``<name>.jsonl`` or ``<name>/test.jsonl``. They replace the hub's copies; a file of
+    your own may have any name. Null: only the hub."""
     fields: dict[str, dict[str, str]]
-    """Fields that are not recognised: benchmark -> our field, such as ``question`` or ``answer`` (all:
-    ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the file's."""
+    """Names of fields that are not recognised: benchmark -> our name, such as ``question`` or ``answer`` (all:
+    ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the file's name."""
     max_problems: int
-    """Evaluate the first so many problems of each benchmark; -1: all."""
+    """Number of problems to evaluate of each benchmark, from its first; -1: all."""
     few_shot: bool
-    """Put worked examples before each question, in the benchmarks with which the community does so for base models."""
+    """Put worked examples before each question, in the benchmarks where this is usual for base models."""
 
     def __post_init__(self) -> None:
         require(
@@ -79,27 +79,25 @@ class EvaluationEngineConfig(EngineConfig):
 
 @dataclass(frozen=True)
 class EvaluationTrainerConfig:
-    """The workers, and what the evaluation leaves behind."""
+    """The workers and the output."""
 
     project_name: str
-    """Project under which trackers file the evaluation."""
+    """Project of the evaluation in trackers."""
     experiment_name: str
     """Name of the evaluation in trackers, and of its folder."""
     default_local_dir: str | None
-    """Folder of everything the evaluation leaves behind; one that holds the same evaluation, finished or not, is gone
-    on with. Null: ``<runs_dir>/evaluation/<experiment_name>/`` and there a folder named after what is evaluated."""
-    logger: list[str]
-    """Trackers besides ``metrics.jsonl``, which is always written: ``console``, ``tensorboard``, ``wandb``."""
+    """Folder of all output. If it holds the same evaluation, finished or not, that evaluation is resumed. Null: a
+    folder named after what is evaluated, in ``<runs_dir>/evaluation/<experiment_name>/``."""
+    logger: list[Logger]
+    """Trackers, of ``console``, ``tensorboard``, ``wandb``; ``metrics.jsonl`` is always written."""
     nnodes: int
     """Machines of the Ray cluster to use."""
     n_gpus_per_node: int | None
-    """Workers per machine: one per GPU, or that many CPU processes. Null: as many as this machine has GPUs, or 2 CPU
-    processes (1 with a single core), rounded to whole engines."""
+    """Workers per machine: GPUs, or CPU processes. Null: all GPUs of this machine, or 2 CPU processes (1 with a single
+    core), rounded to whole engines."""
 
     def __post_init__(self) -> None:
         _require_name("trainer.experiment_name", self.experiment_name)
-        for name in self.logger:
-            require_choice("trainer.logger", name, LOGGERS)
         require_positive("trainer.nnodes", self.nnodes)
         if self.n_gpus_per_node is not None:
             require_positive("trainer.n_gpus_per_node", self.n_gpus_per_node)
@@ -109,32 +107,32 @@ class EvaluationTrainerConfig:
 class EvaluationConfig:
     """Everything one run of ``verl.trainer.main_eval`` depends on."""
 
-    device: str
-    """``auto`` takes CUDA where there is a GPU, else the CPU; ``cpu`` or ``cuda`` force one."""
+    device: Device
+    """``auto`` uses CUDA if there is a GPU and the CPU otherwise; ``cpu`` and ``cuda`` force one."""
     seed: int
-    """Seed of sampling. Every sample has a random stream of its own, fixed by this, the benchmark, the problem and the
+    """Seed of sampling. Every sample has its own random stream, fixed by this seed, the benchmark, the problem and the
     sample's number."""
     runs_dir: str
-    """Folder below which training runs are looked for, and evaluations are written."""
+    """Folder in which training runs are looked for and evaluations are written."""
     benchmarks: list[str]
-    """Names of benchmarks, of ``verl.evaluation.benchmarks.BENCHMARKS`` or of files in ``data.benchmark_dir``."""
+    """Names of benchmarks in ``verl.evaluation.benchmarks.BENCHMARKS`` or of files in ``data.benchmark_dir``."""
     n_sampling: int
-    """Responses per problem. More than an earlier evaluation in the same folder had: only the missing ones are
-    generated; fewer: the first ones are used."""
+    """Responses per problem. If the folder holds some from an earlier evaluation, only the missing ones are generated;
+    if it holds more, the first ones are used."""
     temperatures: list[float]
-    """Softmax temperatures, each an evaluation of its own; 0 is greedy."""
+    """Sampling temperatures, each evaluated separately; 0 is greedy decoding."""
     top_p: float
-    """Nucleus mass in (0, 1]; 1 keeps the whole distribution."""
+    """Probability mass of nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
     top_k: int
-    """Number of most likely tokens kept; -1 keeps all."""
-    compare_to: str
-    """What differences are against, at the same temperature: ``step0`` of the same run, the ``first`` model named, or
-    ``auto``: step 0 where the run has one, else the first."""
-    model: CandidateConfig
-    """What is evaluated where ``runs`` is empty, and what holds for every run that does not say otherwise."""
-    runs: dict[str, CandidateConfig]
-    """What to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``max_response_length``; what an entry
-    leaves out is as in ``model``."""
+    """Number of most likely tokens to keep; -1 keeps all."""
+    compare_to: Literal["auto", "first", "step0"]
+    """Baseline of differences, at the same temperature: ``step0`` of the same run; the ``first`` model named; or
+    ``auto``, step 0 if the run has one and the first model otherwise."""
+    model: TargetConfig
+    """What is evaluated if ``runs`` is empty, and the defaults of every entry of ``runs``."""
+    runs: dict[str, TargetConfig]
+    """What to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``max_response_length``. An entry takes
+    what it leaves out from ``model``."""
     data: BenchmarkDataConfig
     rollout: EvaluationEngineConfig
     calculator: CalculatorConfig
@@ -142,17 +140,13 @@ class EvaluationConfig:
     trainer: EvaluationTrainerConfig
 
     def __post_init__(self) -> None:
-        require_choice("device", self.device, DEVICES)
         require_seed(self.seed)
-        mend = "name at least one, or choose a set, such as evaluation=embedded"
-        require(len(self.benchmarks) > 0, "benchmarks", self.benchmarks, mend)
-        require(len(self.temperatures) > 0, "temperatures", self.temperatures, "name at least one")
-        for field in ("benchmarks", "temperatures"):
-            values = getattr(self, field)
-            require(len(set(values)) == len(values), field, values, "name each once")
+        fix = "name at least one, or choose a set, such as evaluation=embedded"
+        require(len(self.benchmarks) > 0, "benchmarks", self.benchmarks, fix)
+        require_distinct("benchmarks", self.benchmarks)
+        require_distinct("temperatures", self.temperatures)
         for name in self.benchmarks:
             _require_name("benchmarks", name)
-        require_choice("compare_to", self.compare_to, ["auto", "first", "step0"])
         source = self.calculator.source
         require(source == "rollout", "calculator.source", source, "an evaluation has no actor; set it to rollout")
         self.model.check("model")
@@ -163,32 +157,24 @@ class EvaluationConfig:
         named = bool(self.runs) or self.model.path is not None or self.model.base is not None
         require(named, "model.path", None, "name a training run or a model")
         self._check_sampling()
-        parallel = self.rollout.tensor_parallel_size
-        workers = self.trainer.n_gpus_per_node
-        if workers is not None:
-            require(
-                (self.trainer.nnodes * workers) % parallel == 0,
-                "rollout.tensor_parallel_size",
-                parallel,
-                f"must divide the {self.trainer.nnodes * workers} workers, trainer.nnodes*trainer.n_gpus_per_node",
-            )
+        parallel, trainer = self.rollout.tensor_parallel_size, self.trainer
+        if trainer.n_gpus_per_node is not None:
+            workers = trainer.nnodes * trainer.n_gpus_per_node
+            check_divides("rollout.tensor_parallel_size", parallel, "trainer.nnodes*trainer.n_gpus_per_node", workers)
 
     def _check_sampling(self) -> None:
         require(self.n_sampling >= 1, "n_sampling", self.n_sampling, "must be at least 1")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "must be in (0, 1]")
         require(self.top_k == -1 or self.top_k >= 1, "top_k", self.top_k, "must be -1 or at least 1")
         for temperature in self.temperatures:
-            require(temperature >= 0, "temperatures", temperature, "must be at least 0")
-            alike = temperature == 0 and self.n_sampling > 1
-            mend = "greedy decoding (temperature 0) gives one response; set n_sampling=1"
-            require(not alike, "n_sampling", self.n_sampling, mend)
+            require_not_negative("temperatures", temperature)
+            repeats = temperature == 0 and self.n_sampling > 1
+            fix = "greedy decoding (temperature 0) gives one response; set n_sampling=1"
+            require(not repeats, "n_sampling", self.n_sampling, fix)
 
 
 def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
-    """As ``parse_config``; what an entry of ``runs`` leaves out is taken from ``model``.
-
-    A run that is only a text is its path. Raises ``ConfigError`` as there.
-    """
+    """As ``parse_config``, after every entry of ``runs`` is completed from ``model``; an entry may be only its path."""
     runs: Any = tree.get("runs")
     if OmegaConf.is_dict(runs) and OmegaConf.is_dict(tree.get("model")):
         tree = OmegaConf.create({key: tree._get_node(key) for key in tree})
@@ -196,10 +182,10 @@ def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
     return parse_config(EvaluationConfig, tree)
 
 
-def _completed(run: Any, model: DictConfig) -> DictConfig:
-    own = run if OmegaConf.is_dict(run) else {"path": run}
-    return OmegaConf.create({**OmegaConf.to_container(model), **own})  # type: ignore[dict-item]
+def _completed(run: Any, model: DictConfig) -> dict[str, Any]:
+    defaults: Any = OmegaConf.to_container(model)
+    return {**defaults, **(run if OmegaConf.is_dict(run) else {"path": run})}
 
 
 def _require_name(field: str, name: str) -> None:
-    require(_NAME.fullmatch(name) is not None, field, name, "names a folder: letters, digits and . _ + - only")
+    require(_NAME.fullmatch(name) is not None, field, name, "must name a folder: only letters, digits and . _ + -")

@@ -1,4 +1,4 @@
-"""From Hydra's untyped tree to the frozen dataclasses: the one place where a config is parsed and checked."""
+"""From Hydra's untyped tree to the frozen dataclasses: the only place where a config is parsed and checked."""
 
 import math
 from collections.abc import Sequence
@@ -6,23 +6,24 @@ from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from verl.config.checks import require_choice
 from verl.config.common import RunConfig
 from verl.config.errors import ConfigError
 from verl.config.overrides import explain
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
-"""The folder of the shipped YAML files: in an installed package inside it, in a checkout beside it."""
+"""The folder of the shipped YAML files: inside an installed package, beside it in a checkout."""
 
 LOCK = ".lock"
-"""File by which a process holds a run's folder; empty, and no sign of a run."""
+"""Empty file by which a process locks a run's folder; a folder with nothing else is free."""
 
 ConfigT = TypeVar("ConfigT")
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
@@ -36,44 +37,48 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
         ConfigError: for an unknown or missing key, a value of the wrong type, or an inconsistent combination.
     """
     try:
-        config: ConfigT = _build(schema, OmegaConf.to_container(tree, resolve=True, throw_on_missing=True), "")
-        return config
-    except ConfigError:
-        raise
+        values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key}: {_NO_VALUE}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    config: ConfigT = _build(schema, values, "")
+    return config
+
+
+def compose_config(schema: type, name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """Compose ``configs/<name>.yaml`` with Hydra ``overrides``, without parsing it.
+
+    Raises:
+        ConfigError: for an override that does not fit.
+    """
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        try:
+            return compose(name, overrides=list(overrides))
+        except HydraException as error:
+            raise ConfigError(explain(error, schema)) from error
 
 
 def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ()) -> ConfigT:
     """Compose ``configs/<name>.yaml`` with Hydra ``overrides`` and parse it into ``schema``.
 
     Raises:
-        ConfigError: as ``parse_config``.
+        ConfigError: as ``compose_config`` and ``parse_config``.
     """
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        try:
-            tree = compose(name, overrides=list(overrides))
-        except HydraException as error:
-            raise ConfigError(explain(error, schema)) from error
-    return parse_config(schema, tree)
+    return parse_config(schema, compose_config(schema, name, overrides))
 
 
 def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
-    """As ``parse_config``, and checks that the model and the data are there and the run's folder may be used.
+    """As ``parse_config``; also checks that the model and the data exist and that the run may use its folder.
 
     Raises:
-        ConfigError: as ``parse_config``; a file or model that is missing; a folder that holds what this run does not go
-            on with.
+        ConfigError: as ``parse_config``; a file or model is missing; the folder holds something this run cannot resume.
     """
     config: Any = parse_config(schema, tree)
     require_model("model.path", config.model.path)
     _require_files("data.train_files", config.data.train_files)
     _require_files("data.val_files", config.data.val_files)
-    _require_run_folder("trainer.default_local_dir", config.trainer)
+    _require_run_folder(config.trainer)
     # Workers on a cluster have working directories of their own.
     folder = str(Path(config.trainer.default_local_dir).resolve())
     config = replace(config, model=_absolute(config.model), trainer=replace(config.trainer, default_local_dir=folder))
@@ -94,50 +99,57 @@ def _absolute(model: Any) -> Any:
 def _require_files(field: str, paths: Sequence[str]) -> None:
     for path in paths:
         if not Path(path).is_file():
-            raise ConfigError(f"{field}={path!r}: no such file; `bash train.sh` makes the embedded data, or set it")
+            raise ConfigError(
+                f"{field}={path!r}: no such file; restore the shipped data with `git checkout data`, make other data "
+                "with scripts/prepare_data.py, or set it"
+            )
 
 
-def _require_run_folder(field: str, trainer: RunConfig) -> None:
-    """No run may overwrite another: the folder is new, or of the run that ``trainer.resume_mode`` goes on with.
+def _require_run_folder(trainer: RunConfig) -> None:
+    """Check that no run is overwritten: the folder is new, or holds the run that ``trainer.resume_mode`` resumes.
 
     A run that ended before its first checkpoint has nothing to overwrite.
     """
     folder = Path(trainer.default_local_dir)
-    if folder.is_dir() and all(map(_says_nothing, folder.iterdir())) or not folder.exists():
+    if not folder.exists() or (folder.is_dir() and all(map(_is_temporary, folder.iterdir()))):
         return
-    start = f"{field}={trainer.default_local_dir!r}"
-    other = "name another folder or remove it"
-    source = Path(trainer.resume_from_path).resolve().parent if trainer.resume_from_path else None
+    field = f"trainer.default_local_dir={trainer.default_local_dir!r}"
+    fix = "name another folder or remove it"
     if trainer.resume_mode == "disable":
-        raise ConfigError(f"{start}: already holds a run; {other}")
+        raise ConfigError(f"{field}: already holds a run; {fix}")
     if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"{start}: already holds something that is no run, without a config.yaml; {other}")
+        raise ConfigError(f"{field}: already exists and is not a run folder (it has no config.yaml); {fix}")
+    source = Path(trainer.resume_from_path).resolve().parent if trainer.resume_from_path else None
     holds_results = (folder / "summary.json").exists() or any(folder.glob("global_step_*"))
     if trainer.resume_mode == "path" and source != folder.resolve() and holds_results:
         raise ConfigError(
-            f"{start}: already holds another run than trainer.resume_from_path={trainer.resume_from_path!r}; name "
-            "another folder, or go on with that run by trainer.resume_mode=auto trainer.resume_from_path=null"
+            f"{field}: already holds a run other than that of trainer.resume_from_path={trainer.resume_from_path!r}; "
+            "name another folder, or resume this run with trainer.resume_mode=auto trainer.resume_from_path=null"
         )
 
 
-def _says_nothing(path: Path) -> bool:
-    """Whether an entry of a run's folder is no sign of a run: its lock, or what was being written as it was killed."""
+def _is_temporary(path: Path) -> bool:
+    """Whether an entry of a run's folder is its lock, or was being written when the run was killed."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".unfinished"))
 
 
 def require_model(field: str, path: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` for a folder without a model; a hub id (``owner/name``) passes."""
+    """Raise ``ConfigError`` naming ``field`` for a folder without a model; a hub id (``owner/name``) is accepted.
+
+    A name below ``data/`` is a folder even if that is missing: the shipped model lies there.
+    """
     folder = Path(path)
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
+    hub_id = hub_id and folder.parts[0] != "data"
     if not hub_id and not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{field}={path!r}: no config.json there; `bash train.sh` makes the embedded model, or name a folder "
-            "saved by save_pretrained or a hub id such as Qwen/Qwen2.5-1.5B"
+            f"{field}={path!r}: no config.json there; restore the shipped model with `git checkout data`, or name a "
+            "folder saved by save_pretrained or a hub id such as Qwen/Qwen2.5-1.5B"
         )
 
 
 def _build(schema: Any, values: Any, path: str) -> Any:
-    """Build the dataclass ``schema`` from a mapping; ``path`` is the dotted name of that mapping."""
+    """Build the dataclass ``schema`` from a mapping whose dotted name is ``path``."""
     if not isinstance(values, dict):
         raise ConfigError(f"{path}={values!r}: must be a group of options: {_names(schema)}")
     prefix = f"{path}." if path else ""
@@ -145,23 +157,24 @@ def _build(schema: Any, values: Any, path: str) -> Any:
     for key, value in values.items():
         if key not in hints:
             near = get_close_matches(str(key), list(hints), n=1)
-            mend = f"did you mean {prefix}{near[0]}?" if near else f"known here: {_names(schema)}"
-            raise ConfigError(f"{prefix}{key}={value!r}: unknown key; {mend}")
+            fix = f"did you mean {prefix}{near[0]}?" if near else f"known here: {_names(schema)}"
+            raise ConfigError(f"{prefix}{key}={value!r}: unknown key; {fix}")
     for key in hints:
         if key not in values:
             raise ConfigError(f"{prefix}{key}: {_NO_VALUE}")
     converted = {key: _convert(hint, values[key], f"{prefix}{key}") for key, hint in hints.items()}
     try:
         return schema(**converted)
-    except ValueError as error:
-        # A group that stands in several places names itself alone: "optim.lr" is actor.optim.lr of the main job.
+    except ConfigError as error:
+        # A group that is used in several places knows only its own name: "optim.lr" is actor.optim.lr of the main job.
         parent, _, group = path.rpartition(".")
-        full = f"{parent}.{error}" if parent and str(error).startswith(f"{group}.") else str(error)
-        raise ConfigError(full) from error
+        if parent and str(error).startswith(f"{group}."):
+            raise ConfigError(f"{parent}.{error}") from error
+        raise
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
-    """Check ``value`` against the type ``hint``; integers pass as floats, a lone element passes as a list of one."""
+    """Check ``value`` against the type ``hint``; an integer is accepted as a float, one element as a list of one."""
     if get_origin(hint) is UnionType:  # X | None
         (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
         return None if value is None else _convert(inner, value, path)
@@ -176,6 +189,9 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             raise ConfigError(f"{path}={value!r}: must be a mapping, name: value")
         _, item = get_args(hint)
         return {str(key): _convert(item, entry, f"{path}.{key}") for key, entry in value.items()}
+    if get_origin(hint) is Literal:
+        require_choice(path, _convert(str, value, path), get_args(hint))
+        return value
     if hint is float and type(value) in (int, float):
         if not math.isfinite(value):
             raise ConfigError(f"{path}={value!r}: must be a finite number")

@@ -1,4 +1,4 @@
-"""Hydra overrides that do not fit the schema, explained in one line."""
+"""One-line explanations of Hydra overrides that do not fit the schema."""
 
 from collections.abc import Iterator
 from dataclasses import is_dataclass
@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 
 def explain(error: HydraException, schema: type) -> str:
-    """The key that does not exist, with the nearest one that does; or Hydra's own first line."""
+    """The unknown key with the nearest known one, or Hydra's own message in one line."""
     cause = error.__cause__
     key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
     if not key:
@@ -19,12 +19,12 @@ def explain(error: HydraException, schema: type) -> str:
     siblings = [known.rpartition(".")[2] for known in option_names(schema, "") if known.rpartition(".")[0] == group]
     prefix = f"{group}." if group else ""
     near = get_close_matches(name, siblings, n=1)
-    mend = f"did you mean {prefix}{near[0]}?" if near else f"known there: {', '.join(siblings)}"
-    return f"{key}: unknown key; {mend}"
+    fix = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(siblings)}"
+    return f"{key}: unknown key; {fix}"
 
 
 def option_names(schema: Any, prefix: str) -> Iterator[str]:
-    """Dotted names of every option below ``schema``."""
+    """Dotted names of all options in ``schema``."""
     for name, hint in get_type_hints(schema).items():
         yield f"{prefix}{name}"
         if is_dataclass(hint):

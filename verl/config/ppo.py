@@ -1,13 +1,14 @@
 """Configuration of ``verl.trainer.main_ppo``: the schema of ``configs/ppo_trainer.yaml``.
 
-The dataclasses are the schema; ``configs/`` holds the values.
+The dataclasses are the schema, ``configs/`` holds the values.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
-from verl.config.checks import require, require_choice, require_positive
+from verl.config.checks import require, require_not_negative, require_positive
 from verl.config.common import (
-    DEVICES,
+    Device,
     EngineConfig,
     ModelConfig,
     OptimConfig,
@@ -19,14 +20,12 @@ from verl.config.common import (
 )
 from verl.config.signal import (
     GROUP_ESTIMATORS,
-    KL_TYPES,
     AlgorithmConfig,
     CalculatorConfig,
+    KLType,
     RewardManagerConfig,
     RewardScoreConfig,
 )
-
-LOSS_AGG_MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
 @dataclass(frozen=True)
@@ -36,21 +35,22 @@ class DataConfig:
     train_files: list[str]
     """Parquet files of training prompts in veRL's record layout."""
     val_files: list[str]
-    """Parquet files of validation prompts; may be empty, then nothing is validated."""
+    """Parquet files of validation prompts; without any, nothing is validated."""
     train_batch_size: int
     """Prompts per training step, over all workers."""
     val_batch_size: int
     """Prompts per validation batch, over all workers."""
     val_sample_size: int
-    """Validate on this many prompts, drawn once by ``seed``; -1: on all."""
+    """Validate on this many prompts, drawn once with ``seed``; -1: on all."""
     max_prompt_length: int
     """Longest prompt in tokens, chat template included."""
     max_response_length: int
     """Longest response in tokens; generation stops there."""
-    truncation: str
-    """A prompt that is too long: ``error`` stops before training, ``left`` drops its head, ``right`` its tail."""
+    truncation: Literal["error", "left", "right"]
+    """What to do with a prompt that is too long: ``error`` ends the run before training, ``left`` drops the first
+    tokens, ``right`` the last."""
     shuffle: bool
-    """Draw training prompts in a new random order each epoch, fixed by ``seed``."""
+    """Read the training prompts in a new random order each epoch, fixed by ``seed``."""
 
     def __post_init__(self) -> None:
         require(len(self.train_files) > 0, "data.train_files", self.train_files, "name at least one parquet file")
@@ -62,7 +62,6 @@ class DataConfig:
             self.val_sample_size,
             "must be -1 or at least 1",
         )
-        require_choice("data.truncation", self.truncation, ["error", "left", "right"])
 
 
 @dataclass(frozen=True)
@@ -70,49 +69,51 @@ class ActorConfig:
     """The policy update."""
 
     ppo_mini_batch_size: int
-    """Prompts per optimizer step, over all workers; divides ``data.train_batch_size``."""
+    """Prompts per optimizer step, over all workers; must divide ``data.train_batch_size``."""
     ppo_epochs: int
-    """Passes over one rollout batch."""
+    """Passes over each rollout batch."""
     micro_batch_size_per_gpu: int
-    """Responses per forward and backward on one worker; changes memory and speed, never the gradient."""
+    """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient."""
     log_prob_micro_batch_size_per_gpu: int
-    """Responses per forward on one worker where only log-probabilities are needed, of the policy or the reference."""
+    """Responses per forward pass on one worker when only log-probabilities are computed, of the policy or the
+    reference."""
     use_dynamic_bsz: bool
-    """Form micro-batches by their number of tokens in place of responses, and balance tokens over workers. The gradient
-    does not depend on it."""
+    """Fill micro-batches by their number of tokens instead of responses, and balance tokens over workers. Does not
+    change the gradient."""
     ppo_max_token_len_per_gpu: int
-    """Most tokens, prompt and response, per forward and backward on one worker with ``use_dynamic_bsz``. The
-    ``model.ulysses_sequence_parallel_size`` workers that share sequences hold so many times that; at least one whole
+    """Most tokens, prompt and response, per forward and backward pass on one worker with ``use_dynamic_bsz``. Workers
+    that split sequences (``model.ulysses_sequence_parallel_size``) add up; together they hold at least one whole
     sequence."""
     log_prob_max_token_len_per_gpu: int
-    """The same where only log-probabilities are needed."""
-    policy_loss: str
-    """Policy loss, a key of ``verl.algorithms.losses.POLICY_LOSSES``: ``ppo_clip``; ``gspo`` clips the ratio of whole
-    responses; ``cispo`` weighs the log-probability of every token by the clipped ratio."""
+    """The same when only log-probabilities are computed."""
+    policy_loss: Literal["ppo_clip", "gspo", "cispo"]
+    """``ppo_clip`` clips the probability ratio of each token, ``gspo`` that of the whole response; ``cispo`` weights
+    the log-probability of each token by its clipped ratio."""
     clip_ratio_low: float
-    """The probability ratio is clipped below at 1 - ``clip_ratio_low``, in (0, 1]."""
+    """Lower clip of the probability ratio: 1 - ``clip_ratio_low``, in (0, 1]."""
     clip_ratio_high: float
-    """The probability ratio is clipped above at 1 + ``clip_ratio_high``."""
+    """Upper clip of the probability ratio: 1 + ``clip_ratio_high``."""
     clip_ratio_c: float | None
     """Dual clip of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
-    -``clip_ratio_c`` * A; null: no such bound."""
-    loss_agg_mode: str
-    """How token losses become one number: ``token-mean`` over all response tokens of the optimizer step;
-    ``seq-mean-token-mean`` the mean over responses of each one's mean; ``seq-mean-token-sum`` of each one's sum;
-    ``seq-mean-token-sum-norm`` of each one's sum over ``data.max_response_length`` (Dr.GRPO)."""
+    -``clip_ratio_c`` * A; null: no bound."""
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+    """How token losses become one number. ``token-mean``: the mean over all response tokens of the optimizer step;
+    ``seq-mean-token-mean``: the mean over responses of each one's mean; ``seq-mean-token-sum``: of each one's sum;
+    ``seq-mean-token-sum-norm``: of each one's sum, divided by ``data.max_response_length`` (Dr.GRPO)."""
     entropy_coeff: float
     """Weight of the entropy bonus in the loss, at least 0."""
-    tis_level: str
-    """Truncated importance sampling against the mismatch between the rollout engine's and the trainer's probabilities:
-    ``none``; ``token`` or ``sequence`` weighs a token's loss by the ratio of the token or of its whole response."""
+    tis_level: Literal["none", "token", "sequence"]
+    """Truncated importance sampling, which corrects for the mismatch between the probabilities of the rollout engine
+    and of the trainer: ``none``; ``token`` or ``sequence`` weights a token's loss by the ratio of the token or of its
+    whole response."""
     tis_cap: float
-    """Largest such weight, above 0."""
+    """Largest weight of ``tis_level``, above 0."""
     use_kl_loss: bool
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: float
-    """Weight of the KL divergence in the loss."""
-    kl_loss_type: str
-    """KL estimator, a key of ``verl.algorithms.kl.KL_ESTIMATORS``: ``kl``, ``abs``, ``mse`` or ``low_var_kl``."""
+    """Weight of the KL divergence in the loss, at least 0."""
+    kl_loss_type: KLType
+    """Estimator of that divergence: ``kl``, ``abs``, ``mse`` or ``low_var_kl``."""
     optim: OptimConfig
 
     def __post_init__(self) -> None:
@@ -125,29 +126,21 @@ class ActorConfig:
             "log_prob_max_token_len_per_gpu",
         ):
             require_positive(f"actor.{field}", getattr(self, field))
-        require_choice("actor.policy_loss", self.policy_loss, ["ppo_clip", "gspo", "cispo"])
         require(0 < self.clip_ratio_low <= 1, "actor.clip_ratio_low", self.clip_ratio_low, "must be in (0, 1]")
         require_positive("actor.clip_ratio_high", self.clip_ratio_high)
-        require(self.kl_loss_coef >= 0, "actor.kl_loss_coef", self.kl_loss_coef, "must be at least 0")
-        require_choice("actor.kl_loss_type", self.kl_loss_type, KL_TYPES)
+        require_not_negative("actor.kl_loss_coef", self.kl_loss_coef)
         if self.clip_ratio_c is not None:
-            require(self.clip_ratio_c > 1, "actor.clip_ratio_c", self.clip_ratio_c, "must be above 1, or null")
-            require(
-                self.policy_loss == "ppo_clip",
-                "actor.clip_ratio_c",
-                self.clip_ratio_c,
-                "is for ppo_clip alone; set null",
-            )
-        require_choice("actor.loss_agg_mode", self.loss_agg_mode, LOSS_AGG_MODES)
-        require(self.entropy_coeff >= 0, "actor.entropy_coeff", self.entropy_coeff, "must be at least 0")
-        require_choice("actor.tis_level", self.tis_level, ["none", "token", "sequence"])
+            field, clip = "actor.clip_ratio_c", self.clip_ratio_c
+            require(clip > 1, field, clip, "must be above 1, or null")
+            require(self.policy_loss == "ppo_clip", field, clip, f"{self.policy_loss} has no dual clip; set it to null")
+        require_not_negative("actor.entropy_coeff", self.entropy_coeff)
         require_positive("actor.tis_cap", self.tis_cap)
 
 
 def check_sampling(prefix: str, n: int, temperature: float, top_p: float, top_k: int) -> None:
-    """Raise ``ValueError`` naming ``prefix.<field>`` for sampling options out of range."""
+    """Raise ``ConfigError`` naming ``prefix.<field>`` for sampling options out of range."""
     require(n >= 1, f"{prefix}.n", n, "must be at least 1")
-    require(temperature >= 0, f"{prefix}.temperature", temperature, "must be at least 0")
+    require_not_negative(f"{prefix}.temperature", temperature)
     require(0 < top_p <= 1, f"{prefix}.top_p", top_p, "must be in (0, 1]")
     require(top_k == -1 or top_k >= 1, f"{prefix}.top_k", top_k, "must be -1 or at least 1")
     require(temperature > 0 or n == 1, f"{prefix}.n", n, "greedy decoding (temperature=0) gives one response; set n=1")
@@ -155,7 +148,7 @@ def check_sampling(prefix: str, n: int, temperature: float, top_p: float, top_k:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How responses are drawn."""
+    """How responses are sampled."""
 
     n: int
     """Responses per prompt."""
@@ -172,37 +165,34 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class ReferenceConfig:
-    """The reference policy, the model before training; held where a KL divergence is asked for. With LoRA it is the
-    policy without its adapters."""
+    """The reference policy: the model before training, loaded if a KL divergence is used. With LoRA it is the policy
+    without its adapters."""
 
     param_offload: bool
-    """Keep its parameters in the host's memory while they are not used. Gains nothing on a CPU; with LoRA there are
-    none, and ``model.fsdp.param_offload`` counts."""
+    """Keep its parameters in host memory while they are not used. Saves nothing on a CPU. With LoRA it has no
+    parameters of its own, and ``model.fsdp.param_offload`` decides."""
 
 
 @dataclass(frozen=True)
 class RolloutConfig(EngineConfig):
     """The engine that samples responses inside each worker."""
 
-    name: str
-    """``vllm``; or ``hf``: the policy itself through ``transformers``, slower, for models that vLLM has no classes of
-    its own for. It computes in ``model.param_dtype``, with the whole policy on every worker while it generates, and
-    decodes ``max_num_seqs`` responses at a time, each batch until its last response has ended."""
+    name: Literal["vllm", "hf"]
+    """``vllm``; or ``hf``: the policy itself through ``transformers``, slower, for models that vLLM does not implement.
+    ``hf`` computes in ``model.param_dtype``, holds the whole policy on every worker while it generates, and decodes
+    batches of ``max_num_seqs`` responses, each until its last response ends."""
     free_cache_engine: bool
-    """Let go of the engine's weights and KV cache while the models learn (vLLM's sleep mode, level 2); they come back
-    with the next weights. GPU only; nothing changes on a CPU."""
+    """Free the engine's weights and KV cache while the models learn (vLLM's sleep mode, level 2); the next weight sync
+    restores them. GPU only; no effect on a CPU."""
     stop_token_ids: list[int]
-    """Tokens that end a response besides those of the tokenizer and of the model's ``generation_config.json``."""
+    """Tokens that end a response, besides those of the tokenizer and of the model's ``generation_config.json``."""
     n: int
     """Responses per training prompt."""
     temperature: float
-    """Softmax temperature of training rollouts, above 0. Log-probabilities are those of the sampled distribution."""
+    """Softmax temperature of training rollouts, above 0. Log-probabilities are those at this temperature."""
     top_p: float
-    """Nucleus mass of training rollouts in (0, 1]; 1 keeps the whole distribution.
-
-    The trainer's own log-probabilities know the temperature alone: below 1, ``rollout/logprob_abs_diff`` shows the
-    truncation.
-    """
+    """Nucleus mass of training rollouts in (0, 1]; 1 keeps the whole distribution. The trainer's log-probabilities take
+    only the temperature into account: below 1, ``rollout/logprob_abs_diff`` shows the truncation."""
     top_k: int
     """Number of most likely tokens kept in training rollouts; -1 keeps all."""
     val_kwargs: SamplingConfig
@@ -215,31 +205,36 @@ class RolloutConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice("rollout.name", self.name, ["vllm", "hf"])
         check_sampling("rollout", self.n, self.temperature, self.top_p, self.top_k)
-        require(self.temperature > 0, "rollout.temperature", self.temperature, "training samples; set it above 0")
+        require(
+            self.temperature > 0,
+            "rollout.temperature",
+            self.temperature,
+            "training needs sampling; set it above 0",
+        )
 
 
 @dataclass(frozen=True)
 class CriticConfig:
-    """The critic of ``algorithm.adv_estimator=gae``, and how it learns; not loaded by the other estimators."""
+    """The critic of ``algorithm.adv_estimator=gae``, and how it learns; other estimators do not load it."""
 
     model: ModelConfig
     """A causal language model with the policy's tokenizer, whose output head is replaced by a value head that starts at
-    0; or a saved critic or reward model, whose head is kept. Its architecture needs a token classification form in
-    ``transformers`` whose head is called ``score``, as Llama, Mistral and Qwen have."""
+    0; or a saved critic or reward model, whose head is kept. ``transformers`` must have a token classification class of
+    its architecture whose head is called ``score``, as for Llama, Mistral and Qwen."""
     ppo_mini_batch_size: int
-    """Prompts per optimizer step, over all workers; divides ``data.train_batch_size``."""
+    """Prompts per optimizer step, over all workers; must divide ``data.train_batch_size``."""
     ppo_epochs: int
-    """Passes over one rollout batch."""
+    """Passes over each rollout batch."""
     micro_batch_size_per_gpu: int
-    """Responses per forward and backward on one worker; changes memory and speed, never the gradient."""
+    """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient."""
     use_dynamic_bsz: bool
-    """Form micro-batches by their number of tokens in place of responses, and balance tokens over workers."""
+    """Fill micro-batches by their number of tokens instead of responses, and balance tokens over workers."""
     ppo_max_token_len_per_gpu: int
-    """Most tokens, prompt and response, per forward on one worker with ``use_dynamic_bsz``; as the actor's."""
+    """Most tokens, prompt and response, per forward pass on one worker with ``use_dynamic_bsz``; as the actor's."""
     cliprange_value: float
-    """A value moves at most this far from its old one before its loss stops counting, in units of reward, above 0."""
+    """Clip range of the value loss, in units of reward, above 0: a value farther from its old one is not pushed
+    further."""
     optim: OptimConfig
 
     def __post_init__(self) -> None:
@@ -255,23 +250,23 @@ class CriticConfig:
 
 @dataclass(frozen=True)
 class RewardModelConfig:
-    """A learned reward model beside the verifiers' rules."""
+    """A learned reward model, used together with the verifiers."""
 
     enable: bool
     """Load it, and add its score to the verifier's."""
     model: ModelConfig
-    """A sequence classification model with one output (``AutoModelForSequenceClassification``, ``num_labels=1``), of an
-    architecture whose head is called ``score``, as Llama's, Mistral's and Qwen's. Its own tokenizer and chat template
-    are used, so that it need not be a relative of the policy. ``none`` stands for no model."""
+    """A sequence classification model with one output (``AutoModelForSequenceClassification``, ``num_labels=1``) whose
+    head is called ``score``, as in Llama, Mistral and Qwen. It uses its own tokenizer and chat template, so it may be
+    of another family than the policy. ``none``: no model."""
     micro_batch_size_per_gpu: int
-    """Responses per forward on one worker; changes memory and speed, never the scores."""
+    """Responses per forward pass on one worker; changes memory and speed, never the scores."""
     max_length: int
-    """Most tokens it reads of prompt and response, in its own tokenizer; longer ones lose their head."""
+    """Most tokens of prompt and response, by its own tokenizer; longer texts lose their first tokens."""
     rule_weight: float
-    """Weight of the verifier's score in what a response earns. At 0 the reward model alone is learned from; verifiers
-    still say what is correct, in the log and for ``algorithm.filter_groups``."""
+    """Weight of the verifier's score in the reward. At 0 the policy learns from the reward model alone; verifiers still
+    decide what is correct, in the log and for ``algorithm.filter_groups``."""
     weight: float
-    """Weight of the reward model's score."""
+    """Weight of the reward model's score in the reward."""
 
     def __post_init__(self) -> None:
         for field in ("micro_batch_size_per_gpu", "max_length"):
@@ -287,30 +282,36 @@ class TrainerConfig(RunConfig):
     val_before_train: bool
     """Validate the initial policy (step 0)."""
     val_only: bool
-    """Validate the initial policy and end."""
+    """Validate the initial policy, or the one resumed from, and end the run."""
     except_save: list[int]
-    """Further steps after which a checkpoint is saved, besides those of ``save_freq``."""
-    remove_previous_ckpt: bool
-    """As ``max_ckpt_to_keep=1``. Those of ``except_save`` are kept in either case."""
+    """Further steps to save a checkpoint after, besides those of ``save_freq``; ``max_ckpt_to_keep`` never removes
+    these."""
     critic_warmup: int
-    """First steps in which the critic learns alone and the policy stays as it is; ``gae`` only."""
+    """Number of first steps in which only the critic learns; ``gae`` only."""
     remove_clip: bool
-    """Responses cut at ``data.max_response_length`` have no share in the losses. They still count in the statistics of
-    their group and in the logs."""
+    """Leave responses that were cut at ``data.max_response_length`` out of the losses. They still count in the
+    statistics of their group and in the logs."""
+    log_release_names: bool
+    """Also log metrics under the names of the paper's release; docs/metrics.md lists them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.critic_warmup >= 0, "trainer.critic_warmup", self.critic_warmup, "must not be negative")
+        require_not_negative("trainer.critic_warmup", self.critic_warmup)
         positive = all(step > 0 for step in self.except_save)
         require(positive, "trainer.except_save", self.except_save, "steps are counted from 1")
+
+    def saves_nothing(self, total_steps: int) -> bool:
+        """Whether a training run of ``total_steps`` ends without a checkpoint."""
+        saves = self.val_only or any(step <= total_steps for step in self.except_save)
+        return super().saves_nothing(total_steps) and not saves
 
 
 @dataclass(frozen=True)
 class PPOConfig:
     """Everything one run of ``verl.trainer.main_ppo`` depends on."""
 
-    device: str
-    """``auto`` takes CUDA with nccl where there is a GPU, else the CPU with gloo; ``cpu`` or ``cuda`` force one."""
+    device: Device
+    """``auto``: CUDA with nccl if there is a GPU, else the CPU with gloo; ``cpu`` and ``cuda`` force one."""
     seed: int
     """Seed of every random choice: prompt order, sampling, initialisation."""
     data: DataConfig
@@ -327,7 +328,6 @@ class PPOConfig:
     trainer: TrainerConfig
 
     def __post_init__(self) -> None:
-        require_choice("device", self.device, DEVICES)
         require_seed(self.seed)
         n, batch, mini = self.rollout.n, self.data.train_batch_size, self.actor.ppo_mini_batch_size
         workers = self.trainer.world_size
@@ -352,12 +352,11 @@ class PPOConfig:
             bool(self.data.val_files) or not self.trainer.val_only,
             "trainer.val_only",
             True,
-            "there is nothing to validate on; set data.val_files",
+            "there are no validation prompts; set data.val_files",
         )
         if self.algorithm.filter_groups.enable:
-            require(
-                n >= 2, "rollout.n", n, "algorithm.filter_groups compares the responses to a prompt; set it above 1"
-            )
+            fix = "algorithm.filter_groups compares the responses to one prompt; set rollout.n>=2"
+            require(n >= 2, "rollout.n", n, fix)
         overlong = self.reward_score.overlong_buffer
         require(
             not overlong.enable or overlong.len < self.data.max_response_length,
@@ -370,43 +369,43 @@ class PPOConfig:
             control == "fixed" or self.algorithm.use_kl_in_reward,
             "algorithm.kl_ctrl.type",
             control,
-            "controls the KL divergence in the reward; set algorithm.use_kl_in_reward=true",
+            "adaptive control needs the KL divergence in the reward; set algorithm.use_kl_in_reward=true",
         )
         horizon = self.algorithm.kl_ctrl.horizon
         require(
             control == "fixed" or batch * n < 5 * horizon,
             "algorithm.kl_ctrl.horizon",
             horizon,
-            f"adaptive control would overshoot with {batch * n} responses a step; set it above {batch * n / 5:g}",
+            f"adaptive control would overshoot with {batch * n} responses per step; set it above {batch * n / 5:g}",
         )
         self._check_engine()
         self._check_rank_signal()
 
     @property
     def uses_reference(self) -> bool:
-        """Whether a reference policy is held, for the KL divergence in the loss or in the reward."""
+        """Whether there is a reference policy, for the KL divergence in the loss or in the reward."""
         return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
 
     @property
     def uses_critic(self) -> bool:
-        """Whether a critic is held."""
+        """Whether there is a critic."""
         return self.algorithm.adv_estimator == "gae"
 
     @property
     def models(self) -> dict[str, ModelConfig]:
-        """The models that are loaded, by their place in the config; the reference policy is ``model`` too."""
+        """The models that are loaded, by their place in the config; ``model`` is the reference policy too."""
         models = {"model": self.model}
         models |= {"critic.model": self.critic.model} if self.uses_critic else {}
         return models | ({"reward_model.model": self.reward_model.model} if self.uses_reward_model else {})
 
     @property
     def uses_reward_model(self) -> bool:
-        """Whether a reward model is held."""
+        """Whether there is a reward model."""
         return self.reward_model.enable
 
     @property
     def max_sequence_length(self) -> int:
-        """Tokens of the longest prompt and the longest response together."""
+        """Tokens of the longest prompt plus the longest response."""
         return self.data.max_prompt_length + self.data.max_response_length
 
     def actor_updates(self, total_steps: int) -> int:
@@ -420,7 +419,7 @@ class PPOConfig:
         return total_steps * self.critic.ppo_epochs * per_pass
 
     def _check_engine(self) -> None:
-        """What the parts of the training engine ask of each other and of the number of workers."""
+        """Check the parts of the training engine against each other and against the number of workers."""
         workers = self.trainer.world_size
         world = "trainer.nnodes*trainer.n_gpus_per_node"
         longest = self.max_sequence_length
@@ -430,7 +429,7 @@ class PPOConfig:
             self.rollout.name == "vllm" or parallel == 1,
             "rollout.tensor_parallel_size",
             parallel,
-            "is vLLM's; set it to 1 with rollout.name=hf",
+            "rollout.name=hf has no tensor parallelism; set it to 1",
         )
         for prefix, model in self.models.items():
             check_workers(model, prefix, workers)
@@ -445,12 +444,12 @@ class PPOConfig:
             budgets += [("critic.ppo_max_token_len_per_gpu", self.critic.ppo_max_token_len_per_gpu, self.critic.model)]
         for field, budget, model in budgets:
             sequence = model.ulysses_sequence_parallel_size
-            together = f" with the {sequence} workers that share it" if sequence > 1 else ""
+            together = f", split over {sequence} workers" if sequence > 1 else ""
             require(
                 budget * sequence >= longest,
                 field,
                 budget,
-                f"must hold one sequence{together}, data.max_prompt_length+data.max_response_length={longest}",
+                f"must hold one sequence{together}: data.max_prompt_length+data.max_response_length={longest}",
             )
 
     def _check_rank_signal(self) -> None:
@@ -469,6 +468,6 @@ class PPOConfig:
                 name in available,
                 "reward_manager.indicator_names",
                 name,
-                f"the calculator gives {available}; extend calculator.metric_indices or set "
+                f"is not computed, but {available} are; extend calculator.metric_indices or set "
                 "calculator.compute_diff=true",
             )

@@ -9,7 +9,7 @@ With ``reward_manager.baseline_start=zero``, as in the paper's release, averages
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -69,8 +69,7 @@ class RewardManager:
                 signals.append(signal)
                 metrics |= layer_metrics
             phi = torch.stack(signals).mean(0)
-            metrics |= _release_metrics(metrics, next(iter(layers)), self.config.indicator_names)
-            metrics["reward_manager/performance_scaling_factor_mean"] = scale
+            metrics["reward_manager/scale"] = scale
         else:
             phi = torch.zeros(len(rank_metrics), dtype=torch.float64)
         metrics |= {
@@ -144,15 +143,16 @@ class RewardManager:
         if mean_score is not None:
             self._ema_score = self._moved(self._ema_score, mean_score)
 
-    def baseline_metrics(self) -> dict[str, float]:
-        """Baselines of the first layer, ``cal/base_v/<indicator>``; those that do not exist yet are left out.
+    @property
+    def baselines(self) -> dict[str, float]:
+        """Baselines of the first layer by indicator, without those that do not exist yet.
 
-        After :meth:`update` they are what the next step will be measured against, as the release logs them; the
-        baselines behind a step's own Phi are among the metrics of :meth:`compute_phi`, for every layer.
+        After :meth:`update` these are the next step's. :meth:`compute_phi` logs those of the step itself, of every
+        layer.
         """
         known = next(iter(self._baselines.values()), {})
         baselines = {name: known.get(name, self._start) for name in self.config.indicator_names}
-        return {f"cal/base_v/{name}": value for name, value in baselines.items() if value is not None}
+        return {name: value for name, value in baselines.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """The averages as plain floats, which JSON represents exactly.
@@ -243,20 +243,6 @@ class RewardManager:
     def _moved(self, average: float | None, mean: float) -> float:
         alpha = self.config.ema_alpha
         return mean if average is None else (1 - alpha) * average + alpha * mean
-
-
-def _release_metrics(metrics: Mapping[str, float], layer: str, indicator_names: Sequence[str]) -> dict[str, float]:
-    """The metrics of one layer, the only one that the release has, by its names.
-
-    ``reward_manager/percentage_deviation_mean`` (of the guide), ``diff_2_tendency_mean`` (beta), and for each indicator
-    ``weight_effective_rank_diff_mean`` and ``relative_deviation_effective_rank_diff_mean``.
-    """
-    names = {"percentage_deviation": f"{indicator_names[0]}/deviation", "diff_2_tendency": "beta"}
-    for name in indicator_names:
-        slug = name.lower().replace(" ", "_")
-        names |= {f"weight_{slug}": f"{name}/weight", f"relative_deviation_{slug}": f"{name}/deviation"}
-    prefix = f"reward_manager/layer_{layer}"
-    return {f"reward_manager/{released}_mean": metrics[f"{prefix}/{own}"] for released, own in names.items()}
 
 
 def _finite_mean(values: Tensor) -> float | None:

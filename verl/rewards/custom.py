@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from verl.config.errors import ConfigError
 from verl.rewards.answers import extract_boxed
 from verl.rewards.score import Verdict
 
@@ -18,31 +19,31 @@ FIELD = "reward_score.custom_functions"
 
 
 class CustomFunctionError(RuntimeError):
-    """A user's function raised an exception, or returned what is no score."""
+    """A user's function raised an exception or did not return a score."""
 
 
 @cache
 def load_function(path: str) -> Callable[..., Any]:
     """The function that ``module:function`` names.
 
-    Raises ``ValueError`` when the module cannot be imported, has no such function, or the function does not take
+    Raises ``ConfigError`` if the module cannot be imported or has no such function, or if the function does not take
     veRL's four arguments.
     """
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the module is the user's: its import may raise anything
-        raise ValueError(
+    except Exception as error:  # the user's module may raise anything
+        raise ConfigError(
             f"{FIELD}={path!r}: importing {module_name} raised {type(error).__name__}: {error}; is its folder on "
             "PYTHONPATH?"
         ) from error
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"{FIELD}={path!r}: {module_name} ({module.__file__}) has no function {name}")
+        raise ConfigError(f"{FIELD}={path!r}: {module_name} ({module.__file__}) has no function {name}")
     try:
         inspect.signature(function).bind(data_source="", solution_str="", ground_truth="", extra_info={})
     except TypeError as error:
-        raise ValueError(
+        raise ConfigError(
             f"{FIELD}={path!r}: {error}; it is called with data_source, solution_str, ground_truth and extra_info"
         ) from error
     return function
@@ -53,8 +54,8 @@ def custom_verdict(
 ) -> Verdict:
     """The verdict of the user's function ``path``, with its score.
 
-    Raises ``CustomFunctionError`` naming the function, the data source and what went wrong. ``MemoryError`` and
-    ``RecursionError`` pass unchanged: these are the response's doing.
+    Raises ``CustomFunctionError`` naming the function, the data source and the mistake. ``MemoryError`` and
+    ``RecursionError`` pass unchanged: the response causes them.
     """
     where = f"{FIELD}: {path} on data_source={data_source!r}"
     try:
@@ -63,7 +64,7 @@ def custom_verdict(
         )
     except (MemoryError, RecursionError):
         raise
-    except (Exception, SystemExit) as error:  # the function is the user's: the error says so, and keeps its traceback
+    except (Exception, SystemExit) as error:  # the user's function may raise anything; the traceback is kept
         raise CustomFunctionError(f"{where} raised {type(error).__name__}: {error}") from error
     if isinstance(result, Mapping):
         if "score" not in result:

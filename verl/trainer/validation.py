@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.data.prompts import PromptSample
+from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import (
-    correctness_groups,
     dataset_scalars,
     length_metrics,
     rank_scalars,
@@ -28,7 +27,7 @@ from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler, score_tensors
 class Validator:
     """Samples and scores every held-out prompt."""
 
-    batches: Sequence[PromptSample]
+    batches: Sequence[TokenizedPrompts]
     sampler: Sampler
     policy: PolicyWorkers
     """Measures rank metrics with ``calculator.source=actor``."""
@@ -42,8 +41,8 @@ class Validator:
 
         Returns:
             ``val/pass@1`` (share of correct responses, the mean over prompts and samples), mean score, verdicts by
-            reason, lengths, rank metrics split by correctness, the scalars of all responses together, and for each
-            data source ``val/<source>/pass@1`` and those of :func:`source_metrics`.
+            reason, lengths, rank metrics split by correctness, and those of all responses together; with several data
+            sources the same for each, ``val/<source>/pass@1`` and so on.
         """
         rollouts: list[Any] = []  # torch.cat is not annotated for tensorclasses
         scores, corrects = [], []
@@ -59,22 +58,30 @@ class Validator:
             samples = len(verdicts) // len(batch.records)
             sources += [record.data_source for record in batch.records for _ in range(samples)]
         rollout: Any = torch.cat(rollouts)
-        score_0, correct = torch.cat(scores).double(), torch.cat(corrects)
-        rewarded = score_0 + self._auxiliary_rewards(rollout.rank_metrics)
-        together = self._dataset_scalars(rollout.rank_metrics)
-        metrics = {"pass@1": correct.double().mean().item(), "score/mean": score_0.mean().item()}
+        score, correct = torch.cat(scores).double(), torch.cat(corrects)
+        rewards = score + self._auxiliary_rewards(rollout.rank_metrics)
+        metrics = self._describe(rollout, score, rewards, correct)
         metrics |= {f"verifier/{reason}": float(count) for reason, count in reasons.items()}
-        metrics |= length_metrics(rollout) | response_metrics(rollout, correct)
-        metrics |= rank_scalars(rollout.rank_metrics, correct) | together
-        for source in dict.fromkeys(sources):
-            rows = torch.tensor([name == source for name in sources])
-            part = rollout[rows]
-            metrics |= source_metrics(source, part, score_0[rows], rewarded[rows], correct[rows])
-            scalars = together if bool(rows.all()) else self._dataset_scalars(part.rank_metrics)
-            metrics |= {f"{source}/{name.removeprefix('cal/')}": value for name, value in scalars.items()}
+        if len(self.sources) > 1:
+            for source in self.sources:
+                rows = torch.tensor([name == source for name in sources])
+                metrics |= with_prefix(source, self._describe(rollout[rows], score[rows], rewards[rows], correct[rows]))
         return with_prefix("val", metrics)
 
-    def _generate(self, prompts: PromptSample) -> RolloutBatch:
+    @property
+    def sources(self) -> list[str]:
+        """The data sources of the prompts."""
+        return list(dict.fromkeys(record.data_source for batch in self.batches for record in batch.records))
+
+    def _describe(self, rollout: RolloutBatch, score: Tensor, rewards: Tensor, correct: Tensor) -> dict[str, float]:
+        """Scalars of these B responses, from the verifiers' ``score [B]`` and ``correct [B]``, and ``rewards [B]``."""
+        metrics = {"pass@1": correct.double().mean().item(), "score/mean": score.mean().item()}
+        if self.reward_manager.config.add_reward:
+            metrics["rewards/mean"] = rewards.mean().item()
+        metrics |= length_metrics(rollout) | response_metrics(rollout, correct)
+        return metrics | rank_scalars(rollout.rank_metrics, correct) | self._dataset_scalars(rollout.rank_metrics)
+
+    def _generate(self, prompts: TokenizedPrompts) -> RolloutBatch:
         """Responses with their rank metrics."""
         config = self.sampler.config
         rollout = self.sampler.generate(prompts, config.rollout.val_kwargs, VALIDATION_STEP)
@@ -95,31 +102,3 @@ class Validator:
         if not self.reward_manager.config.add_reward:
             return torch.zeros(len(rank_metrics), dtype=torch.float64)
         return self.reward_manager.compute_phi(rank_metrics)[0]
-
-
-def source_metrics(
-    source: str, rollout: RolloutBatch, score_0: Tensor, rewarded: Tensor, correct: Tensor
-) -> dict[str, float]:
-    """Scores, lengths and rank metrics of one data source's responses, by both namings of the release.
-
-    Its first version writes ``test_score/<source>`` and ``cal_overall/<source>/layer_1/Effective Rank``, the later ones
-    ``<source>/test_score`` and ``<source>/layer_1/Effective Rank/overall``; so for ``test_score`` (with the auxiliary
-    reward), ``test_score_0`` (without), ``test_correctness``, the mean lengths ``test_{overall,correct,incorrect}_len``
-    and the groups ``overall``, ``correct`` and ``incorrect``. A group without responses is left out.
-
-    ``score_0 [B]``, ``rewarded [B]`` and ``correct [B]`` are those of ``rollout``.
-    """
-    lengths = rollout.response_mask.sum(dim=1)
-    quantities = {"test_score": rewarded, "test_score_0": score_0, "test_correctness": correct}
-    quantities |= {f"test_{group}_len": lengths[rows] for group, rows in correctness_groups(correct).items()}
-    metrics = {f"{source}/pass@1": correct.double().mean().item()}
-    for name, values in quantities.items():
-        if values.numel():
-            mean = values.double().mean().item()
-            metrics |= {f"{source}/{name}": mean, f"{name}/{source}": mean}
-    for name, value in rank_scalars(rollout.rank_metrics, correct).items():
-        match name.split("/"):
-            case ["cal", ("overall" | "correct" | "incorrect") as group, layer, metric, "mean"]:
-                metrics[f"cal_{group}/{source}/{layer}/{metric}"] = value
-                metrics[f"{source}/{layer}/{metric}/{group}"] = value
-    return metrics

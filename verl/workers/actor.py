@@ -80,7 +80,7 @@ class Actor(Policy):
             per_token, metrics = per_token * weights, metrics | tis_metrics
         del metrics["num_tokens"]
         aggregate = LOSS_AGGREGATIONS[config.loss_agg_mode]
-        metrics["entropy"] = (entropy.detach() * mask).sum()
+        metrics["entropy_loss"] = (entropy.detach() * mask).sum()
         # The sum alone: ``update`` divides it by the count, once for all micro-batches.
         metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))
         if config.entropy_coeff:

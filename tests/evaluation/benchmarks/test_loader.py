@@ -92,7 +92,7 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     )
     assert message_of("tabmwp", tmp_path) == (
         "benchmark tabmwp: no copy on the hub is known; get it from "
-        "https://github.com/lupantech/PromptPG/tree/main/data/tabmwp, put it into data.benchmark_dir as "
+        "https://github.com/lupantech/PromptPG/tree/main/data/tabmwp and put it into data.benchmark_dir as "
         "tabmwp/test.jsonl"
     )
 
@@ -159,6 +159,4 @@ def test_the_embedded_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (problem,) = load_benchmark("arithmetic", None)
     assert (problem.question, problem.answer, problem.data_source) == ("What is 3 + 4?", "7", "arithmetic")
     monkeypatch.setattr(loader, "ARITHMETIC", tmp_path / "none.parquet")
-    assert message_of("arithmetic", None).endswith(
-        "none.parquet: no such file; `bash train.sh` makes the embedded data"
-    )
+    assert message_of("arithmetic", None).endswith("none.parquet: no such file; restore it with `git checkout data`")

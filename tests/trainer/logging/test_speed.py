@@ -77,52 +77,50 @@ def test_peak_speed_by_name(name, peak):
 
 
 RECORD = StepRecord(
-    seconds={"generate": 2.0, "logprobs": 1.0, "verify": 0.5, "update": 4.5},
-    work={"generate": Work(100, 0), "logprobs": Work(160, 1600), "update": Work(160, 1600)},
-    peaks={"generate": MemoryPeak(2 * 10**9, 3 * 10**9), "update": MemoryPeak(10**9, 10**9)},
+    seconds={"gen": 2.0, "old_log_prob": 1.0, "reward": 0.5, "update_actor": 4.5},
+    work={"gen": Work(100, 0), "old_log_prob": Work(160, 1600), "update_actor": Work(160, 1600)},
+    peaks={"gen": MemoryPeak(2 * 10**9, 3 * 10**9), "update_actor": MemoryPeak(10**9, 10**9)},
 )
 
 
 def test_a_step_in_the_log():
     cost = ModelCost(1e9, 10**6)
-    passes = {"generate": (cost, FORWARD), "logprobs": (cost, FORWARD), "update": (cost, UPDATE)}
-    metrics = StepMetrics(2, "logprobs", passes, peak=0.5)(RECORD)
+    passes = {"gen": (cost, FORWARD), "old_log_prob": (cost, FORWARD), "update_actor": (cost, UPDATE)}
+    metrics = StepMetrics(2, "old_log_prob", passes, peak=0.5)(RECORD)
     driver = metrics.pop("perf/memory/driver_gb")
     assert 0.05 < driver < 50
     # 160 tokens of 2e9 operations, and 4e6 for each of 1600 pairs of tokens, on two workers.
     logprobs = (160 * 2e9 + 1600 * 4e6) / 1e12 / 2
     assert metrics == pytest.approx(
         {
-            "timing_s/generate": 2.0,
-            "timing_s/logprobs": 1.0,
-            "timing_s/verify": 0.5,
-            "timing_s/update": 4.5,
+            "timing_s/gen": 2.0,
+            "timing_s/old_log_prob": 1.0,
+            "timing_s/reward": 0.5,
+            "timing_s/update_actor": 4.5,
             "timing_s/step": 8.0,
             "perf/time_per_step": 8.0,
             "perf/total_num_tokens": 160,
             "perf/throughput": 10.0,
-            "perf/generate_throughput": 25.0,
-            "perf/logprobs_throughput": 80.0,
-            "perf/update_throughput": 160 / 9,
-            "perf/tflops/generate": 0.05,
-            "perf/mfu/generate": 0.1,
-            "perf/tflops/logprobs": logprobs,
-            "perf/mfu/logprobs": 2 * logprobs,
-            "perf/tflops/update": 3 * logprobs / 4.5,
-            "perf/mfu/update": 6 * logprobs / 4.5,
-            "perf/memory/generate_gb": 2.0,
-            "perf/memory/generate_reserved_gb": 3.0,
-            "perf/memory/update_gb": 1.0,
+            "perf/gen_throughput": 25.0,
+            "perf/old_log_prob_throughput": 80.0,
+            "perf/update_actor_throughput": 160 / 9,
+            "perf/tflops/gen": 0.05,
+            "perf/mfu/gen": 0.1,
+            "perf/tflops/old_log_prob": logprobs,
+            "perf/mfu/actor_infer": 2 * logprobs,
+            "perf/tflops/update_actor": 3 * logprobs / 4.5,
+            "perf/mfu/actor": 6 * logprobs / 4.5,
+            "perf/memory/gen_gb": 2.0,
+            "perf/memory/gen_reserved_gb": 3.0,
+            "perf/memory/update_actor_gb": 1.0,
         }
     )
 
 
-def test_without_a_known_peak_there_is_no_utilisation():
-    metrics = StepMetrics(1, "logprobs", {"update": (ModelCost(1e9, 1), UPDATE)}, peak=None)(RECORD)
-    assert "perf/tflops/update" in metrics and "perf/tflops/logprobs" not in metrics
+def test_what_is_not_known_is_not_logged():
+    metrics = StepMetrics(1, "old_log_prob", {"update_actor": (ModelCost(1e9, 1), UPDATE)}, peak=None)(RECORD)
+    assert "perf/tflops/update_actor" in metrics and "perf/tflops/old_log_prob" not in metrics
     assert not [name for name in metrics if "mfu" in name]
-
-
-def test_a_validation_alone_has_no_tokens():
-    metrics = StepMetrics(1, "logprobs", {}, None)(StepRecord({"validate": 2.0}, {}, {}))
+    # A validation alone reads no training batch.
+    metrics = StepMetrics(1, "old_log_prob", {}, None)(StepRecord({"testing": 2.0}, {}, {}))
     assert "perf/throughput" not in metrics and metrics["timing_s/step"] == 2.0

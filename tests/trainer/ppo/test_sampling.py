@@ -8,7 +8,7 @@ import torch
 from conftest import rank_metrics
 
 from verl.config import PPOConfig
-from verl.data.prompts import PromptRecord, PromptSample
+from verl.data.prompts import PromptRecord, TokenizedPrompts
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rewards.pool import VerifierPool
 from verl.trainer.logging.timing import PhaseTimer, Work
@@ -58,11 +58,11 @@ class ScriptedWorkers:
         ]
 
 
-def prompts_of(*uids: int) -> PromptSample:
+def prompts_of(*uids: int) -> TokenizedPrompts:
     records = [PromptRecord(uid, [5], "arithmetic", "7", {}, [{"role": "user", "content": f"{uid}"}]) for uid in uids]
     ids = torch.full((len(uids), 1), 5)
     tokens = PromptBatch(ids, torch.ones_like(ids), torch.tensor(uids), batch_size=[len(uids)])
-    return PromptSample(records, tokens)
+    return TokenizedPrompts(records, tokens)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
         "score/mean": 7 / 12,
         "train/pass@1": 7 / 12,
         "train/groups_without_variance": 0.5,
-        "train/gen_batches": 3.0,
+        "train/num_gen_batches": 3.0,
         "train/filler_groups": 0.0,
         "verifier/exact": 7.0,
         "verifier/different": 5.0,
@@ -133,7 +133,7 @@ def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_token
     assert [record.uid for record in sampled.prompts.records] == [3, 0]
     # Nothing is learned from a filler.
     assert sampled.learned.tolist() == [True, True, False, False] and left_out.tolist() == [0.0, 0.0, 1.0, 1.0]
-    assert (metrics["train/gen_batches"], metrics["train/filler_groups"]) == (2.0, 1.0)
+    assert (metrics["train/num_gen_batches"], metrics["train/filler_groups"]) == (2.0, 1.0)
 
 
 def test_a_prompt_drawn_twice_makes_two_groups(small_config, tiny_tokenizer, pool):

@@ -1,4 +1,4 @@
-"""Scalars that describe a batch of rollouts: lengths, scores, rank metrics. Names are those of the paper's release.
+"""Scalars that describe a batch of rollouts: lengths, scores, rank metrics. docs/metrics.md lists them.
 
 Legend: B responses, R response columns.
 """
@@ -30,19 +30,14 @@ def length_metrics(batch: RolloutBatch) -> dict[str, float]:
 
 
 def response_metrics(batch: RolloutBatch, correct: Tensor) -> dict[str, float]:
-    """Counts of correct and incorrect responses, and the lengths of all, the correct and the incorrect.
+    """Numbers of correct and incorrect responses, and the lengths of these.
 
-    ``cal/{num_correct,num_incorrect,accuracy}`` and ``response_length/{overall,correct,incorrect}/{mean,max,min,
-    clip_ratio}``, for ``correct [B]`` bool. A group without responses is left out: the release logs 0, which no
-    response has.
+    ``cal/{num_correct,num_incorrect}`` and ``response_length/{correct,incorrect}/{mean,max,min,clip_ratio}``, for
+    ``correct [B]`` bool. A group without responses is left out; the release logs a length of 0, which no response has.
     """
     lengths = batch.response_mask.sum(dim=1)
-    metrics = {
-        "cal/num_correct": float(correct.sum()),
-        "cal/num_incorrect": float((~correct).sum()),
-        "cal/accuracy": correct.double().mean().item(),
-    }
-    for group, members in correctness_groups(correct).items():
+    metrics = {"cal/num_correct": float(correct.sum()), "cal/num_incorrect": float((~correct).sum())}
+    for group, members in {"correct": correct, "incorrect": ~correct}.items():
         if members.any():
             metrics |= _spread(f"response_length/{group}", lengths[members])
             metrics[f"response_length/{group}/clip_ratio"] = batch.truncated[members].double().mean().item()
@@ -74,7 +69,7 @@ def learning_metrics(
     values: Tensor | None,
     response_mask: Tensor,
 ) -> dict[str, float]:
-    """Mean, max and min of what the update learns from, under ``critic/``, the names of veRL and the release.
+    """Mean, max and min of what the update learns from, under ``critic/``, as in veRL.
 
     Over responses ``score_0``, ``score`` and ``rewards``; over response tokens ``advantages_0``, ``advantages``, and
     where they are given ``returns``, ``values`` and ``vf_explained_var``.
@@ -108,19 +103,14 @@ def learning_metrics(
     return metrics
 
 
-def correctness_groups(correct: Tensor) -> dict[str, Tensor]:
-    """Members ``[B]`` bool of the groups ``overall``, ``correct`` and ``incorrect``."""
-    return {"overall": torch.ones_like(correct, dtype=torch.bool), "correct": correct, "incorrect": ~correct}
-
-
 def rank_scalars(rank_metrics: RankMetrics, correct: Tensor) -> dict[str, float]:
     """Mean, max and min of every rank metric over all, the correct and the incorrect responses.
 
-    ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}`` and so on, and the same by the names of
-    :func:`in_later_order`; a group without responses is left out. Responses whose hidden states held NaN or infinity
-    have no share in them and are counted in ``cal/overall/layer_1/nonfinite``.
+    ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}`` and so on; a group without responses is
+    left out. Responses whose hidden states held NaN or infinity are left out too and counted in
+    ``cal/overall/layer_1/nonfinite``.
     """
-    groups = correctness_groups(correct)
+    groups = {"overall": torch.ones_like(correct), "correct": correct, "incorrect": ~correct}
     scalars = {}
     for layer, metrics in enumerate(rank_metrics.by_layer(), start=1):
         finite = torch.stack(list(metrics.values())).isfinite().all(dim=0)
@@ -128,21 +118,7 @@ def rank_scalars(rank_metrics: RankMetrics, correct: Tensor) -> dict[str, float]
         for name, values in metrics.items():
             for group, members in groups.items():
                 scalars |= _spread(f"cal/{group}/layer_{layer}/{name}", values[members & finite])
-    return scalars | in_later_order(scalars)
-
-
-def in_later_order(scalars: Mapping[str, float]) -> dict[str, float]:
-    """The rank metrics among ``scalars`` by the names that the release's later versions give them.
-
-    Its first version writes ``cal/overall/layer_1/Effective Rank/mean``, the later ones
-    ``cal/layer_1/Effective Rank/overall/mean``. Dashboards exist for both; this is the one place that knows.
-    """
-    aliases = {}
-    for name, value in scalars.items():
-        match name.split("/"):
-            case ["cal", group, layer, metric, statistic]:
-                aliases[f"cal/{layer}/{metric}/{group}/{statistic}"] = value
-    return aliases
+    return scalars
 
 
 def dataset_scalars(

@@ -1,14 +1,14 @@
 """What the log says of a step's speed and memory: seconds, tokens a second, FLOPs utilisation, peak memory by phase.
 
-Names are veRL's where it has one; ``<phase>`` is ``generate``, ``logprobs``, ``update`` and so on.
+Names are veRL's where it has one; ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
 
 - ``timing_s/<phase>``, ``timing_s/step`` (their sum, also ``perf/time_per_step``): seconds
-- ``perf/<phase>_throughput``: tokens a second and worker; of ``generate`` the sampled tokens, of all others prompt and
+- ``perf/<phase>_throughput``: tokens a second and worker; of ``gen`` the sampled tokens, of all others prompt and
   response, each as often as it is read
 - ``perf/total_num_tokens``: prompt and response tokens of the step's batch; ``perf/throughput``: these a second of the
   whole step and worker
 - ``perf/tflops/<phase>``: 10^12 model operations a second and worker; ``perf/mfu/<phase>``: their share of a device's
-  peak speed, where that is known
+  peak speed, where that is known; veRL calls the phases ``actor``, ``actor_infer`` and ``critic`` here
 - ``perf/memory/<phase>_gb`` and on GPUs ``perf/memory/<phase>_reserved_gb``: peak of the worker that used most, see
   :class:`MemoryPeak`; ``perf/memory/driver_gb``: the driver's resident memory; all in 10^9 bytes
 """
@@ -16,12 +16,12 @@ Names are veRL's where it has one; ``<phase>`` is ``generate``, ``logprobs``, ``
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import PreTrainedModel
 
 from verl.config.common import ModelConfig
+from verl.models.info import ModelInfo
 from verl.single_controller.profiling import resident_bytes
 from verl.trainer.logging.timing import StepRecord
 
@@ -48,6 +48,9 @@ PEAK_TFLOPS = {
 From NVIDIA's data sheets of the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4; for Hopper, Ada and Blackwell
 they give figures with sparsity, twice these. H800 and A800 compute as H100 and A100. Of two names that fit, the first
 counts."""
+
+MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
+"""Phases whose utilisation veRL logs under other names."""
 
 FORWARD = 1
 UPDATE = 3
@@ -90,17 +93,15 @@ class ModelCost:
     @classmethod
     def of(cls, config: ModelConfig) -> "ModelCost":
         """The cost of a causal language model, from its shape; no weights are read."""
-        shape = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(shape, trust_remote_code=config.trust_remote_code)
-        shape = shape.get_text_config()
+        info = ModelInfo.of(config)
+        shape = info.text_config
         heads = getattr(shape, "num_attention_heads", 0)
         width = getattr(shape, "head_dim", None) or shape.hidden_size // max(1, heads)
-        return cls(_num_multiplied(model, shape), shape.num_hidden_layers * heads * width)
+        return cls(_num_multiplied(info.causal_model, shape), info.num_layers * heads * width)
 
     def without_head(self, config: ModelConfig) -> "ModelCost":
         """The same body with a head of one output, as a critic has."""
-        shape = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code).get_text_config()
+        shape = ModelInfo.of(config).text_config
         head = (shape.vocab_size - 1) * shape.hidden_size
         return ModelCost(self.num_parameters - head, self.attention_width)
 
@@ -111,9 +112,10 @@ class ModelCost:
         return passes * 2 * self.num_parameters * tokens + attention * 4 * self.attention_width * context
 
 
-def _num_multiplied(model: nn.Module, shape: PretrainedConfig) -> float:
+def _num_multiplied(model: PreTrainedModel, shape: Any) -> float:
     """Weights that one token is multiplied with."""
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    embedding = model.get_input_embeddings().get_parameter("weight")
+    head = model.get_output_embeddings().weight
     looked_up = 0 if embedding is head else embedding.numel()
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     number = next((n for key in NUM_EXPERTS if (n := getattr(shape, key, None))), None)
@@ -152,7 +154,7 @@ class StepMetrics:
                 tflops = cost.flops(work.tokens, work.context, passes) / worker_seconds / 1e12
                 metrics[f"perf/tflops/{name}"] = tflops
                 if self._peak is not None:
-                    metrics[f"perf/mfu/{name}"] = tflops / self._peak
+                    metrics[f"perf/mfu/{MFU_NAMES.get(name, name)}"] = tflops / self._peak
         if self._batch_phase in record.work:
             tokens = record.work[self._batch_phase].tokens
             metrics |= {

@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.checkpoint.resume import Resumption, best_validation, saved_validations
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config.ppo import PPOConfig
-from verl.data.prompts import PromptSample
+from verl.data.prompts import TokenizedPrompts
 from verl.protocol import PolicyBatch, RankMetrics, RolloutBatch, ValueBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
@@ -22,6 +22,7 @@ from verl.run.display import RunDisplay
 from verl.run.tracking import Tracker
 from verl.single_controller import WorkerGroup
 from verl.single_controller.roles import CriticWorkers, PolicyWorkers, ReferenceWorkers
+from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
     filtered_length_metrics,
@@ -81,7 +82,7 @@ class RayPPOTrainer:
         self,
         config: PPOConfig,
         train_loader: StatefulDataLoader,
-        val_batches: list[PromptSample],
+        val_batches: list[TokenizedPrompts],
         workers: WorkerGroup,
         sampler: Sampler,
         calculator: RepresentationMetricsCalculator | None,
@@ -116,7 +117,7 @@ class RayPPOTrainer:
             workers,
             trainer.async_save,
             trainer.save_hf_model,
-            newest=1 if trainer.remove_previous_ckpt else trainer.max_ckpt_to_keep,
+            newest=trainer.max_ckpt_to_keep,
             always=trainer.except_save,
         )
 
@@ -179,7 +180,7 @@ class RayPPOTrainer:
         self.timer.count("old_log_prob", work)
         mask = rollout.response_mask
         self.metrics |= logprob_agreement(rollout.rollout_logprobs, policy.logprobs, mask)
-        self.metrics["actor/rollout_entropy"] = (policy.entropy.double().sum() / mask.sum()).item()
+        self.metrics["actor/entropy"] = (policy.entropy.double().sum() / mask.sum()).item()
         ref_logprobs, values = policy.logprobs, None
         if self.reference is not None:
             with self.timer.phase("ref"):
@@ -339,7 +340,6 @@ class RayPPOTrainer:
     def _update_baselines(self, rank_metrics: RankMetrics, scores: Tensor) -> None:
         if self.config.reward_manager.active:
             self.reward_manager.update(scores, rank_metrics)
-            self.metrics |= self.reward_manager.baseline_metrics()
 
     def _sync_weights(self) -> None:
         with self.timer.phase("update_weights"):
@@ -379,8 +379,12 @@ class RayPPOTrainer:
         timing = self.step_metrics(record)
         if "gen" in record.work:
             timing["perf/generated_tokens"] = record.work["gen"].tokens
-        self.tracker.log(self.step, self.metrics | timing)
-        self.display.step(self.step, self.metrics | timing)
+        metrics = self.metrics | timing
+        if self.config.trainer.log_release_names:
+            indicators, baselines = self.config.reward_manager.indicator_names, self.reward_manager.baselines
+            metrics |= release_names(metrics, indicators, baselines, self.validator.sources)
+        self.tracker.log(self.step, metrics)
+        self.display.step(self.step, metrics)
         self.metrics = {}
 
 

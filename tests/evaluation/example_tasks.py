@@ -1,0 +1,70 @@
+"""Configurations, tasks and stand-ins for engines that several tests of the evaluation use."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+
+from verl.config import CONFIG_DIR
+from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
+from verl.evaluation.benchmarks import Problem
+from verl.evaluation.targets import Target
+from verl.evaluation.tasks import EvaluationTask
+from verl.rollout.requests import FinishedSample, SampleRequest
+
+
+def evaluation_config(*overrides: str, **changes: Any) -> EvaluationConfig:
+    """The embedded evaluation with overrides, and then with fields replaced."""
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        config = parse_evaluation_config(compose("evaluation", overrides=["evaluation=embedded", *overrides]))
+    return replace(config, **changes)
+
+
+def make_task(
+    folder: Path, answers: list[str], benchmark: str = "sums", temperature: float = 0.6, step: int = 80
+) -> EvaluationTask:
+    """A task with one problem for each answer."""
+    return EvaluationTask(
+        target=Target("run", step, "model", "chat", 8),
+        benchmark=benchmark,
+        temperature=temperature,
+        problems=[Problem(i, f"question {i}", answer, "arithmetic", {}, None) for i, answer in enumerate(answers)],
+        prompts=[[i, i + 1] for i in range(len(answers))],
+        folder=folder / benchmark / f"T{temperature:g}",
+        settings={"temperature": temperature},
+    )
+
+
+class FakeWorkers:
+    """A worker group whose engines answer a request after as many calls as its seed says, at most ``slowest``.
+
+    It dies at call number ``dies_at``.
+    """
+
+    def __init__(self, num_engines: int, slowest: int = 3, dies_at: int | None = None) -> None:
+        self.queues: list[list[tuple[int, SampleRequest]]] = [[] for _ in range(num_engines)]
+        self.slowest = slowest
+        self.dies_at = dies_at
+        self.calls = 0
+        self.largest_queue = 0
+        self.asked: list[SampleRequest] = []
+
+    def run(self, method: str, shares: list[list[SampleRequest]], steps: int) -> list[list[FinishedSample]]:
+        assert method == "advance" and steps > 0
+        self.calls += 1
+        if self.calls == self.dies_at:
+            raise RuntimeError("the worker died")
+        answers = []
+        for queue, share in zip(self.queues, shares, strict=True):
+            self.asked += share
+            queue += [(request.seed % self.slowest, request) for request in share]
+            self.largest_queue = max(self.largest_queue, len(queue))
+            answers.append([_answer(request) for left, request in queue if left == 0])
+            queue[:] = [(left - 1, request) for left, request in queue if left > 0]
+        return answers
+
+
+def _answer(request: SampleRequest) -> FinishedSample:
+    text = f"{request.prompt_ids} {request.seed} \\boxed{{{request.seed % 3}}}"
+    return FinishedSample(request.key, text, len(text), request.seed % 2 == 0, {})

@@ -1,0 +1,234 @@
+"""The scripts that measure: their arithmetic, and the shipped pages against the shipped data. No time is asserted."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import bench_hidden_states
+import bench_report
+import bench_shaping
+import bench_spectral
+import compare_algorithms
+import measure_spectral_accuracy as accuracy
+import plot_rank_along_response
+import pytest
+import torch
+from conftest import ROOT
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+PAGES = {
+    "hidden_states_cpu": bench_hidden_states.page,
+    "hidden_states_cpu_compiled": bench_hidden_states.page,
+    "hidden_states_cpu_tiny": bench_hidden_states.page,
+    "learning": compare_algorithms.page,
+    "shaping_cpu": lambda facts, pairs: bench_shaping.page(facts, bench_shaping.summarise(pairs)),
+    "spectral": bench_spectral.page,
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_shipped_page_follows_from_the_shipped_data(name: str, tmp_path):
+    shipped = ROOT / "benchmarks" / f"{name}.jsonl"
+    facts, rows = bench_report.read_report(shipped)
+    page = PAGES[name](facts, rows)
+    bench_report.write_report(tmp_path / name, facts, rows, page)
+    for suffix in (".md", ".jsonl"):
+        assert (tmp_path / name).with_suffix(suffix).read_text() == shipped.with_suffix(suffix).read_text()
+
+
+def test_a_report_says_how_it_was_made(tmp_path):
+    facts = bench_report.provenance("bench_spectral.py", ["--out", "a b"])
+    assert facts["command"] == "python scripts/bench_spectral.py --out 'a b'"
+    assert re.fullmatch(r".+, [1-9]\d* cores", facts["hardware"])
+    row = {"seconds": 1234567.8, "count": 1234567, "peak": None, "inner": [{"share": 1 / 3}]}
+    bench_report.write_report(tmp_path / "sub" / "new", facts, [row], "page\n")
+    trimmed = {"seconds": 1234570.0, "count": 1234567, "inner": [{"share": 0.333333}]}
+    assert bench_report.read_report(tmp_path / "sub" / "new.jsonl") == (facts, [trimmed])
+
+
+@pytest.mark.parametrize(
+    ("values", "interval"),
+    [
+        # Of ten values the second to the ninth hold the median with probability 1 - 2 (1 + 10) / 1024 = 97.9%.
+        ([10, 3, 7, 1, 9, 2, 8, 5, 4, 6], (2, 9)),
+        (range(40), (13, 26)),
+        ([5.0, 4.0, 6.0], (4.0, 6.0)),
+        ([5.0], (5.0, 5.0)),
+    ],
+)
+def test_interval_of_the_median(values, interval):
+    assert bench_shaping.median_interval(values) == interval
+
+
+def step(seconds: float, cpu_seconds: float, phases: dict[str, float]) -> dict:
+    plugin = {"capture": 0.02 * seconds, "reduce": 0.01 * seconds}
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "tokens": 640.0, "shortest": 128.0} | {
+        "plugin": plugin,
+        "phases": phases | {"step": seconds},
+    }
+
+
+def test_the_cost_of_shaping_is_the_median_of_pairs():
+    # The machine was twice as slow during the second pair: its ratio counts like the others.
+    pairs = [
+        {"GRPO": step(a, 2 * a, {"generate": a}), "VERL-GRPO": step(b, 3 * a, {"generate": b, "rank_metrics": 0.5})}
+        for a, b in [(10.0, 10.2), (20.0, 20.6), (10.0, 10.4)]
+    ]
+    figures = bench_shaping.summarise(pairs)
+    assert figures["ratio"] == pytest.approx(1.03) and figures["interval"] == pytest.approx((1.02, 1.04))
+    assert figures["cpu_ratio"] == 1.5
+    assert figures["plugin_share"] == pytest.approx({"capture": 0.02, "reduce": 0.01})
+    assert figures["phases"]["rank_metrics"] == {"GRPO": 0.0, "VERL-GRPO": 0.5}
+    assert figures["same_tokens"] and figures["shortest"] == 128
+    pairs[0]["GRPO"]["tokens"] = 639.0
+    assert not bench_shaping.summarise(pairs)["same_tokens"]
+
+
+def test_the_end_of_a_turn_does_not_end_a_response(tiny_model, tmp_path):
+    bench_shaping.make_model("embedded", tmp_path / "model", tiny_model)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    end = tokenizer.eos_token_id
+    assert tokenizer.decode([end]) == "<|pad|>"
+    assert AutoConfig.from_pretrained(tmp_path / "model").eos_token_id == end
+    assert GenerationConfig.from_pretrained(tmp_path / "model").eos_token_id == end
+
+
+@pytest.mark.parametrize("name", ["power law 2, at least 1e-5", "hidden-like, bfloat16"])
+def test_the_float32_gram_matrix_is_what_is_inaccurate(name: str):
+    condition, *nested, coarse_rank, _ = accuracy.errors(accuracy.SPECTRA[name])
+    assert condition < 1e6
+    assert len(nested) == 5 and max(nested) < 1e-6 < 1e-4 < coarse_rank
+
+
+def test_float32_shows_in_the_largest_shift():
+    errors = accuracy.float32_shift_errors(1.5)
+    assert len(errors) == 8
+    assert max(errors) == errors[0] > 1e-6
+
+
+def test_figure_of_a_response(tiny_model, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "rank.svg"
+    options = ["--prompt", "What is 1 + 2?", "--max-tokens", "12", "--seed", "1", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["plot_rank_along_response.py", "--model", str(tiny_model), *options])
+    plot_rank_along_response.main()
+    assert "a response of" in capsys.readouterr().out
+    labels = ("effective rank", "velocity (ERV)", "acceleration (ERA)", "tokens of the response")
+    assert all(label in out.read_text() for label in labels)
+
+
+METHODS = ["nested", "eigvalsh", "float32_loop", "svd"]
+SHAPES = [(batch, rows, 8) for rows in (16, 24) for batch in (1, 2)]
+TINY = "--batch 2 1 --rows 24 16 --width 8 --strides 4 --device cpu --repeats 1".split()
+
+
+@pytest.fixture(autouse=True)
+def no_settling(monkeypatch: pytest.MonkeyPatch):
+    """On a busy machine ``settle`` would wait seconds before every shape."""
+    monkeypatch.setattr(bench_spectral, "settle", lambda device: None)
+
+
+def run(folder: Path, *args: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The facts and the records of a run. How they become the page is checked on the shipped one."""
+    bench_spectral.main(["--out", str(folder / "spectral"), *TINY, *args])
+    facts, records = bench_report.read_report(folder / "spectral.jsonl")
+    assert [(record["batch"], record["rows"], record["width"]) for record in records] == SHAPES
+    return facts, records
+
+
+def test_every_shape_is_measured_by_every_method(tmp_path: Path):
+    facts, records = run(tmp_path, "--limit", "60")
+    for record in records:
+        batch, rows = record["batch"], record["rows"]
+        assert (record["stride"], record["prefixes"]) == (4, (rows - 1) // 4)
+        assert list(record["methods"]) == METHODS and record["auto"] in ("nested", "eigh")
+        for result in record["methods"].values():
+            assert (result["status"], result["runs"]) == ("measured", 1) and result["seconds"] > 0
+        # Ratios are those of the times.
+        seconds = {name: result["seconds"] for name, result in record["methods"].items()}
+        floor = batch * (facts["nodes"] * rows**3 / 3 + 2 * rows**2 * 8) / facts["operations_per_s"]
+        assert record["loop_over_nested"] == pytest.approx(seconds["float32_loop"] / seconds["nested"], rel=1e-4)
+        assert record["eigvalsh_over_nested"] == pytest.approx(seconds["eigvalsh"] / seconds["nested"], rel=1e-4)
+        assert record["nested_over_floor"] == pytest.approx(seconds["nested"] / floor, rel=1e-4)
+        # Errors are against the SVD, of single responses only.
+        errors = {name: result.get("max_relative_error") for name, result in record["methods"].items()}
+        if batch > 1:
+            assert set(errors.values()) == {None}
+        else:
+            assert errors["svd"] == 0 < errors["nested"] < 1e-6
+            assert errors["eigvalsh"] < 1e-10 and 0 < errors["float32_loop"] < 0.1
+
+
+def test_what_is_over_the_limit_stays_in_the_results(tmp_path: Path):
+    _, (first, *others) = run(tmp_path, "--limit", "1e-9")
+    assert {result["status"] for result in first["methods"].values()} == {"measured"}
+    for record in others:
+        assert "loop_over_nested" not in record
+        for result in record["methods"].values():
+            assert result["status"] == "> limit" and "seconds" not in result
+            assert result["estimate_s"] > 1e-9
+            assert result["basis"].startswith(("linear in B", "T^"))
+
+
+def test_what_does_not_fit_stays_in_the_results(tmp_path: Path):
+    _, records = run(tmp_path, "--memory-gib", "0.001")
+    assert {result["status"] for record in records for result in record["methods"].values()} == {"> memory"}
+
+
+@pytest.mark.parametrize(
+    ("args", "shapes"),
+    [
+        ("--batch 64 --rows 4096", [((1, 128, 8), False), ((64, 4096, 8), True)]),
+        ("--batch 1 2 --rows 64", [((1, 64, 8), True), ((2, 64, 8), True)]),
+    ],
+)
+def test_the_first_measurement_is_small_whatever_was_asked_for(args: str, shapes: list[Any]):
+    assert (
+        list(bench_spectral.shapes(bench_spectral.parse([*args.split(), "--width", "8", "--strides", "40"]))) == shapes
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "rows", "stride", "seconds"),
+    [
+        ("nested", 64, 128, 40, 3.2),
+        ("svd", 64, 128, 40, 3.2),
+        ("nested", 2, 256, 40, 1.6),
+        ("svd", 2, 256, 40, 3.2),
+        ("svd", 1, 128, 8, None),
+        ("svd", 1, 64, 40, None),
+    ],
+)
+def test_estimates(name: str, batch: int, rows: int, stride: int, seconds: float | None):
+    estimator = bench_spectral.Estimator()
+    for known, measured in ((1, 0.1), (16, 0.8)):
+        estimator.add(name, bench_spectral.Shape(known, 128, 64), 40, measured)
+    estimate = estimator.predict(name, bench_spectral.Shape(batch, rows, 64), stride)
+    assert (estimate and estimate.seconds) == (seconds and pytest.approx(seconds))
+
+
+def test_an_estimate_from_one_prefix():
+    runner = bench_spectral.Bench(bench_spectral.parse(["--device", "cpu", "--rows", "41"]))
+    rough = bench_spectral.Estimate(60.0, "T^4", True)
+    refined = runner.refined("svd", bench_spectral.Shape(2, 41, 8), 4, rough)
+    assert refined.seconds == 20 * runner.probes["svd", 41, 8].seconds
+    assert refined.basis == "20 times a prefix of 26 rows"
+    runner.limit_s = 2.0
+    assert runner.refined("svd", bench_spectral.Shape(2, 41, 8), 4, rough) is rough
+
+
+@pytest.mark.parametrize("rows", [12, 40])
+def test_the_float32_loop_agrees_with_the_svd_on_well_conditioned_data(rows: int):
+    hidden = torch.randn(2, rows, 20, generator=torch.Generator().manual_seed(0))
+    lengths, prefixes = torch.full((2,), rows), torch.tensor([[5, 9, rows]] * 2)
+    found = bench_spectral.float32_loop(hidden, lengths, prefixes)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(
+        found.double(), bench_spectral.library("svd", hidden, lengths, prefixes), rtol=1e-3, atol=0
+    )
+
+
+@pytest.mark.parametrize("args", [["--strides", "16", "--rows", "16"], ["--batch", "0"], ["--repeats", "0"]])
+def test_options_that_contradict_each_other(args: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        bench_spectral.parse(args)
+    assert args[0] in capsys.readouterr().err
