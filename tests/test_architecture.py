@@ -2,11 +2,12 @@
 
 import ast
 import graphlib
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,29 @@ LATE_IMPORTS_ALLOWED = {
 }
 """Modules, besides entry points, with a heavy import inside a function: module name -> why it must be so."""
 
+MODULES_BY_NAME = {
+    "verl.rollout": "the table of engines: each is imported only where it runs",
+    "verl.rewards.registry": "the table of verifiers: a run imports only those that its data needs",
+    "verl.trainer.ppo.run": "names the worker role of PPO: only Ray's processes import it",
+    "verl.trainer.sft_trainer": "names the worker role of supervised fine-tuning",
+    "verl.evaluation.evaluate": "names the worker role of evaluation",
+    "verl.single_controller.worker_group": "imports the worker role that it is given",
+    "verl.rank.calculator": "names the function that reduces hidden states: vLLM's options are JSON",
+    "vllm_patches.options": "imports the function that vLLM's options name",
+    "verl.rewards.custom": "imports a user's own reward function",
+    "verl.evaluation.report.page": "opens the files of its own package",
+}
+"""Modules that name a module in a string, which no other rule here sees, or import one by its name -> why."""
+
+RELEASE_PATHS = {
+    "verl.trainer.metrics_calculator": "RepresentationMetricsCalculator",
+    "verl.trainer.metrics_utils": "velocity",
+    "verl.trainer.reward_manager_versions": "RewardManager",
+    "verl.trainer.ppo.ray_trainer": "RayPPOTrainer",
+    "verl.trainer.main_ppo": "main",
+}
+"""Where readers of the paper's release look -> what they find there."""
+
 MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 90
 
@@ -96,8 +120,13 @@ class Module:
     def where(self) -> str:
         return self.path.relative_to(ROOT).as_posix()
 
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    @cached_property
     def imports(self) -> list[Import]:
-        return list(find_imports(ast.parse(self.source), self.package))
+        return list(find_imports(self.tree, self.package))
 
 
 def unit_of(name: str) -> str:
@@ -148,7 +177,7 @@ def of_unit(unit: str) -> list[Module]:
 
 
 def functions(module: Module) -> list[FunctionNode]:
-    return [node for node in ast.walk(ast.parse(module.source)) if isinstance(node, FunctionNode)]
+    return [node for node in ast.walk(module.tree) if isinstance(node, FunctionNode)]
 
 
 def num_lines(function: FunctionNode) -> int:
@@ -163,7 +192,7 @@ def check(violations: list[str], rule: str) -> None:
 def forbidden(module: Module, allowed: set[str]) -> list[str]:
     """Imports of ``module`` whose top-level package is neither standard library nor in ``allowed``."""
     known = allowed | sys.stdlib_module_names
-    return [f"{module.where}:{i.line} imports {i.target}" for i in module.imports() if top_level(i.target) not in known]
+    return [f"{module.where}:{i.line} imports {i.target}" for i in module.imports if top_level(i.target) not in known]
 
 
 def test_imports_are_found_wherever_they_stand():
@@ -202,7 +231,7 @@ def test_every_package_has_a_floor():
 def test_imports_point_down():
     violations = []
     for module in modules("verl"):
-        for imported in module.imports():
+        for imported in module.imports:
             unit = unit_of(imported.target)
             if unit not in FLOORS or unit == module.unit or module.unit in BASE_IMPORTS or module.is_entry_point:
                 continue
@@ -216,7 +245,7 @@ def test_base_floor_imports_only_what_it_may():
         f"{module.where}:{i.line} imports {i.target}"
         for module in modules("verl")
         if module.unit in BASE_IMPORTS
-        for i in module.imports()
+        for i in module.imports
         if top_level(i.target) == "verl" and unit_of(i.target) not in BASE_IMPORTS[module.unit] | {module.unit}
     ]
     check(violations, f"packages of the base floor stand beside each other; of verl they may import {BASE_IMPORTS}:")
@@ -226,7 +255,7 @@ def test_nothing_imports_an_entry_point():
     violations = [
         f"{module.where}:{i.line} imports {i.target}"
         for module in modules("verl", "vllm_patches")
-        for i in module.imports()
+        for i in module.imports
         if i.target.startswith("verl.trainer.main_") and not i.target.startswith(module.name)
     ]
     check(violations, "entry points stand on top; move what is shared into a module below them:")
@@ -236,7 +265,7 @@ def test_config_imports_nothing_heavy():
     violations = [
         f"{module.where}:{i.line} imports {i.target}"
         for module in of_unit("config")
-        for i in module.imports()
+        for i in module.imports
         if top_level(i.target) in HEAVY
     ]
     check(violations, "verl.config must be importable without loading anything heavy:")
@@ -259,7 +288,7 @@ def test_only_the_engines_import_the_vllm_plugin():
     violations = [
         f"{module.where}:{i.line} imports {i.target}"
         for module in modules("verl")
-        for i in module.imports()
+        for i in module.imports
         if top_level(i.target) == "vllm_patches" and module.unit != "rollout"
     ]
     check(violations, "vllm_patches is imported in verl/rollout alone:")
@@ -268,7 +297,7 @@ def test_only_the_engines_import_the_vllm_plugin():
 def late_imports(module: Module) -> list[str]:
     return [
         f"{module.where}:{i.line} imports {i.target} inside a function"
-        for i in module.imports()
+        for i in module.imports
         if i.late and top_level(i.target) in HEAVY | {"verl"}
     ]
 
@@ -289,13 +318,75 @@ def test_late_import_exceptions_are_still_needed():
     assert not stale, f"remove from LATE_IMPORTS_ALLOWED: {stale}"
 
 
+def module_names(tree: ast.AST) -> list[str]:
+    """``line: what`` of every string that names a module of ours, however it is built, and of every import by name."""
+    known = {module.name for module in modules("verl", "vllm_patches")}
+    harmless = set()  # if __name__ == "__main__" and getLogger(__name__)
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) or isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger"):
+            harmless |= {id(child) for child in ast.iter_child_nodes(node)}
+        match node:
+            case ast.Constant(str(text)):
+                named = text.partition(":")[0] in known - {"verl", "vllm_patches"}
+            case ast.JoinedStr([ast.Constant(str(text)), *_]):
+                named = text.startswith(("verl.", "vllm_patches."))
+            case ast.Name("__name__"):
+                named = id(node) not in harmless
+            case ast.Attribute(attr=name) | ast.Name(name):
+                named = name in ("__module__", "__import__", "import_module", "resolve_name")
+            case _:
+                named = False
+        if named:
+            found.append(f"{node.lineno} {ast.unparse(node)}")
+    return found
+
+
+def test_modules_named_in_strings_are_found():
+    source = """
+import importlib, logging
+logger = logging.getLogger(__name__)
+if __name__ == "__main__": run("verl: what it is", "verl.config is a package", f"{type(run).__name__}", "verl")
+a = "verl.config"
+b = "verl.config:load"
+c = f"verl.{name}:load"
+d = f"{__name__}:load"
+e = __name__ + ":load"
+f = importlib.import_module(name)
+g = run.__module__
+"""
+    assert sorted(int(found.partition(" ")[0]) for found in module_names(ast.parse(source))) == [5, 6, 7, 8, 9, 10, 11]
+
+
+def test_modules_are_named_in_strings_only_where_they_must():
+    violations = [
+        f"{module.where}:{found}"
+        for module in modules("verl", "vllm_patches")
+        if module.name not in MODULES_BY_NAME
+        for found in module_names(module.tree)
+    ]
+    check(violations, "import it, or say in MODULES_BY_NAME why a string has to name it:")
+    by_name = {module.name: module for module in modules("verl", "vllm_patches")}
+    stale = [name for name in MODULES_BY_NAME if name not in by_name or not module_names(by_name[name].tree)]
+    assert not stale, f"remove from MODULES_BY_NAME: {stale}"
+
+
+@pytest.mark.parametrize(("name", "public"), RELEASE_PATHS.items())
+def test_the_paths_of_the_release_stay(name: str, public: str):
+    assert hasattr(importlib.import_module(name), public)
+    (module,) = (module for module in modules("verl") if module.name == name)
+    code = [line for line in module.source.splitlines() if line.strip()]
+    # The trainer and the entry point live at their paths; the others are re-exports.
+    assert len(code) <= 15 or module.name in ("verl.trainer.ppo.ray_trainer", "verl.trainer.main_ppo")
+
+
 def test_no_circular_imports():
     everything = modules("verl", "vllm_patches")
     names = {module.name for module in everything}
     graph: dict[str, set[str]] = {}
     for module in everything:
         # "from a import b" points at the module a.b where there is one, and at a where b is a name in it.
-        targets = {i.target if i.target in names else i.target.rpartition(".")[0] for i in module.imports()}
+        targets = {i.target if i.target in names else i.target.rpartition(".")[0] for i in module.imports}
         graph[module.name] = (targets & names) - {module.name}
     try:
         graphlib.TopologicalSorter(graph).prepare()
