@@ -16,7 +16,7 @@ from rich.table import Table
 from verl.config import PPOConfig, load_config
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
-from verl.models.info import model_config
+from verl.models.info import ModelInfo
 
 GB = 1e9
 CONTEXT_GB = 2.0
@@ -234,10 +234,10 @@ def main(argv: list[str]) -> None:
     try:
         config = load_config(PPOConfig, "ppo_trainer", options.overrides)
         model = config.model
-        shape, judge = Shape.of(model_config(model.path, model.trust_remote_code)), None
+        shape, judge = Shape.of(ModelInfo.of(model).config), None
         if config.uses_reward_model:
             reward = config.reward_model.model
-            judge = Shape.of(model_config(reward.path, reward.trust_remote_code))
+            judge = Shape.of(ModelInfo.of(reward).config)
     except ConfigError as error:
         sys.exit(f"error: {error}")
     phases = estimate(config, shape, options.gpu_gb, judge)

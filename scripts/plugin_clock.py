@@ -29,5 +29,5 @@ def time_plugin() -> dict[str, float]:
 
     measure(worker, "read_step", "capture")
     measure(capture.HiddenStateCapture, "record", "capture")
-    measure(frontend.Redeemer, "_redeem", "reduce")
+    measure(frontend.StateCollector, "_collect", "reduce")
     return seconds

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-
 from tests.evaluation.fakes import evaluation_config
 
 

@@ -1,8 +1,8 @@
-"""Rows of hidden states, kept in the order in which an engine computed them and found again by owner and position.
+"""A buffer of hidden-state rows in the order in which the engine computed them, looked up by owner and position.
 
-A step appends its rows in one contiguous stretch: cheap on a device, where anything cleverer (a fresh clone per step, a
-scatter to per-request places) costs a third of the decoding speed. Which row is whose is remembered on the host. Rows
-live in segments of fixed size; a segment goes when its last row was released.
+A step appends its rows as one contiguous slice. That is cheap on a device, where anything cleverer (a fresh clone per
+step, a scatter to a place per request) costs a third of the decoding speed. The owners of the rows are recorded on the
+host. Rows are stored in segments of fixed size; a segment is freed when its last row is released.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 SEGMENT_BYTES = 32 << 20
-"""Most bytes of one segment: small enough to be returned soon, large enough to be rarely asked for."""
+"""Maximum size of one segment: small enough to be freed soon, large enough to be allocated rarely."""
 
 NOBODY = -1
-"""Owner of a row that nobody will ask for."""
+"""Owner of a row that nobody needs."""
 
 
 class RowBuffer:
     """Rows ``[num_layers, width]`` with their owners and positions.
 
-    On the device it takes ``SEGMENT_BYTES`` (or ``max_bytes / 4``, if that is less) for every ``rows_per_segment``
-    rows, at most ``max_bytes``; beyond that the oldest rows move to host memory. Nothing is held while it is empty.
+    Device memory is allocated in segments of ``SEGMENT_BYTES`` (or ``max_bytes / 4``, if that is less), at most
+    ``max_bytes`` in all; beyond that the oldest rows move to host memory. An empty buffer holds no memory.
     """
 
     def __init__(
@@ -34,19 +34,19 @@ class RowBuffer:
         self.peak_host_bytes = 0
         self._max_bytes = max_bytes
         self._segments: list[_Segment] = []
-        self._fit(num_layers, width)
+        self._set_row_shape(num_layers, width)
 
     def append(self, layers: Sequence[Tensor], owners: np.ndarray, positions: np.ndarray) -> None:
-        """Add rows; a later row of the same owner and position takes the place of an earlier one.
+        """Add rows; a later row of the same owner and position replaces an earlier one.
 
         Args:
-            layers: for each layer ``[num_rows, width]``. The first rows of all settle the width, which for a few
-                models is not the one in their config.
+            layers: for each layer ``[num_rows, width]``. The first rows set the width, which for a few models differs
+                from the one in their config.
             owners: int64 ``[num_rows]``, ``NOBODY`` for rows that are not needed.
             positions: integers ``[num_rows]``.
         """
         if not self._segments and layers[0].shape[1] != self.row_shape[1]:
-            self._fit(len(layers), layers[0].shape[1])
+            self._set_row_shape(len(layers), layers[0].shape[1])
         start = 0
         while start < len(owners):
             segment = self._open_segment()
@@ -58,8 +58,8 @@ class RowBuffer:
         """Rows of one owner at positions ``first`` to ``first + count - 1``.
 
         Returns:
-            The rows ``[count, num_layers, width]`` on the device, NaN where there is none, and bool ``[count]``:
-            which there are.
+            The rows ``[count, num_layers, width]`` on the device, NaN where there is none, and bool ``[count]``, true
+            where there is one.
         """
         found = np.zeros(count, dtype=bool)
         pieces: list[tuple[np.ndarray, Tensor]] = []
@@ -68,7 +68,7 @@ class RowBuffer:
             places = segment.positions[rows] - first
             inside = (places >= 0) & (places < count)
             if inside.any():
-                # Rows are in the order of writing, and of equal places the last assignment stays.
+                # Rows are in the order of writing; of equal places the last assignment wins.
                 row_of = np.full(count, -1)
                 row_of[places[inside]] = rows[inside]
                 filled = np.flatnonzero(row_of >= 0)
@@ -85,34 +85,32 @@ class RowBuffer:
         """Forget the rows of one owner."""
         for segment in self._segments:
             segment.release(owner)
-        *closed, last = self._segments or [None]
-        kept = [segment for segment in closed if segment.num_needed]
+        kept = [segment for segment in self._segments[:-1] if segment.num_needed]
         # The segment that is being filled stays as long as any row is held.
-        if last is not None and (kept or last.num_needed):
-            kept.append(last)
+        kept += [segment for segment in self._segments[-1:] if kept or segment.num_needed]
         self._segments = kept
 
     def clear(self) -> None:
-        """Forget all rows, and what was held at most."""
+        """Forget all rows and the peaks."""
         self._segments = []
         self.peak_device_bytes = self.peak_host_bytes = 0
 
     @property
     def num_rows(self) -> int:
-        """Rows somebody will ask for."""
+        """Rows that are still needed."""
         return sum(segment.num_needed for segment in self._segments)
 
     @property
     def device_bytes(self) -> int:
-        """Memory held on the device."""
+        """Bytes held on the device."""
         return sum(segment.nbytes for segment in self._segments if not segment.spilled)
 
     @property
     def host_bytes(self) -> int:
-        """Memory held by rows that no longer fitted on the device."""
+        """Bytes held on the host by rows that did not fit on the device."""
         return sum(segment.nbytes for segment in self._segments if segment.spilled)
 
-    def _fit(self, num_layers: int, width: int) -> None:
+    def _set_row_shape(self, num_layers: int, width: int) -> None:
         self.row_shape = (num_layers, width)
         self.row_bytes = num_layers * width * self.dtype.itemsize
         if self.row_bytes > self._max_bytes:
@@ -134,7 +132,7 @@ class RowBuffer:
 
 
 class _Segment:
-    """A stretch of rows, filled from the front."""
+    """A fixed number of rows, filled from the front."""
 
     def __init__(self, size: int, row_shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.owners = np.full(size, NOBODY, dtype=np.int64)
@@ -159,20 +157,21 @@ class _Segment:
             self._rows[start:stop, index].copy_(layer)
         self.owners[start:stop] = owners
         self.positions[start:stop] = positions
-        self.num_needed += np.count_nonzero(owners != NOBODY)
+        self.num_needed += int(np.count_nonzero(owners != NOBODY))
         self._used = stop
 
     def rows_of(self, owner: int) -> np.ndarray:
-        """Rows of one owner that were not released, in the order of writing."""
+        """Indices of the rows of one owner that were not released, in the order of writing."""
         if self.room:
             return np.flatnonzero(self.owners[: self._used] == owner)
-        # A full segment does not change: one sort serves every owner. What was released is still in it.
+        # A full segment does not change, so one sort serves every owner. Released rows are still in it.
         if self._sorted is None:
             order = np.argsort(self.owners, kind="stable")
             self._sorted = order, self.owners[order]
         order, owners = self._sorted
         rows = order[np.searchsorted(owners, owner) : np.searchsorted(owners, owner, side="right")]
-        return rows[self.owners[rows] == owner]
+        unreleased: np.ndarray = rows[self.owners[rows] == owner]
+        return unreleased
 
     def release(self, owner: int) -> None:
         rows = self.rows_of(owner)
@@ -183,7 +182,7 @@ class _Segment:
         return self._rows[_index(rows, self._rows.device)]
 
     def spill(self) -> None:
-        """Move the rows that are needed to host memory; nothing is added to them any more."""
+        """Move the needed rows to host memory; no more rows are added."""
         needed = np.flatnonzero(self.owners != NOBODY)
         self._rows = self._rows.cpu()[_index(needed, torch.device("cpu"))]
         self.owners, self.positions = self.owners[needed], self.positions[needed]
@@ -194,5 +193,5 @@ class _Segment:
 
 def _index(rows: np.ndarray, device: torch.device) -> Tensor:
     index = torch.from_numpy(rows)
-    # From pinned memory the copy does not wait for what the device is doing.
+    # From pinned memory the copy does not wait for the device.
     return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index.to(device)

@@ -1,7 +1,7 @@
 """Which state belongs to which token of which request, however the scheduler batched, chunked or recomputed it.
 
-A state is known by its request and its position in the sequence: response token j of a prompt of P tokens was sampled
-from the state at position P - 1 + j. What is computed again, after a preemption, lands where it was before.
+A state is identified by its request and its position in the sequence: response token j after a prompt of P tokens was
+sampled from the state at position P - 1 + j. A state that is computed again after a preemption has the same position.
 """
 
 import itertools
@@ -18,45 +18,46 @@ from vllm_patches.options import CaptureOptions
 STATES = "states"
 PROMPT = "prompt"
 REDUCED = "reduced."
-"""Names in a result: states of the response, of the prompt, and what a reducer made of the former (a prefix)."""
+"""Names in a result: the states of the response; those of the prompt; and the prefix of a reducer's tensors."""
 
 GATHERED_BYTES = 256 << 20
-"""Bound on the states that are copied out of the buffer, on the device, before they are reduced or handed out; a single
+"""Bound on the states that are copied out of the buffer, on the device, to be reduced or handed out at a time; a single
 response may exceed it."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass of an engine over N tokens of R requests, requests one after another."""
+    """One forward pass of an engine over N tokens of R requests; the tokens of a request are adjacent."""
 
     request_ids: list[str]
-    """R vLLM-internal ids."""
+    """R ids, internal to vLLM."""
     computed: np.ndarray
-    """[R], tokens of each request computed before this step: the position of its first token in it."""
+    """[R], tokens of each request computed before this step, which is the position of its first token here."""
     scheduled: np.ndarray
     """[R], tokens of each request in this step."""
     sampled: np.ndarray
-    """[R] bool, whether the token sampled from the request's last state is kept; not so for unfinished prompts."""
+    """[R] bool, whether the token sampled from the request's last state is kept; false for unfinished prompts."""
     last_rows: Tensor | None
-    """Integers [R] on the device, row of each request's last token; None if every request has one token, N = R."""
+    """Integers [R] on the device, row of each request's last token; None if every request has one token (N = R)."""
     states: Sequence[Tensor]
-    """For each captured layer [N or more, hidden]."""
+    """For each captured layer, [N or more, hidden]."""
 
 
 @dataclass
 class _Request:
-    """A request the engine has begun."""
+    """A request that the engine has started."""
 
     owner: int
+    """Its number in the buffer."""
     prompt_length: int
     finished: bool = False
     """The engine will compute nothing more for it."""
-    taken: bool = False
-    """Nobody will ask for its states any more."""
+    released: bool = False
+    """Its states are no longer needed."""
 
 
 class HiddenStateCapture:
-    """The states of every request of one worker, from its first step until somebody takes them."""
+    """The states of every request of one worker, from its first step until they are taken or dropped."""
 
     def __init__(self, options: CaptureOptions, buffer: RowBuffer) -> None:
         self.options = options
@@ -67,20 +68,20 @@ class HiddenStateCapture:
         self._batch: tuple[list[str], np.ndarray, np.ndarray] | None = None
 
     def begin(self, request_id: str, prompt_length: int) -> None:
-        """The engine schedules a request for the first time, or again after a preemption."""
+        """Register a request that is scheduled for the first time, or again after a preemption."""
         if request_id not in self._requests:
             self._requests[request_id] = _Request(next(self._numbers), prompt_length)
             self._batch = None
 
     def finish(self, request_id: str) -> None:
-        """The engine has let go of a request; its states stay until they are taken."""
+        """Note that the engine has finished a request; its states stay until they are taken."""
         request = self._requests.get(request_id)
         if request is not None:
             request.finished = True
             self._forget(request_id, request)
 
     def record(self, step: Step) -> None:
-        """Keep the states of one step that somebody may ask for."""
+        """Keep the states of one step that may be asked for."""
         owners, prompts = self._owners_and_prompts(step.request_ids)
         last_positions = step.computed + step.scheduled - 1
         wanted = owners != NOBODY
@@ -95,23 +96,23 @@ class HiddenStateCapture:
         """Hand out the states of requests and forget them.
 
         Args:
-            requests: ids with the number of response tokens whose states are wanted, from the first. Asynchronous
-                scheduling may have computed more.
+            requests: ids, each with the number of response tokens, from the first, whose states are wanted.
+                Asynchronous scheduling may have computed more.
 
         Returns:
             For each request, as the options ask: ``states [num_tokens, num_layers, hidden]`` or the reducer's tensors
-            as ``reduced.<name>``, and ``prompt [prompt_length, num_layers, hidden]``, with NaN where the prefix cache
-            spared the engine the computation.
+            as ``reduced.<name>``, and ``prompt [prompt_length, num_layers, hidden]``, with NaN in rows from the prefix
+            cache, which were not computed.
 
         Raises:
-            RuntimeError: if a state of the response is missing, which would mean that states are misaligned.
-            TypeError: if the reducer returns something else than it should.
+            RuntimeError: a state of the response is missing, which would mean that states are misaligned.
+            TypeError: the reducer does not return a list of dicts of tensors.
         """
         waiting = list(requests)
         results: list[dict[str, Tensor]] = []
         try:
             while waiting:
-                at_once = self._that_fit(waiting)
+                at_once = self._num_that_fit(waiting)
                 results += self._take(waiting[:at_once])
                 for request_id, _ in waiting[:at_once]:
                     self.drop(request_id)
@@ -122,16 +123,16 @@ class HiddenStateCapture:
         return results
 
     def drop(self, request_id: str) -> None:
-        """Nobody will ask for this request any more; what it still computes is not kept."""
+        """Forget the states of a request; what the engine still computes for it is not kept."""
         request = self._held(request_id)
         if request is not None:
-            request.taken = True
+            request.released = True
             self._batch = None
             self.buffer.release(request.owner)
             self._forget(request_id, request)
 
     def __len__(self) -> int:
-        """Number of requests known."""
+        """Number of known requests."""
         return len(self._requests)
 
     def clear(self) -> None:
@@ -140,8 +141,8 @@ class HiddenStateCapture:
         self._batch = None
         self.buffer.clear()
 
-    def _that_fit(self, requests: list[tuple[str, int]]) -> int:
-        """How many of the first requests are gathered, and reduced, at once: at least one."""
+    def _num_that_fit(self, requests: list[tuple[str, int]]) -> int:
+        """How many of the first requests fit in ``GATHERED_BYTES``: at least one."""
         rows = 0
         for index, (request_id, num_tokens) in enumerate(requests):
             request = self._held(request_id)
@@ -163,18 +164,18 @@ class HiddenStateCapture:
         return results
 
     def _held(self, request_id: str) -> _Request | None:
-        """The request, if it has begun and somebody may still ask for its states."""
+        """The request, if it has started and its states may still be asked for."""
         request = self._requests.get(request_id)
-        return None if request is None or request.taken else request
+        return None if request is None or request.released else request
 
     def _forget(self, request_id: str, request: _Request) -> None:
-        if request.finished and request.taken:
+        if request.finished and request.released:
             del self._requests[request_id]
 
     def _owners_and_prompts(self, request_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """For each request of a step its owner in the buffer and its prompt's length, int64 [R].
+        """For each request of a step, its owner in the buffer and its prompt's length, both int64 [R].
 
-        Most steps have the requests of the step before: what was found then is found again.
+        Cached, because most steps have the same requests as the step before.
         """
         if self._batch is None or self._batch[0] != request_ids:
             requests = [self._held(request_id) for request_id in request_ids]
@@ -184,14 +185,17 @@ class HiddenStateCapture:
         return self._batch[1], self._batch[2]
 
     def _record_all(self, step: Step, owners: np.ndarray, prompts: np.ndarray, last_positions: np.ndarray) -> None:
-        """Keep rows of prompt tokens, and of the sampling positions if responses are kept, in one stretch."""
+        """Keep the rows of prompt tokens, and those of sampling positions if responses are kept, in one slice."""
+        # 1. Owner and position of each of the N rows.
         lengths = step.scheduled
         row_owners = np.repeat(owners, lengths)
         starts = np.cumsum(lengths) - lengths
         positions = np.arange(len(row_owners)) + np.repeat(step.computed - starts, lengths)
-        # The prompt's last state is also the first token's: computed again, it must not replace what was sampled from.
+        # 2. Prompt rows. The prompt's last state is also that of the first response token: if it is computed again, it
+        #    must not replace the state that the token was sampled from.
         ends = prompts - 1 if self.options.keeps_responses else prompts
         needed = positions < np.repeat(ends, lengths)
+        # 3. Rows that a response token was sampled from.
         if self.options.keeps_responses:
             needed |= (positions == np.repeat(last_positions, lengths)) & np.repeat(step.sampled, lengths)
         rows = [states[: len(row_owners)] for states in step.states]
@@ -200,14 +204,14 @@ class HiddenStateCapture:
     def _response(self, request_id: str, num_tokens: int) -> Tensor:
         request = self._held(request_id)
         if request is None:
-            # Aborted before its first step, or taken twice.
+            # The request was aborted before its first step, or taken twice.
             states, found = self.buffer.gather(NOBODY, 0, 0)
         else:
             states, found = self.buffer.gather(request.owner, request.prompt_length - 1, num_tokens)
         if found.sum() != num_tokens:
             raise RuntimeError(
-                f"request {request_id}: {int(found.sum())} hidden states for {num_tokens} tokens; this engine "
-                "configuration is not supported by the hidden-state capture, please report it"
+                f"request {request_id}: {int(found.sum())} hidden states for {num_tokens} tokens; the hidden-state "
+                "capture does not support this engine configuration, please report it"
             )
         return states
 
@@ -223,7 +227,7 @@ class HiddenStateCapture:
 
 
 def _checked(results: object, count: int, name: str | None) -> list[dict[str, Tensor]]:
-    """The reducer's results, if they are what its contract says."""
+    """The reducer's results; ``TypeError`` unless they are a list of ``count`` dicts of tensors."""
     if not isinstance(results, list) or len(results) != count:
         raise TypeError(f"reducer {name}: must return a list of {count} dicts, one per request; got {results!r:.200}")
     for result in results:

@@ -1,4 +1,4 @@
-"""Which vLLM this package works with, and what it says to engines of another."""
+"""Supported versions of vLLM, checks of what the capture relies on, and how engines are refused and patched."""
 
 import functools
 import logging
@@ -15,7 +15,7 @@ SUPPORTED = SpecifierSet(">=0.24,<0.34")
 
 
 def is_supported(version: str) -> bool:
-    """Whether the capture knows this version of vLLM; local and pre-release parts do not matter."""
+    """Whether the capture supports this version of vLLM; local and pre-release parts do not matter."""
     try:
         return Version(version).base_version in SUPPORTED
     except InvalidVersion:
@@ -33,30 +33,37 @@ def require(owner: object, *names: str) -> None:
         where = owner.__name__ if isinstance(owner, type) else type(owner).__name__
         raise RuntimeError(
             f"vLLM {vllm.__version__}: {where} has no {', '.join(missing)}, which the capture of hidden states relies "
-            f"on; it knows vllm{SUPPORTED}"
+            f"on; it supports vllm{SUPPORTED}"
         )
 
 
+def patch(owner: type, name: str, replacement: Callable[..., Any]) -> None:
+    """Make a method of a vLLM class call ``replacement(original method, self, ...)``."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(original, self, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
 def refuse(reason: str) -> None:
-    """Let engines that ask for hidden states fail at their start with ``reason``; others are left alone."""
+    """Make engines that ask for hidden states fail at start with ``reason``; other engines are not affected."""
     try:
-        # Late: an unknown vLLM may not have them.
+        # Imported late: an unknown vLLM may not have them.
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError:
         logging.getLogger(__name__).warning(reason)
         return
     for engine_class in (LLMEngine, AsyncLLM):
-        engine_class.__init__ = _refusing(engine_class.__init__, reason)
+        patch(engine_class, "__init__", functools.partial(_refusing_init, reason))
 
 
-def _refusing(original: Callable[..., None], reason: str) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
-        additional_config = getattr(config, "additional_config", None)
-        if isinstance(additional_config, dict) and KEY in additional_config:
-            raise RuntimeError(reason)
-        original(self, *args, **kwargs)
-
-    return init
+def _refusing_init(reason: str, original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    additional_config = getattr(config, "additional_config", None)
+    if isinstance(additional_config, dict) and KEY in additional_config:
+        raise RuntimeError(reason)
+    original(self, *args, **kwargs)

@@ -1,11 +1,10 @@
-"""The side of the engine that a user holds: finished outputs get their hidden states attached.
+"""The user's side of an engine: attaches hidden states to finished outputs.
 
-Every request carries a ticket, which passes to the output that ends it, whatever ended it: a limit, a stop string or
-an abort. Before that output reaches the user the ticket is redeemed for the states, by vLLM's own ``collective_rpc``.
-A ticket that nobody holds any more, because its request was given up, lets go of its states by itself.
+Every request carries a :class:`StateHandle`. It passes to the output that ends the request, whatever ended it: a limit,
+a stop string or an abort. Before that output reaches the user, the states are collected through vLLM's own
+``collective_rpc``. The states of a request that was given up are released when its handle is garbage-collected.
 """
 
-import functools
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,153 +23,154 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import PROMPT, REDUCED, STATES
-from vllm_patches.compat import require
+from vllm_patches.compat import patch, require
 from vllm_patches.options import KEY, CaptureOptions
 
-REDEEM_AT_ONCE = 64
-"""``LLM.generate``, which returns everything at its end, redeems this many tickets together, so that a reducer sees
-batches."""
+COLLECTED_AT_ONCE = 64
+"""``LLM.generate``, which returns everything at its end, collects the states of this many responses together, so that a
+reducer sees batches."""
 
 
-class Ticket:
-    """The right to one request's states."""
+class StateHandle:
+    """Refers to the hidden states that the workers hold for one request."""
 
-    def __init__(self, request_id: str, dropped: list[str]) -> None:
+    def __init__(self, request_id: str, abandoned: list[str]) -> None:
+        """``abandoned`` collects the ids of requests whose states nobody collected."""
         self.request_id = request_id
         self.num_tokens = 0
-        self.redeemed = False
+        self.collected = False
         self.response: Tensor | dict[str, Tensor] | None = None
         self.prompt: Tensor | None = None
-        self._dropped = dropped
+        self._abandoned = abandoned
 
     def __del__(self) -> None:
-        if not self.redeemed:
-            self._dropped.append(self.request_id)
+        if not self.collected:
+            self._abandoned.append(self.request_id)
 
 
-class Redeemer:
-    """Attaches hidden states to the outputs of one engine."""
+class StateCollector:
+    """Collects the hidden states of one engine's requests and attaches them to its outputs."""
 
     def __init__(self, engine: Any, options: CaptureOptions) -> None:
-        self.in_process = _shares_memory_with_its_worker(engine)
+        self.in_process = _worker_is_in_process(engine)
         if options.device == "device" and not self.in_process:
             raise ValueError(
                 f"additional_config['{KEY}']['device']='device': the engine runs in another process, which returns "
                 "states in host memory; use device='cpu', or set VLLM_ENABLE_V1_MULTIPROCESSING=0 with one worker"
             )
-        # Weakly: an engine that nobody holds any more must go at once.
+        # A weak reference, so that an engine is freed as soon as its user drops it.
         self._engine = weakref.ref(engine)
-        self._dropped: list[str] = []
+        self._abandoned: list[str] = []
         self._reduces = options.reducer is not None
         self._waiting: list[RequestOutput] = []
         self._deferring = False
 
-    def issue(self, request_id: str) -> Ticket:
-        """A ticket for a new request."""
-        return Ticket(request_id, self._dropped)
+    def new_handle(self, request_id: str) -> StateHandle:
+        """The handle of a new request."""
+        return StateHandle(request_id, self._abandoned)
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Within, outputs may wait for others; at the end all have their states."""
+        """Inside, outputs may wait for others; on exit all have their states."""
         self._deferring = True
         try:
             yield
-            self._redeem(self._waiting)
+            self._collect(self._waiting)
         finally:
             self._deferring = False
             self._waiting = []
 
     def attach(self, outputs: list[RequestOutput]) -> None:
-        """Attach states to those of ``outputs`` that ended, now or with the next batch if they may wait."""
-        self._waiting += [output for output in outputs if _tickets([output])]
-        if self._waiting and (not self._deferring or len(_tickets(self._waiting)) >= REDEEM_AT_ONCE):
+        """Attach states to the finished ones of ``outputs``: now, or with the next batch while deferring."""
+        self._waiting += [output for output in outputs if _handles([output])]
+        if self._waiting and (not self._deferring or len(_handles(self._waiting)) >= COLLECTED_AT_ONCE):
             waiting, self._waiting = self._waiting, []
-            self._redeem(waiting)
+            self._collect(waiting)
 
     async def attach_async(self, output: RequestOutput) -> None:
-        """The same for one output of an ``AsyncLLM``, at once."""
-        tickets = _tickets([output])
-        for start in range(0, len(tickets), REDEEM_AT_ONCE):
-            some = tickets[start : start + REDEEM_AT_ONCE]
-            self._hand_out(some, await self._ask(some))
-        _finish([output])
+        """Attach states to one output of an ``AsyncLLM`` now."""
+        handles = _handles([output])
+        for start in range(0, len(handles), COLLECTED_AT_ONCE):
+            some = handles[start : start + COLLECTED_AT_ONCE]
+            self._receive(some, await self._take(some))
+        _attach_states([output])
 
-    def let_go(self) -> None:
+    def release_abandoned(self) -> None:
         """Release the states of requests that were given up."""
-        if self._dropped and self._engine() is not None:
-            self._ask([])
+        if self._abandoned and self._engine() is not None:
+            self._take([])
 
-    async def let_go_async(self) -> None:
+    async def release_abandoned_async(self) -> None:
         """The same for an ``AsyncLLM``."""
-        if self._dropped and self._engine() is not None:
-            await self._ask([])
+        if self._abandoned and self._engine() is not None:
+            await self._take([])
 
-    def _redeem(self, outputs: list[RequestOutput]) -> None:
-        tickets = _tickets(outputs)
-        for start in range(0, len(tickets), REDEEM_AT_ONCE):
-            some = tickets[start : start + REDEEM_AT_ONCE]
-            self._hand_out(some, self._ask(some))
-        _finish(outputs)
+    def _collect(self, outputs: list[RequestOutput]) -> None:
+        handles = _handles(outputs)
+        for start in range(0, len(handles), COLLECTED_AT_ONCE):
+            some = handles[start : start + COLLECTED_AT_ONCE]
+            self._receive(some, self._take(some))
+        _attach_states(outputs)
 
-    def _ask(self, tickets: list[Ticket]) -> Any:
-        """Redeem the tickets; an ``AsyncLLM``'s answer is to be awaited."""
+    def _take(self, handles: list[StateHandle]) -> Any:
+        """Call ``take_hidden_states`` on all workers and return their replies; an ``AsyncLLM``'s must be awaited."""
         engine = self._engine()
         assert engine is not None, "outputs come from an engine"
-        dropped = self._dropped[:]
-        del self._dropped[: len(dropped)]
-        for ticket in tickets:
-            ticket.redeemed = True
-        requests = [(ticket.request_id, ticket.num_tokens) for ticket in tickets]
-        return engine.collective_rpc("take_hidden_states", args=(requests, dropped, not self.in_process))
+        abandoned = self._abandoned[:]
+        del self._abandoned[: len(abandoned)]
+        for handle in handles:
+            handle.collected = True
+        requests = [(handle.request_id, handle.num_tokens) for handle in handles]
+        return engine.collective_rpc("take_hidden_states", args=(requests, abandoned, not self.in_process))
 
-    def _hand_out(self, tickets: list[Ticket], replies: list[Any]) -> None:
-        """``replies`` of all workers: one per ticket from the worker that keeps the states, None from the others."""
+    def _receive(self, handles: list[StateHandle], replies: list[Any]) -> None:
+        """Store the states in their handles. The worker that keeps states replies with a list, the others with None."""
         results = next(reply for reply in replies if reply is not None)
         if isinstance(results, str):
-            raise RuntimeError(f"hidden states of {len(tickets)} responses: {results}")
-        for ticket, result in zip(tickets, results, strict=True):
+            raise RuntimeError(f"hidden states of {len(handles)} responses: {results}")
+        for handle, result in zip(handles, results, strict=True):
             result = result if self.in_process else safetensors.torch.load(result)
-            ticket.prompt = result.pop(PROMPT, None)
+            handle.prompt = result.pop(PROMPT, None)
             if self._reduces:
-                ticket.response = {name.removeprefix(REDUCED): value for name, value in result.items()}
+                handle.response = {name.removeprefix(REDUCED): value for name, value in result.items()}
             else:
-                ticket.response = result.get(STATES)
+                handle.response = result.get(STATES)
 
 
-def _ticket(completion: CompletionOutput) -> Ticket | None:
-    return getattr(completion, "hidden_states_ticket", None)
+def _handle(completion: CompletionOutput) -> StateHandle | None:
+    return getattr(completion, "hidden_states_handle", None)
 
 
-def _tickets(outputs: Iterable[RequestOutput]) -> list[Ticket]:
+def _handles(outputs: Iterable[RequestOutput]) -> list[StateHandle]:
     completions = (completion for output in outputs for completion in output.outputs)
-    return [ticket for completion in completions if (ticket := _ticket(completion)) is not None]
+    return [handle for completion in completions if (handle := _handle(completion)) is not None]
 
 
-def _finish(outputs: list[RequestOutput]) -> None:
-    """Replace redeemed tickets by what they were redeemed for."""
+def _attach_states(outputs: Iterable[Any]) -> None:
+    """Replace the handles of ``RequestOutput`` objects by the states; Any, because vLLM does not declare the fields."""
     for output in outputs:
         prompts = []
         for completion in output.outputs:
-            ticket = _ticket(completion)
-            if ticket is not None:
-                del completion.hidden_states_ticket
-                completion.hidden_states = ticket.response
-                prompts += [] if ticket.prompt is None else [ticket.prompt]
-        output.prompt_hidden_states = _united(prompts)
+            handle = _handle(completion)
+            if handle is not None:
+                del completion.hidden_states_handle
+                completion.hidden_states = handle.response
+                prompts += [] if handle.prompt is None else [handle.prompt]
+        output.prompt_hidden_states = _merge_prompts(prompts)
 
 
-def _united(prompts: list[Tensor]) -> Tensor | None:
-    """The states of one prompt from those that its samples computed, each what the others had cached."""
+def _merge_prompts(prompts: list[Tensor]) -> Tensor | None:
+    """The states of one prompt from its samples; each computed the rows that the others took from the prefix cache."""
     if not prompts:
         return None
-    united, *others = prompts
+    merged, *others = prompts
     for other in others:
-        united = torch.where(united.isnan(), other, united)
-    return united
+        merged = torch.where(merged.isnan(), other, merged)
+    return merged
 
 
-def _shares_memory_with_its_worker(engine: Any) -> bool:
-    """Whether engine core and worker are objects of this process, so that tensors pass as they are."""
+def _worker_is_in_process(engine: Any) -> bool:
+    """Whether engine core and worker are objects of this process, so that tensors pass without a copy."""
     client = engine.engine_core
     return isinstance(client, InprocClient) and isinstance(client.engine_core.model_executor, UniProcExecutor)
 
@@ -179,7 +179,7 @@ def check_engine(config: Any) -> CaptureOptions | None:
     """Read the options of an engine that is about to start; None if it does not ask for hidden states.
 
     Raises:
-        ValueError: for an option that is wrong, or a configuration in which states cannot be captured.
+        ValueError: an option is wrong, or states cannot be captured in this configuration.
     """
     options = CaptureOptions.parse(config.additional_config)
     if options is None:
@@ -189,173 +189,146 @@ def check_engine(config: Any) -> CaptureOptions | None:
     RowBuffer(num_layers, model.get_hidden_size(), options.resolve_dtype(model.dtype), "cpu", options.max_bytes)
     parallel = config.parallel_config
     external = parallel.distributed_executor_backend == "external_launcher"
-    obstacles = {
+    unsupported = {
         "speculative decoding": config.speculative_config is not None,
         "pipeline_parallel_size > 1": parallel.pipeline_parallel_size > 1,
         "data_parallel_size > 1 within one engine": parallel.data_parallel_size > 1 and not external,
         "prefill_context_parallel_size > 1": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
-        "kv_sharing_fast_prefill (phase='decode' can)": config.cache_config.kv_sharing_fast_prefill
+        "kv_sharing_fast_prefill (only with phase='decode')": config.cache_config.kv_sharing_fast_prefill
         and options.keeps_prompts,
         f"runner={model.runner_type!r}": model.runner_type != "generate",
     }
-    for obstacle, is_there in obstacles.items():
-        if is_there:
-            raise ValueError(f"additional_config['{KEY}']: hidden states cannot be captured with {obstacle}")
+    for feature, is_used in unsupported.items():
+        if is_used:
+            raise ValueError(f"additional_config['{KEY}']: hidden states cannot be captured with {feature}")
     return options
 
 
 def check() -> None:
-    """Look for what :func:`install` patches.
+    """Check that this vLLM has what :func:`install` patches.
 
     Raises:
         RuntimeError: naming what is missing.
     """
-    require(RequestState, "_new_completion_output")
-    require(OutputProcessor, "add_request")
-    require(RequestOutput, "add")
-    require(LLM, "_run_engine")
-    require(LLMEngine, "step", "abort_request", "collective_rpc")
-    require(AsyncLLM, "generate", "collective_rpc")
+    for owner, name, _ in PATCHES:
+        require(owner, name)
+    for engine_class in (LLMEngine, AsyncLLM):
+        require(engine_class, "collective_rpc")
 
 
 def install() -> None:
     """Patch the front ends of this process."""
-    for engine_class in (LLMEngine, AsyncLLM):
-        engine_class.__init__ = _checked_init(engine_class.__init__)
-    OutputProcessor.add_request = _issuing(OutputProcessor.add_request)
-    RequestState._new_completion_output = _with_ticket(RequestState._new_completion_output)
-    RequestOutput.add = _keeping_tickets(RequestOutput.add)
-    LLMEngine.step = _attaching(LLMEngine.step)
-    LLMEngine.abort_request = _letting_go(LLMEngine.abort_request)
-    LLM._run_engine = _deferring(LLM._run_engine)
-    AsyncLLM.generate = _attaching_async(AsyncLLM.generate)
-    CompletionOutput.hidden_states = None
-    RequestOutput.prompt_hidden_states = None
+    for owner, name, replacement in PATCHES:
+        patch(owner, name, replacement)
+    completion: Any = CompletionOutput  # Any, because vLLM does not declare the fields
+    output: Any = RequestOutput
+    completion.hidden_states = output.prompt_hidden_states = None
 
 
-def _checked_init(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
-        options = check_engine(config)
-        original(self, *args, **kwargs)
-        if options is not None:
-            self.output_processor.hidden_states = self.hidden_states = Redeemer(self, options)
-
-    return init
+def _init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    options = check_engine(config)
+    original(self, *args, **kwargs)
+    if options is not None:
+        self.output_processor.state_collector = self.state_collector = StateCollector(self, options)
 
 
-def _issuing(original: Callable[..., None]) -> Callable[..., None]:
-    """Give every request that is added a ticket; relies on ``request_states`` holding it by its internal id."""
-
-    @functools.wraps(original)
-    def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-        redeemer = getattr(self, "hidden_states", None)
-        if redeemer is not None and getattr(request, "resumable", False):
-            raise ValueError("streaming inputs: hidden states can be captured of prompts that are complete")
-        original(self, request, *args, **kwargs)
-        if redeemer is not None:
-            self.request_states[request.request_id].hidden_states_ticket = redeemer.issue(request.request_id)
-
-    return add_request
+def _add_request(original: Callable[..., None], self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    """Give every new request a handle; relies on ``request_states`` holding the request by its internal id."""
+    collector = getattr(self, "state_collector", None)
+    if collector is not None and getattr(request, "resumable", False):
+        raise ValueError("streaming inputs: hidden states can be captured of complete prompts only")
+    original(self, request, *args, **kwargs)
+    if collector is not None:
+        self.request_states[request.request_id].hidden_states_handle = collector.new_handle(request.request_id)
 
 
-def _with_ticket(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Pass the ticket to the output that ends a request; relies on the detokenizer counting the tokens so far."""
-
-    @functools.wraps(original)
-    def new_completion_output(self: Any, token_ids: Any, finish_reason: Any, *args: Any, **kwargs: Any) -> Any:
-        output = original(self, token_ids, finish_reason, *args, **kwargs)
-        ticket = getattr(self, "hidden_states_ticket", None)
-        if ticket is not None and finish_reason is not None:
-            ticket.num_tokens = self.detokenizer.num_output_tokens()
-            output.hidden_states_ticket = ticket
-        return output
-
-    return new_completion_output
+def _new_completion_output(
+    original: Callable[..., Any], self: Any, token_ids: Any, finish_reason: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Pass the handle to the output that ends a request; relies on the detokenizer counting the tokens so far."""
+    output = original(self, token_ids, finish_reason, *args, **kwargs)
+    handle = getattr(self, "hidden_states_handle", None)
+    if handle is not None and finish_reason is not None:
+        handle.num_tokens = self.detokenizer.num_output_tokens()
+        output.hidden_states_handle = handle
+    return output
 
 
-def _keeping_tickets(original: Callable[..., None]) -> Callable[..., None]:
-    """Outputs that a slow reader lets pile up are merged: the last one's ticket is the merged one's."""
-
-    @functools.wraps(original)
-    def add(self: Any, next_output: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, next_output, *args, **kwargs)
-        tickets = {completion.index: _ticket(completion) for completion in next_output.outputs}
-        for completion in self.outputs:
-            if tickets.get(completion.index) is not None:
-                completion.hidden_states_ticket = tickets[completion.index]
-
-    return add
+def _add_output(original: Callable[..., None], self: Any, next_output: Any, *args: Any, **kwargs: Any) -> None:
+    """vLLM merges outputs that pile up at a slow reader: the merged output gets the handle of the last one."""
+    original(self, next_output, *args, **kwargs)
+    handles = {completion.index: _handle(completion) for completion in next_output.outputs}
+    for completion in self.outputs:
+        if handles.get(completion.index) is not None:
+            completion.hidden_states_handle = handles[completion.index]
 
 
-def _attaching(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    @functools.wraps(original)
-    def step(self: Any) -> list[Any]:
-        outputs = original(self)
-        redeemer = getattr(self, "hidden_states", None)
-        if redeemer is not None:
-            redeemer.attach(outputs)
-        return outputs
-
-    return step
+def _step(original: Callable[..., list[Any]], self: Any) -> list[Any]:
+    outputs = original(self)
+    collector = getattr(self, "state_collector", None)
+    if collector is not None:
+        collector.attach(outputs)
+    return outputs
 
 
-def _letting_go(original: Callable[..., None]) -> Callable[..., None]:
+def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """After an abort, release the states of the requests that it ended.
 
-    vLLM forgets to forget the parent of several samples of which some had finished: with it their outputs would stay.
+    vLLM keeps the parent of several samples if some of them had finished before the abort, and with it their outputs.
     """
-
-    @functools.wraps(original)
-    def abort_request(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        redeemer = getattr(self, "hidden_states", None)
-        if redeemer is not None:
-            processor = self.output_processor
-            for parent_id, parent in list(processor.parent_requests.items()):
-                if not any(child in processor.request_states for child in parent.child_requests):
-                    del processor.parent_requests[parent_id]
-            redeemer.let_go()
-
-    return abort_request
+    original(self, *args, **kwargs)
+    collector = getattr(self, "state_collector", None)
+    if collector is not None:
+        processor = self.output_processor
+        for parent_id, parent in list(processor.parent_requests.items()):
+            if not any(child in processor.request_states for child in parent.child_requests):
+                del processor.parent_requests[parent_id]
+        collector.release_abandoned()
 
 
-def _deferring(original: Callable[..., Any]) -> Callable[..., Any]:
+def _run_engine(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Relies on ``_run_engine`` stepping the engine until all its requests are finished."""
-
-    @functools.wraps(original)
-    def run_engine(self: Any, *args: Any, **kwargs: Any) -> Any:
-        redeemer = getattr(self.llm_engine, "hidden_states", None)
-        if redeemer is None:
+    collector = getattr(self.llm_engine, "state_collector", None)
+    if collector is None:
+        return original(self, *args, **kwargs)
+    try:
+        with collector.deferring():
             return original(self, *args, **kwargs)
-        try:
-            with redeemer.deferring():
-                return original(self, *args, **kwargs)
-        except BaseException:
-            # The next call must not find, and return, what is left of this one.
-            engine = self.llm_engine
-            engine.abort_request(list(engine.output_processor.request_states), internal=True)
-            raise
-
-    return run_engine
+    except BaseException:
+        # Otherwise the next call would return what is left of this one.
+        engine = self.llm_engine
+        engine.abort_request(list(engine.output_processor.request_states), internal=True)
+        raise
 
 
-def _attaching_async(original: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
-    @functools.wraps(original)
-    def generate(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        stream = original(self, *args, **kwargs)
-        redeemer = getattr(self, "hidden_states", None)
-        return stream if redeemer is None else _with_states(stream, redeemer)
-
-    return generate
+def _generate(
+    original: Callable[..., AsyncGenerator[Any, None]], self: Any, *args: Any, **kwargs: Any
+) -> AsyncGenerator[Any, None]:
+    stream = original(self, *args, **kwargs)
+    collector = getattr(self, "state_collector", None)
+    return stream if collector is None else _with_states(stream, collector)
 
 
-async def _with_states(stream: AsyncGenerator[Any, None], redeemer: Redeemer) -> AsyncGenerator[Any, None]:
+async def _with_states(stream: AsyncGenerator[Any, None], collector: StateCollector) -> AsyncGenerator[Any, None]:
     try:
         async for output in stream:
-            await redeemer.attach_async(output)
+            await collector.attach_async(output)
             yield output
     finally:
         await stream.aclose()
-        await redeemer.let_go_async()
+        await collector.release_abandoned_async()
+
+
+PATCHES: list[tuple[type, str, Callable[..., Any]]] = [
+    (LLMEngine, "__init__", _init),
+    (AsyncLLM, "__init__", _init),
+    (OutputProcessor, "add_request", _add_request),
+    (RequestState, "_new_completion_output", _new_completion_output),
+    (RequestOutput, "add", _add_output),
+    (LLMEngine, "step", _step),
+    (LLMEngine, "abort_request", _abort_request),
+    (LLM, "_run_engine", _run_engine),
+    (AsyncLLM, "generate", _generate),
+]
+"""Class of vLLM, name of its method, and the replacement, which gets the original method as its first argument."""

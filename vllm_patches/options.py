@@ -1,4 +1,4 @@
-"""What a user asks for: ``additional_config={"hidden_states": {...}}``, checked before an engine starts."""
+"""The options ``additional_config={"hidden_states": {...}}``, checked before an engine starts."""
 
 import functools
 import importlib
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 KEY = "hidden_states"
-"""Name of the options within vLLM's ``additional_config``."""
+"""Key of the options in vLLM's ``additional_config``."""
 
 PHASES = ("decode", "prefill", "both")
 DEVICES = ("cpu", "device")
@@ -26,19 +26,18 @@ class CaptureOptions:
     """``additional_config["hidden_states"]``, parsed."""
 
     layers: tuple[int, ...] = (-1,)
-    """Captured layers, in the order of the result. Layer k, counted from either end, is what ``transformers`` calls
-    ``hidden_states[1:][k]``: the output of decoder layer k, and of the last one the state after the final norm."""
+    """Captured layers, in the order of the result. Layer k, counted from either end, is ``hidden_states[1:][k]`` of
+    ``transformers``: the output of decoder layer k, or, for the last one, the state after the final norm."""
     phase: str = "decode"
     """``decode``: the states that response tokens were sampled from; ``prefill``: those of the prompt; ``both``."""
     dtype: str = "auto"
-    """What states are stored and returned in; ``auto`` is the model's own."""
+    """Dtype in which states are stored and returned; ``auto`` is the model's."""
     device: str = "cpu"
     """Where results are: ``cpu``, or ``device``, where they were computed (the engine must be in this process)."""
     max_bytes: int = 1 << 30
-    """Bound on the buffer on the device, bytes per worker. Rows beyond it wait in host memory."""
+    """Bound on the buffer on the device, bytes per worker. Rows beyond it move to host memory."""
     reducer: str | None = None
-    """Import path ``module:function`` of a :data:`Reducer`, called where the states are; its result takes their
-    place."""
+    """Import path ``module:function`` of a :data:`Reducer`, called where the states are; its result replaces them."""
     reducer_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reducer; JSON."""
 
@@ -47,7 +46,7 @@ class CaptureOptions:
         """Read vLLM's ``additional_config``; None if it does not ask for hidden states.
 
         Raises:
-            ValueError: for an unknown option or value, naming those that exist.
+            ValueError: an option or a value is unknown; names those that exist.
         """
         if not isinstance(additional_config, Mapping) or additional_config.get(KEY) is None:
             return None
@@ -71,7 +70,7 @@ class CaptureOptions:
         if not isinstance(self.reducer_options, Mapping):
             raise _error("reducer_options", self.reducer_options, "must be a mapping of keyword arguments")
         if self.reducer is None and self.reducer_options:
-            raise _error("reducer_options", self.reducer_options, "there is no reducer to give them to")
+            raise _error("reducer_options", self.reducer_options, "set reducer too, or leave the options out")
         if self.reducer is not None:
             if self.phase == "prefill":
                 raise _error("reducer", self.reducer, "it reduces the states of responses; phase='prefill' keeps none")
@@ -81,13 +80,14 @@ class CaptureOptions:
         """Import the reducer; None if there is none.
 
         Raises:
-            ValueError: if there is no such function.
+            ValueError: there is no such function, or it does not take ``reducer_options``.
         """
         if self.reducer is None:
             return None
         try:
             module, _, name = self.reducer.partition(":")
-            function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+            loaded: Any = importlib.import_module(module)
+            function = functools.reduce(getattr, name.split("."), loaded)
             signature = inspect.signature(function)
         except (ImportError, AttributeError, ValueError, TypeError) as error:
             raise _error("reducer", self.reducer, f"must be 'module:function' ({error})") from error
@@ -101,7 +101,7 @@ class CaptureOptions:
         """The captured layers counted from the first, 0 to ``num_layers - 1``; the last is after the final norm.
 
         Raises:
-            ValueError: if the model has no such layer, or one is named twice.
+            ValueError: the model has no such layer, or a layer is named twice.
         """
         for layer in self.layers:
             if not -num_layers <= layer < num_layers:
@@ -112,12 +112,13 @@ class CaptureOptions:
                 )
         resolved = tuple(layer % num_layers for layer in self.layers)
         if len(set(resolved)) != len(resolved):
-            raise _error("layers", list(self.layers), f"names a layer of the model's {num_layers} twice")
+            raise _error("layers", list(self.layers), f"names one of the model's {num_layers} layers twice")
         return resolved
 
     def resolve_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
-        """The dtype states are stored in."""
-        return model_dtype if self.dtype == "auto" else getattr(torch, self.dtype)
+        """The dtype in which states are stored."""
+        dtype: torch.dtype = model_dtype if self.dtype == "auto" else getattr(torch, self.dtype)
+        return dtype
 
     @property
     def keeps_prompts(self) -> bool:
@@ -126,7 +127,7 @@ class CaptureOptions:
 
     @property
     def keeps_responses(self) -> bool:
-        """Whether states that response tokens were sampled from are kept."""
+        """Whether the states that response tokens were sampled from are kept."""
         return self.phase in ("decode", "both")
 
 

@@ -1,7 +1,7 @@
-"""What each of vLLM's model runners says of the step it has just computed, in one form.
+"""Reads the step that a model runner of vLLM has just computed, in one form for both runners.
 
-Both keep their results between ``execute_model`` and ``sample_tokens`` in ``execute_model_state``; everything else
-about a step is in the batch they prepared for it.
+Both keep their results in ``execute_model_state`` between ``execute_model`` and ``sample_tokens``; everything else
+about a step is in the batch that they prepared for it.
 """
 
 from typing import Any
@@ -13,25 +13,25 @@ from vllm_patches.capture import Step
 from vllm_patches.compat import require
 
 
-class Layers:
-    """Captured layers among the tensors that a model returns.
+class LayerSelection:
+    """Finds the captured layers among the tensors that a model returns.
 
-    A model returns the state after the final norm and, where EAGLE-3 layers are set on it, a list of the inputs of
-    those layers in ascending order. Input k + 1 is the output of layer k.
+    A model returns the state after the final norm and, if EAGLE-3 layers are set on it, a list of the inputs of those
+    layers in ascending order. Input k + 1 is the output of layer k.
     """
 
     def __init__(self, layers: tuple[int, ...], num_layers: int) -> None:
-        """``layers`` from 0 to ``num_layers - 1``, the last one being the state after the final norm."""
+        """``layers`` are from 0 to ``num_layers - 1``; the last one is the state after the final norm."""
         self.auxiliary = tuple(sorted(layer + 1 for layer in layers if layer != num_layers - 1))
         self._places = [None if layer == num_layers - 1 else self.auxiliary.index(layer + 1) for layer in layers]
 
     @property
     def include_last(self) -> bool:
-        """Whether the state after the final norm is among them."""
+        """Whether the state after the final norm is captured."""
         return None in self._places
 
     def pick(self, final: Tensor, auxiliary: list[Tensor]) -> list[Tensor]:
-        """The captured layers' tensors in the order asked for; ``auxiliary`` as asked for by ``self.auxiliary``."""
+        """The captured layers' tensors in the requested order; ``auxiliary`` are the inputs of ``self.auxiliary``."""
         return [final if place is None else auxiliary[place] for place in self._places]
 
 
@@ -47,15 +47,15 @@ def check_runner(runner: Any, is_v2: bool) -> None:
         require(runner.input_batch, "req_ids", "num_reqs", "num_computed_tokens_cpu")
 
 
-def read_step(runner: Any, layers: Layers, is_v2: bool) -> Step:
-    """The step whose results wait in ``runner.execute_model_state``."""
+def read_step(runner: Any, layers: LayerSelection, is_v2: bool) -> Step:
+    """The step whose results are in ``runner.execute_model_state``."""
     return (_read_v2 if is_v2 else _read_v1)(runner, layers)
 
 
-def _read_v1(runner: Any, layers: Layers) -> Step:
-    """``v1/worker/gpu_model_runner.py`` and, derived from it, the CPU's.
+def _read_v1(runner: Any, layers: LayerSelection) -> Step:
+    """Of ``v1/worker/gpu_model_runner.py`` and the CPU's runner, which derives from it.
 
-    Relies on ``input_batch`` and the buffers of ``_prepare_inputs`` staying as they are until the next step.
+    Relies on ``input_batch`` and the buffers of ``_prepare_inputs`` not changing until the next step.
     """
     state, batch = runner.execute_model_state, runner.input_batch
     count = batch.num_reqs
@@ -71,11 +71,11 @@ def _read_v1(runner: Any, layers: Layers) -> Step:
     )
 
 
-def _read_v2(runner: Any, layers: Layers) -> Step:
-    """``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
+def _read_v2(runner: Any, layers: LayerSelection) -> Step:
+    """Of ``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
 
-    A token is sampled and kept from the step on in which the tokens known beforehand, the prompt and, after a
-    preemption, the response so far (``prefill_len_np``), are computed.
+    Sampled tokens are kept from the step on in which all known tokens (``prefill_len_np``) are computed: the prompt
+    and, after a preemption, the response so far.
     """
     state = runner.execute_model_state
     batch = state.input_batch

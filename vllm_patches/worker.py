@@ -1,8 +1,8 @@
-"""The side of the engine that computes: where hidden states are seen, kept and asked for.
+"""The worker's side of an engine: records the hidden states and hands them out.
 
-After ``load_model`` of vLLM's worker, whatever runner it has, the states of every ``execute_model`` of its runner are
-recorded; ``take_hidden_states`` hands them out and ``hidden_states_memory`` tells what they take, both through vLLM's
-own ``collective_rpc``. The model itself, its compilation and its CUDA graphs are not touched.
+After ``load_model`` of vLLM's worker, whatever its runner, the states of every ``execute_model`` of the runner are
+recorded. ``take_hidden_states`` hands them out and ``hidden_states_memory`` reports their memory, both through vLLM's
+own ``collective_rpc``. The model, its compilation and its CUDA graphs do not change.
 """
 
 import functools
@@ -19,41 +19,42 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import HiddenStateCapture
-from vllm_patches.compat import require
+from vllm_patches.compat import patch, require
 from vllm_patches.options import CaptureOptions
-from vllm_patches.runners import Layers, check_runner, read_step
+from vllm_patches.runners import LayerSelection, check_runner, read_step
 
 logger = logging.getLogger(__name__)
 
 NORM_IN_HEAD = {"MiMoForCausalLM", "Step3p5ForCausalLM", "KimiK3ForConditionalGeneration"}
-"""Models in vLLM that apply the final norm on the way to the logits, after the state that the runner sees."""
+"""Models that vLLM gives the final norm within the output head, after the state that the runner sees."""
 
 SCALED = {"MiniCPMForCausalLM", "MiniCPM3ForCausalLM"}
-"""Models in vLLM that scale the state after the final norm before the runner sees it."""
+"""Models whose state vLLM scales after the final norm, before the runner sees it."""
 
 
 def install() -> None:
-    """Patch the worker class; the CPU's and other devices' derive from it."""
-    Worker.load_model = _then_attach(Worker.load_model)
-    Worker.take_hidden_states = take_hidden_states
-    Worker.hidden_states_memory = hidden_states_memory
+    """Patch the worker class, from which the workers of the CPU and of other devices derive."""
+    patch(Worker, "load_model", _load_model)
+    worker_class: Any = Worker  # Any, because vLLM does not declare these methods
+    worker_class.take_hidden_states = take_hidden_states
+    worker_class.hidden_states_memory = hidden_states_memory
 
 
 def take_hidden_states(
-    worker: Any, requests: list[tuple[str, int]], dropped: list[str], as_bytes: bool
+    worker: Any, requests: list[tuple[str, int]], abandoned: list[str], as_bytes: bool
 ) -> list[dict[str, Tensor]] | list[bytes] | str | None:
-    """Hand out the states of ``requests``, (id, number of tokens), and forget those of ``dropped``.
+    """Hand out the states of ``requests``, (id, number of tokens), and release those of ``abandoned``.
 
-    Called on all workers; those that keep no states answer None. ``as_bytes`` gives each request's tensors in the
-    safetensors format, for the way between processes. An error is returned as text, for raised here it would leave the
-    answers of other workers unread, where the next call would take them for its own.
+    Called on all workers; those that keep no states return None. With ``as_bytes`` the tensors of each request are in
+    the safetensors format, to pass between processes. An error is returned as text: an exception would leave the
+    replies of other workers unread, and the next call would take them for its own.
     """
     capture: HiddenStateCapture | None = getattr(worker, "hidden_state_capture", None)
     if capture is None:
         return None
-    for request_id in dropped:
+    for request_id in abandoned:
         capture.drop(request_id)
-    # Results are ordinary tensors, which a user may differentiate, even if the engine calls in inference mode.
+    # The results are ordinary tensors, which a user may differentiate, even if the engine calls in inference mode.
     with torch.inference_mode(False), torch.no_grad():
         try:
             results = capture.take(requests)
@@ -64,8 +65,11 @@ def take_hidden_states(
 
 
 def hidden_states_memory(worker: Any) -> dict[str, int] | None:
-    """What the states of one worker take, for ``collective_rpc``: requests and rows held, bytes held and at most held
-    since the start, on the device and, spilled, on the host; None from workers that keep no states."""
+    """Memory of the states of one worker, for ``collective_rpc``; None from workers that keep no states.
+
+    The requests and rows held; and the bytes held now, and at most since the start, on the device and (spilled) on the
+    host.
+    """
     capture: HiddenStateCapture | None = getattr(worker, "hidden_state_capture", None)
     if capture is None:
         return None
@@ -74,25 +78,21 @@ def hidden_states_memory(worker: Any) -> dict[str, int] | None:
 
 
 def _to_bytes(result: dict[str, Tensor]) -> bytes:
-    # Copies, for safetensors refuses tensors that share memory.
+    # Copies, because safetensors refuses tensors that share memory.
     return safetensors.torch.save({name: value.to("cpu", copy=True).contiguous() for name, value in result.items()})
 
 
-def _then_attach(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        options = CaptureOptions.parse(self.vllm_config.additional_config)
-        if options is not None and not hasattr(self, "hidden_state_capture"):
-            self.hidden_state_capture = capture = attach(self.model_runner, options)
-            if capture is not None:
-                self.compile_or_warm_up_model = _then_clear(self.compile_or_warm_up_model, capture)
-
-    return load_model
+def _load_model(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    options = CaptureOptions.parse(self.vllm_config.additional_config)
+    if options is not None and not hasattr(self, "hidden_state_capture"):
+        self.hidden_state_capture = capture = attach(self.model_runner, options)
+        if capture is not None:
+            self.compile_or_warm_up_model = _clear_after(self.compile_or_warm_up_model, capture)
 
 
-def _then_clear(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Callable[..., Any]:
-    """vLLM warms some engines up with requests of its own, whose states nobody will ask for."""
+def _clear_after(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Callable[..., Any]:
+    """vLLM warms some engines up with its own requests, whose states nobody will collect."""
 
     @functools.wraps(warm_up)
     def warm_up_and_clear(*args: Any, **kwargs: Any) -> Any:
@@ -104,26 +104,26 @@ def _then_clear(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Cal
 
 
 def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
-    """Let a runner record its steps; None where another rank of the tensor-parallel group keeps the same states.
+    """Make a runner record its steps; None where another rank of the tensor-parallel group keeps the same states.
 
-    Relies on the lists of new and of finished requests in the scheduler's output; a request resumed after a preemption
-    is among the new ones with one runner and not with the other.
+    Relies on the lists of new and of finished requests in the scheduler's output. A request resumed after a preemption
+    is among the new ones with one runner but not with the other.
 
     Raises:
-        RuntimeError: if this vLLM lacks what is relied on.
-        ValueError: if the model cannot give the layers asked for.
+        RuntimeError: this vLLM lacks what the capture relies on.
+        ValueError: the model cannot return the requested layers.
     """
     config = runner.vllm_config
     is_v2 = config.use_v2_model_runner
     check_runner(runner, is_v2)
     num_layers = config.model_config.get_total_num_hidden_layers()
-    layers = Layers(options.resolve_layers(num_layers), num_layers)
+    layers = LayerSelection(options.resolve_layers(num_layers), num_layers)
     if layers.include_last:
         _check_last_state(runner)
     if layers.auxiliary:
-        _ask_for_auxiliary_states(runner, layers.auxiliary)
+        _enable_auxiliary_states(runner, layers.auxiliary)
     external = config.parallel_config.distributed_executor_backend == "external_launcher"
-    # With an external launcher every rank is an engine of its own, whose user asks that rank alone.
+    # With an external launcher every rank is its own engine, whose user asks that rank alone.
     if get_tp_group().rank_in_group != 0 and not external:
         return None
 
@@ -148,39 +148,41 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
 
     runner.execute_model = execute_and_record
     if runner.device.type != "cpu":
-        runner.profile_run = _beside_buffer(runner.profile_run, runner.device, options.max_bytes)
+        runner.profile_run = _with_full_buffer(runner.profile_run, runner.device, options.max_bytes)
     return capture
 
 
 def _check_last_state(runner: Any) -> None:
-    """Refuse models whose last state is not what it is in ``transformers``."""
+    """Refuse models whose last state differs from that in ``transformers``."""
     name = type(runner.get_model()).__name__
     if name in NORM_IN_HEAD | SCALED:
         what = "applies the final norm within its output head" if name in NORM_IN_HEAD else "scales its last state"
         raise ValueError(
-            f"{name}: in vLLM this model {what}, so that the state after the final norm cannot be seen; ask for other "
+            f"{name}: in vLLM this model {what}, so the state after the final norm is not available; ask for other "
             "layers, or try model_impl='transformers'"
         )
 
 
-def _ask_for_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
-    """Have the model return the inputs of ``layers`` beside its result, by the interface made for EAGLE-3.
+def _enable_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
+    """Make the model return the inputs of ``layers`` together with its result, through the interface for EAGLE-3.
 
     Relies on the runner unpacking that pair when ``use_aux_hidden_state_outputs`` is set. Nothing is compiled yet.
     """
     model = runner.get_model()
-    if not supports_eagle3(model):
+    supported: bool = supports_eagle3(model)  # a variable, so that its type guard does not narrow the model to a class
+    if not supported:
         raise ValueError(
-            f"{type(model).__name__} cannot give the states of intermediate layers: in this vLLM it does not implement "
-            "the EAGLE-3 interface. Try model_impl='transformers', or layers=[-1], the state after the final norm"
+            f"{type(model).__name__} cannot return the states of intermediate layers: in this vLLM it does not "
+            "implement the EAGLE-3 interface. Try model_impl='transformers', or layers=[-1], the state after the final "
+            "norm"
         )
     require(model, "set_aux_hidden_state_layers")
     model.set_aux_hidden_state_layers(layers)
     runner.use_aux_hidden_state_outputs = True
 
 
-def _beside_buffer(profile_run: Callable[..., None], device: torch.device, max_bytes: int) -> Callable[..., None]:
-    """vLLM sizes the KV cache by the memory that ``profile_run`` takes: let the full buffer be a part of it."""
+def _with_full_buffer(profile_run: Callable[..., None], device: torch.device, max_bytes: int) -> Callable[..., None]:
+    """vLLM sizes the KV cache by the memory that ``profile_run`` takes; this includes the full buffer in it."""
 
     @functools.wraps(profile_run)
     def profile(*args: Any, **kwargs: Any) -> None:

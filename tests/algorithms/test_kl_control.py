@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.algorithms.kl import KL_ESTIMATORS
-from verl.algorithms.kl_control import AdaptiveKLController, FixedKLController, kl_penalised_rewards
+from verl.algorithms.kl import KL_ESTIMATORS, AdaptiveKLController, FixedKLController, kl_penalised_rewards
 
 
 def test_fixed_coefficient_never_moves():

@@ -11,9 +11,11 @@ from torch import Tensor
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart, training_state
 from verl.config import PPOConfig
 from verl.models.forward import LogprobForward, ValueForward
-from verl.models.fsdp import load_sharded_model, load_sharded_value_model, offloaded_parameters
+from verl.models.fsdp import offloaded_parameters
 from verl.models.learner import Learner
+from verl.models.loading import load_sharded_model
 from verl.models.tokenizer import load_tokenizer
+from verl.models.value_models import load_sharded_value_model
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 TOTAL_STEPS = 10

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and what it is told."""
+"""Which checkpoint a run resumes from, and the messages about it."""
 
 import json
 from dataclasses import asdict, replace
@@ -15,11 +15,11 @@ from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
 from verl.checkpoint.resume import (
     Resumption,
     best_validation,
+    changed_options,
     check_resumable,
-    differences,
     find_resumption,
+    resume_hint,
     saved_validations,
-    telling_how_to_go_on,
 )
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
@@ -42,14 +42,14 @@ def damage(folder: Path) -> None:
 
 def find(config: PPOConfig) -> tuple[Resumption | None, list[str]]:
     lines: list[str] = []
-    return find_resumption(config, config.trainer, lines.append), lines
+    return find_resumption(config, lines.append), lines
 
 
-def test_a_new_folder_starts_at_the_beginning(small_config, tmp_path):
+def test_a_new_folder_starts_from_scratch(small_config, tmp_path):
     assert find(with_trainer(small_config, tmp_path)) == (None, [])
 
 
-def test_the_newest_intact_checkpoint_is_taken_and_damaged_ones_are_named(small_config, tmp_path):
+def test_the_latest_intact_checkpoint_is_used_and_damaged_ones_are_named(small_config, tmp_path):
     for step in (2, 4, 6, 8):
         save(tmp_path, step)
     damage(tmp_path / "global_step_8")
@@ -58,7 +58,7 @@ def test_the_newest_intact_checkpoint_is_taken_and_damaged_ones_are_named(small_
     resumption, lines = find(with_trainer(small_config, tmp_path))
     assert resumption == Resumption(tmp_path / "global_step_4", 4, {"job": "ppo", "step": 4})
     assert lines == [
-        f"warning: {tmp_path}/global_step_8/actor/weights was altered: its checksum is not that of the manifest; this "
+        f"warning: {tmp_path}/global_step_8/actor/weights was altered: its checksum differs from the manifest; this "
         "checkpoint is not used",
         f"warning: {tmp_path}/global_step_6/actor/weights is missing; this checkpoint is not used",
         f"resuming from {tmp_path}/global_step_4",
@@ -68,20 +68,17 @@ def test_the_newest_intact_checkpoint_is_taken_and_damaged_ones_are_named(small_
         "latest_checkpointed_iteration.txt",
     ]
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "4\n"
-    # Damaged a second time at the same step, it takes another name.
+    # A second damaged checkpoint of the same step gets another name.
     damage(save(tmp_path, 8))
     find(with_trainer(small_config, tmp_path))
     assert (tmp_path / "global_step_8.damaged_2").is_dir()
 
 
-def test_a_run_without_an_intact_checkpoint_is_not_started_anew(small_config, tmp_path):
-    damage(save(tmp_path, 2))
+def test_a_run_that_cannot_be_resumed_is_not_overwritten(small_config, tmp_path):
+    damage(save(tmp_path / "damaged", 2))
     with pytest.raises(ConfigError, match="none of its 1 checkpoints is intact"):
-        find(with_trainer(small_config, tmp_path))
-    assert (tmp_path / "global_step_2").is_dir()
-
-
-def test_a_finished_run_without_checkpoints_is_not_written_over(small_config, tmp_path):
+        find(with_trainer(small_config, tmp_path / "damaged"))
+    assert (tmp_path / "damaged" / "global_step_2").is_dir()
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds a finished run without checkpoints"):
         find(with_trainer(small_config, tmp_path))
@@ -99,7 +96,7 @@ def test_a_named_checkpoint(small_config, tmp_path):
     assert resumption is not None and (resumption.folder, resumption.step) == (checkpoint, 4)
     assert lines == [f"resuming from {checkpoint}"]
     assert (other / "latest_checkpointed_iteration.txt").read_text() == "8\n"
-    with pytest.raises(ConfigError, match=r"global_step_8 beside it is newer, and the run would write over"):
+    with pytest.raises(ConfigError, match=r"global_step_8 in the same folder is newer, and the run would overwrite"):
         find(named(checkpoint, folder=other))
     with pytest.raises(ConfigError, match=r"^trainer\.resume_from_path=.*: no such checkpoint; name a folder"):
         find(named(other))
@@ -122,7 +119,7 @@ def test_options_that_differ_are_shown_in_a_line_each(small_config, tmp_path):
     ]
     del values["seed"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    assert differences(tmp_path / "config.yaml", asdict(small_config)) == ["seed: was (no such option), is 0"]
+    assert changed_options(tmp_path / "config.yaml", asdict(small_config)) == ["seed: was (no such option), is 0"]
 
 
 def test_what_does_not_fit_is_refused_in_one_line(small_config, tiny_model, tmp_path):
@@ -141,9 +138,9 @@ def test_what_does_not_fit_is_refused_in_one_line(small_config, tiny_model, tmp_
 
     fits = resumption("fits", state)
     check_resumable(fits, "ppo", 16, {"actor": small_config.model})
-    refused(fits, "is a checkpoint of main_ppo and not of main_sft; name another", job="sft")
-    refused(fits, r"^data\.train_files: hold 17 examples, and 16 when", examples=17)
-    refused(fits, "holds no critic", critic=small_config.critic.model)
+    refused(fits, "is a checkpoint of main_ppo, not of main_sft; name another", job="sft")
+    refused(fits, r"^data\.train_files: 17 examples, but 16 when", examples=17)
+    refused(fits, "has no critic", critic=small_config.critic.model)
     wider = resumption("wider", state | {"model.model.norm.weight": torch.ones(7)})
     refused(wider, r"model\.norm\.weight has shape \[7\] there and has shape \[\d+\] in the run's model$")
     lora = replace(small_config.model, lora=replace(small_config.model.lora, rank=4))
@@ -160,21 +157,21 @@ def test_the_best_validation_so_far():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), RuntimeError()])
-def test_an_interrupted_run_says_how_to_go_on(small_config, tmp_path, capsys, error):
+def test_an_interrupted_run_says_how_to_resume(small_config, tmp_path, capsys, error):
     trainer = with_trainer(small_config, tmp_path, resume_mode="disable").trainer
     named = replace(trainer, resume_mode="path", resume_from_path="other/global_step_2")
     for config in (trainer, named):
-        with pytest.raises(type(error)), telling_how_to_go_on(config):
+        with pytest.raises(type(error)), resume_hint(config):
             raise error
     save(tmp_path, 4)
     for config in (replace(trainer, resume_mode="auto"), named):
-        with pytest.raises(type(error)), telling_how_to_go_on(config):
+        with pytest.raises(type(error)), resume_hint(config):
             raise error
-    folder = f"the same command with trainer.default_local_dir={tmp_path}"
+    folder = f"run the same command with trainer.default_local_dir={tmp_path}"
     changed = "trainer.resume_mode=auto trainer.resume_from_path=null"
     assert capsys.readouterr().err.splitlines() == [
-        f"to start again; it has no checkpoint yet: {folder} {changed}",
-        f"to start again; it has no checkpoint yet: {folder}",
-        f"to go on from step 4: {folder}",
-        f"to go on from step 4: {folder} {changed}",
+        f"to start again (there is no checkpoint yet), {folder} {changed}",
+        f"to start again (there is no checkpoint yet), {folder}",
+        f"to resume from step 4, {folder}",
+        f"to resume from step 4, {folder} {changed}",
     ]

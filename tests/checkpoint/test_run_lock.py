@@ -1,32 +1,21 @@
-"""The lock of a run's folder."""
+"""The lock of a run's folder; tests/run/test_session.py has a second process."""
 
 import errno
 from pathlib import Path
 
 import pytest
 
-from verl.checkpoint.run_lock import locked
-from verl.config.errors import ConfigError
+from verl.checkpoint.run_lock import run_lock
 
 
-def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path):
-    folder = tmp_path / "new"
-    with locked(folder):
-        with pytest.raises(ConfigError, match=r"trainer\.default_local_dir=.*another run is at work there"):
-            with locked(folder):
-                pass
-    with locked(folder):
-        pass
-
-
-def test_a_file_system_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_system_without_locks_is_used_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def flock(*_: object) -> None:
         raise OSError(code, "flock")
 
     monkeypatch.setattr("fcntl.flock", flock)
     code = errno.ENOLCK
-    with locked(tmp_path):
+    with run_lock(tmp_path):
         pass
     code = errno.EIO
-    with pytest.raises(OSError, match="flock"), locked(tmp_path):
+    with pytest.raises(OSError, match="flock"), run_lock(tmp_path):
         pass

@@ -107,8 +107,8 @@ OTHERS = {
     "diff_svd_method": ("lowrank", "calculator.diff_svd_method=lowrank"),
     "diff_calculator_method": ("original", "calculator.diff_calculator_method=original"),
     "except_save": ("40,80", "trainer.except_save=[40,80]"),
-    "save_freq": ("-1", "trainer.save_freq=0"),
-    "test_freq": ("-1", "trainer.test_freq=0"),
+    "save_freq": ("-1", "trainer.save_freq=-1"),
+    "test_freq": ("-1", "trainer.test_freq=-1"),
     "logger_config": ("console", "trainer.logger=['console']"),
 }
 

@@ -61,6 +61,9 @@ REFUSALS = [
     ("actor.clip_ratio_c=0.5", "actor.clip_ratio_c=0.5: must be above 1, or null"),
     ("algorithm.gamma=1.5", "algorithm.gamma=1.5: must be in [0, 1]"),
     ("algorithm.lam=-0.1", "algorithm.lam=-0.1: must be in [0, 1]"),
+    ("trainer.total_training_steps=-1", "trainer.total_training_steps=-1: must be at least 0"),
+    ("trainer.save_freq=-2", "trainer.save_freq=-2: must be -1 (never), 0 (after the last step) or greater"),
+    ("trainer.test_freq=-2", "trainer.test_freq=-2: must be -1 (never), 0 (after the last step) or greater"),
     ("trainer.critic_warmup=-1", "trainer.critic_warmup=-1: must be at least 0"),
     ("trainer.except_save=[5,0]", "trainer.except_save=[5, 0]: steps are counted from 1"),
     ("data.val_sample_size=0", "data.val_sample_size=0: must be -1 or at least 1"),
@@ -177,9 +180,10 @@ def test_the_released_code_differs_from_the_shipped_signal_in_its_known_defects(
     assert differing("actor") == differing("algorithm") == differing("rollout") == set()
 
 
-def test_stopping_early_needs_held_out_conversations():
+@pytest.mark.parametrize("override", ["data.val_files=[]", "trainer.test_freq=-1"])
+def test_stopping_early_needs_validation(override: str):
     with pytest.raises(ConfigError, match=r"trainer\.stop_at_sequence_probability=0\.5: .* set data\.val_files"):
-        load_config(SFTConfig, "sft", ["trainer.stop_at_sequence_probability=0.5", "data.val_files=[]"])
+        load_config(SFTConfig, "sft", ["trainer.stop_at_sequence_probability=0.5", override])
 
 
 def test_integers_pass_as_floats_and_a_lone_element_as_a_list():
@@ -253,15 +257,15 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
             "auto",
             None,
             ["metrics.jsonl"],
-            "already holds something that is no run, without a config.yaml; name another",
+            r"already exists and is not a run folder \(it has no config\.yaml\); name another",
         ),
         (
             "path",
             "elsewhere/global_step_4",
             ["config.yaml", "global_step_5"],
-            "already holds another run than trainer.resume_from_path",
+            "already holds a run other than that of trainer.resume_from_path",
         ),
-        ("path", "elsewhere/global_step_4", ["config.yaml", "summary.json"], "already holds another run than"),
+        ("path", "elsewhere/global_step_4", ["config.yaml", "summary.json"], "already holds a run other than"),
         # Killed before its first checkpoint: the same command starts again from the one that was named.
         ("path", "elsewhere/global_step_4", ["config.yaml", "metrics.jsonl"], None),
         ("auto", None, [".lock"], None),

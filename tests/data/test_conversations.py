@@ -106,7 +106,7 @@ def test_a_missing_column_is_named(tmp_path: Path):
 
 
 def test_files_without_conversations_are_an_error(tmp_path: Path):
-    with pytest.raises(ConfigError, match="hold no conversation at all"):
+    with pytest.raises(ConfigError, match="the files contain no conversations"):
         ConversationDataset([write_chats(tmp_path / "a.parquet", [])], TOKENIZER, data_config())
 
 

@@ -117,7 +117,7 @@ def test_extra_info_is_optional(tmp_path: Path):
 
 def test_files_without_prompts_are_an_error(tmp_path: Path):
     path = write_prompts(tmp_path / "a.parquet", [])
-    with pytest.raises(ConfigError, match="hold no prompt at all"):
+    with pytest.raises(ConfigError, match="the files contain no prompts"):
         PromptDataset([path], TOKENIZER, 8, "error")
 
 

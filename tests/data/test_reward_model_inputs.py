@@ -3,13 +3,13 @@ import copy
 import pytest
 
 from verl.config.errors import ConfigError
-from verl.data.reward_model_inputs import check_judgeable, judged_texts
+from verl.data.reward_model_inputs import check_reward_model_template, reward_model_batch
 
 PROMPT = [{"role": "user", "content": "1+2"}]
 
 
 def test_conversations_are_rendered_whole_and_padded_on_the_right(tiny_tokenizer):
-    batch, too_long = judged_texts([PROMPT, PROMPT], ["3", "1+2=3"], tiny_tokenizer, max_length=64)
+    batch, too_long = reward_model_batch([PROMPT, PROMPT], ["3", "1+2=3"], tiny_tokenizer, max_length=64)
     assert too_long == 0
     expected = [
         tiny_tokenizer.apply_chat_template([*PROMPT, {"role": "assistant", "content": text}], return_dict=False)
@@ -22,13 +22,13 @@ def test_conversations_are_rendered_whole_and_padded_on_the_right(tiny_tokenizer
 
 
 def test_long_conversations_lose_their_head(tiny_tokenizer):
-    whole, _ = judged_texts([PROMPT], ["1+2=3"], tiny_tokenizer, max_length=64)
-    cut, too_long = judged_texts([PROMPT] * 2, ["1+2=3", "1+2=3"], tiny_tokenizer, max_length=4)
+    whole, _ = reward_model_batch([PROMPT], ["1+2=3"], tiny_tokenizer, max_length=64)
+    cut, too_long = reward_model_batch([PROMPT] * 2, ["1+2=3", "1+2=3"], tiny_tokenizer, max_length=4)
     assert cut.input_ids.tolist() == [whole.input_ids[0, -4:].tolist()] * 2 and too_long == 1
 
 
 def test_a_template_that_refuses_a_chat_is_found(tiny_tokenizer):
-    check_judgeable([PROMPT], tiny_tokenizer, "model")
+    check_reward_model_template([PROMPT], tiny_tokenizer, "model")
     strict = copy.deepcopy(tiny_tokenizer)
     strict.chat_template = (
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
@@ -36,7 +36,7 @@ def test_a_template_that_refuses_a_chat_is_found(tiny_tokenizer):
     )
     chats = [PROMPT, [{"role": "system", "content": "be brief"}, *PROMPT]]
     with pytest.raises(ConfigError, match="^model: its chat template refuses the chat of prompt 1: no system message$"):
-        check_judgeable(chats, strict, "model")
+        check_reward_model_template(chats, strict, "model")
     strict.chat_template = "{{ messages[0]['content'] }}"
     with pytest.raises(ConfigError, match="leaves out the answer"):
-        check_judgeable([PROMPT], strict, "model")
+        check_reward_model_template([PROMPT], strict, "model")

@@ -1,4 +1,4 @@
-"""Runs that are killed and go on as if nothing had been."""
+"""Runs that are killed and resume as if nothing had happened."""
 
 import json
 import os
@@ -21,7 +21,7 @@ OPTIONS = [
 ]
 
 
-def test_killed_runs_go_on_to_the_bit(tiny_model, arithmetic_prompts, tmp_path):
+def test_killed_runs_resume_to_the_bit(tiny_model, arithmetic_prompts, tmp_path):
     folder, alone = tmp_path / "killed", tmp_path / "alone"
     overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), *OPTIONS]
 
@@ -41,7 +41,7 @@ def test_killed_runs_go_on_to_the_bit(tiny_model, arithmetic_prompts, tmp_path):
     output = run.log.read_text()
     assert f"warning: {shard} has" in output and f"resuming from {folder}/global_step_" in output
     last = max(checkpoints(folder))
-    assert f"to go on from step {last}: the same command with trainer.default_local_dir={folder}\n" in output
+    assert f"to resume from step {last}, run the same command with trainer.default_local_dir={folder}\n" in output
 
     run = Run(overrides, tmp_path / "saving.log")
     run.wait_until(lambda: bool(list(folder.glob(".global_step_*.unfinished"))))
@@ -64,7 +64,7 @@ def test_killed_runs_go_on_to_the_bit(tiny_model, arithmetic_prompts, tmp_path):
     assert summaries[0]["after"] == summaries[1]["after"] and summaries[0]["best"] == summaries[1]["best"]
     assert list(checkpoints(folder)) == list(checkpoints(alone))
 
-    # Nothing is left to do: the command says so at once.
+    # The run is complete: the command says so at once.
     (folder / "summary.json").unlink()
     run = Run(overrides, tmp_path / "again.log")
     assert run.finish() == 0
@@ -86,7 +86,7 @@ def score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def test_dynamic_sampling_goes_on_to_the_bit(tiny_model, arithmetic_prompts, tmp_path, monkeypatch):
+def test_dynamic_sampling_resumes_to_the_bit(tiny_model, arithmetic_prompts, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     (tmp_path / "chance.py").write_text(CHANCE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

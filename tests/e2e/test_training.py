@@ -181,36 +181,28 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
         assert (folder / "global_step_1" / "actor").is_dir() and checkpoint.is_dir()
 
 
-@pytest.mark.parametrize("to_group", [True, False], ids=["ctrl-c", "sigint-to-driver"])
-def test_interrupt_leaves_nothing(to_group, tiny_model, arithmetic_prompts, tmp_path):
+# vLLM brings signal handlers of its own.
+STOPS = {
+    "ctrl-c": (1, "vllm", lambda run: os.killpg(run.process.pid, signal.SIGINT), 130, "interrupted"),
+    "sigint to the driver": (1, "hf", lambda run: run.process.send_signal(signal.SIGINT), 130, "interrupted"),
+    "killed worker": (2, "hf", lambda run: os.kill(run.workers()[0], signal.SIGKILL), 1, "died in"),
+}
+"""Name -> number of workers, rollout engine, what stops the run, its exit code, a word of its message."""
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_stopped_run_leaves_nothing(name, tiny_model, arithmetic_prompts, tmp_path):
+    workers, engine, stop, code, message = STOPS[name]
     folder = tmp_path / "run"
-    overrides = small_overrides(tiny_model, arithmetic_prompts, folder)
-    long_run = ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=2"]
-    # vLLM brings signal handlers of its own.
-    run = Run([*overrides, *long_run, f"rollout.name={'vllm' if to_group else 'hf'}"], tmp_path / "log")
+    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), f"trainer.n_gpus_per_node={workers}"]
+    overrides += ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=2"]
+    run = Run([*overrides, f"rollout.name={engine}"], tmp_path / "log")
     run.wait_for_line("step 3/")
-    assert len(run.processes()) > 3
-    if to_group:
-        os.killpg(run.process.pid, signal.SIGINT)
-    else:
-        run.process.send_signal(signal.SIGINT)
-    assert run.finish() == 130, run.log.read_text()
+    assert len(run.processes()) > 3 and len(run.workers()) == workers, run.processes()
+    stop(run)
+    assert run.finish() == code, run.log.read_text()
     run.assert_nothing_left(folder)
-    assert "interrupted" in run.log.read_text()
-
-
-def test_a_killed_worker_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):
-    folder = tmp_path / "run"
-    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), "trainer.n_gpus_per_node=2"]
-    long_run = ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "rollout.name=hf"]
-    run = Run([*overrides, *long_run], tmp_path / "log")
-    run.wait_for_line("step 1/")
-    workers = run.workers()
-    assert len(workers) == 2, run.processes()
-    os.kill(workers[0], signal.SIGKILL)
-    assert run.finish() == 1
-    assert "died in" in run.log.read_text()
-    run.assert_nothing_left(folder)
+    assert message in run.log.read_text()
 
 
 def test_a_full_disk_while_saving_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):

@@ -1,4 +1,4 @@
-"""A whole evaluation with engines that are faked: what fails costs itself alone, what is there is used."""
+"""A whole evaluation with fake engines: a failure affects nothing else, and existing samples are used."""
 
 import json
 import shutil
@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.fakes import FakeWorkers, evaluation_config
-from verl.checkpoint.run_lock import locked
+from tests.evaluation.example_tasks import FakeWorkers, evaluation_config
+from verl.checkpoint.run_lock import run_lock
 from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation import evaluate as evaluate_module
 from verl.evaluation.evaluate import count_workers, run_evaluation
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import EngineModel
+from verl.run.session import RaySession
 from verl.single_controller import WorkerError
 
 QUESTIONS = [{"question": f"What is {i} - {i}?", "answer": "0"} for i in range(3)]
@@ -43,13 +44,13 @@ def engines(verifiers: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> list[tu
     """What was started, in place of Ray and vLLM."""
     started: list[tuple[EngineModel, Started]] = []
 
-    def start(self: Any, model: EngineModel) -> Started:
+    def start(session: RaySession, model: EngineModel, config: EvaluationConfig) -> Started:
         if model.max_response_length == BROKEN:
             raise WorkerError("worker 0 failed in start:\nTraceback:\n  File engine.py\nValueError: no weights\n")
-        started.append((model, Started(self.num_engines)))
+        started.append((model, Started(session.world_size)))
         return started[-1][1]
 
-    monkeypatch.setattr(evaluate_module.Engines, "start", start)
+    monkeypatch.setattr(evaluate_module, "start_engines", start)
     # One pool for all tests: a process takes seconds to start.
     kept = SimpleNamespace(config=verifiers.config, score_batch=verifiers.score_batch, close=lambda: None)
     monkeypatch.setattr(evaluate_module, "VerifierPool", lambda config: kept)
@@ -126,11 +127,13 @@ def test_results_are_written_and_the_same_command_does_nothing_more(engines, con
 
     assert output_of(configure("n_sampling=3"), capsys)[0] == 0
     assert len(engines[1][1].asked) == 3
-    assert output_of(configure("n_sampling=1"), capsys)[0] == 0
-    assert len(engines) == 2
+    stored = (samples / "samples.jsonl").read_bytes()
+    code, output = output_of(configure("n_sampling=1", "reward_score.timeout_s=3"), capsys)
+    assert code == 0 and "pass@1" in output and "pass@2" not in output and "tok/s" not in output
+    assert len(engines) == 2 and (samples / "samples.jsonl").read_bytes() == stored
 
 
-def test_what_is_wrong_with_benchmarks_costs_them_alone(engines, configure, benchmarks, capsys):
+def test_a_broken_benchmark_does_not_stop_the_others(engines, configure, benchmarks, capsys):
     (benchmarks / "torn.jsonl").write_text(json.dumps(QUESTIONS[0]) + '\n{"question": "What')
     (benchmarks / "empty.jsonl").write_text("\n\n")
     (benchmarks / "odd.jsonl").write_text('{"frage": "?", "antwort": "0"}\n')
@@ -142,14 +145,14 @@ def test_what_is_wrong_with_benchmarks_costs_them_alone(engines, configure, benc
     assert "odd.jsonl: " in odd and "frage" in odd and "antwort" in odd
     assert "benchmarks='amie24': no such benchmark; did you mean 'aime24'?" in unknown
     assert code == 1
-    assert "mine" in output and "4 things could not be evaluated; see the errors above" in output
+    assert "mine" in output and "4 evaluations failed; see the errors above" in output
     assert len(engines[0][1].asked) == 12
 
     code, output = output_of(configure("benchmarks=[torn]"), capsys)
     assert (code, len(errors(output)), len(engines)) == (1, 1, 1)
 
 
-def test_what_is_wrong_with_a_model_costs_it_alone(engines, configure, tiny_model, tmp_path, capsys):
+def test_a_broken_model_does_not_stop_the_others(engines, configure, tiny_model, tmp_path, capsys):
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_text((tiny_model / "config.json").read_text())
@@ -173,7 +176,7 @@ def test_what_is_wrong_with_a_model_costs_it_alone(engines, configure, tiny_mode
     assert sorted(path.name for path in results.glob("*/step_*/*/T*/results.json")) == ["results.json"]
 
 
-def test_a_checkpoint_that_vanishes_meanwhile_costs_itself_alone(
+def test_a_checkpoint_that_vanishes_does_not_stop_the_others(
     engines, configure, tiny_model, tmp_path, monkeypatch, capsys
 ):
     # As training does that keeps a few checkpoints alone.
@@ -218,10 +221,8 @@ def test_a_prompt_longer_than_the_model_takes(engines, configure, benchmarks, ca
     assert line.endswith(" tokens, the model takes 512; leave the benchmark out")
     assert (code, len(engines)) == (1, 1)
     # A response may be shorter than asked for, so that it fits.
-    assert (
-        output_of(configure("model.max_response_length=600", "trainer.default_local_dir=" + str(benchmarks)), capsys)[0]
-        == 0
-    )
+    longer = configure("model.max_response_length=600", f"trainer.default_local_dir={benchmarks}")
+    assert output_of(longer, capsys)[0] == 0
     assert engines[1][0].max_model_len == 512
 
 
@@ -240,13 +241,13 @@ def test_an_interrupt_keeps_samples(engines, configure, tmp_path, monkeypatch, c
     with monkeypatch.context() as patch:
         patch.setattr(Started, "run", interrupted)
         code, output = output_of(configure(), capsys)
-    assert code == 130 and "interrupted; samples are kept, and the same command goes on from there" in output
+    assert code == 130 and "interrupted; samples are kept, and the same command resumes from them" in output
     assert output_of(configure(), capsys)[0] == 0
 
 
 def test_a_second_evaluation_of_the_same_waits_for_its_turn(engines, configure, tmp_path):
-    with locked(tmp_path / "outputs" / "evaluation" / "embedded" / "model"):
-        with pytest.raises(ConfigError, match="another run is at work there"):
+    with run_lock(tmp_path / "outputs" / "evaluation" / "embedded" / "model"):
+        with pytest.raises(ConfigError, match="another run is using this folder"):
             run_evaluation(configure())
     assert engines == []
 
@@ -254,13 +255,8 @@ def test_a_second_evaluation_of_the_same_waits_for_its_turn(engines, configure, 
 def test_workers_are_as_many_as_the_machine_has_in_whole_engines(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 5)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    assert count_workers(evaluation_config(), "cuda") == 5
-    two = evaluation_config("rollout.tensor_parallel_size=2")
-    assert (count_workers(two, "cuda"), count_workers(two, "cpu"), count_workers(evaluation_config(), "cpu")) == (
-        4,
-        2,
-        1,
-    )
+    one, two = evaluation_config(), evaluation_config("rollout.tensor_parallel_size=2")
+    assert [count_workers(config, device) for config in (one, two) for device in ("cuda", "cpu")] == [5, 1, 4, 2]
     with pytest.raises(ConfigError, match=r"rollout\.tensor_parallel_size=8: this machine has 5 GPUs; lower it"):
         count_workers(evaluation_config("rollout.tensor_parallel_size=8"), "cuda")
     assert count_workers(evaluation_config("trainer.n_gpus_per_node=3"), "cuda") == 3

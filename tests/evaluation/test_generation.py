@@ -1,4 +1,4 @@
-"""Requests to the engines and their responses into the stores, with engines that are faked."""
+"""Requests to fake engines, their responses into the stores, and the progress shown meanwhile."""
 
 import io
 from pathlib import Path
@@ -6,112 +6,98 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.evaluation.fakes import FakeWorkers
-from verl.evaluation.benchmarks import Problem
-from verl.evaluation.generation import Work, generate_missing
-from verl.evaluation.jobs import Job
+from tests.evaluation.example_tasks import FakeWorkers, make_task
+from verl.evaluation.generation import generate_missing
 from verl.evaluation.progress import EvaluationDisplay
-from verl.evaluation.targets import Target
+from verl.evaluation.tasks import EvaluationTask
 from verl.rollout.requests import sample_seed
 
 N = 5
+FOUR = ["1"] * 4
 
 
-def make_job(folder: Path, benchmark: str = "sums", temperature: float = 0.6, problems: int = 4) -> Job:
-    return Job(
-        target=Target("run", 0, "model", "chat", 8),
-        benchmark=benchmark,
-        temperature=temperature,
-        problems=[Problem(i, f"question {i}", "1", "arithmetic", {}, None) for i in range(problems)],
-        prompts=[[i, i + 1] for i in range(problems)],
-        folder=folder / benchmark / f"T{temperature:g}",
-        settings={"temperature": temperature},
-    )
+def display(output: io.StringIO | None = None, **options: bool) -> EvaluationDisplay:
+    return EvaluationDisplay(Console(file=output or io.StringIO(), width=120, **options))
 
 
-def display(output: io.StringIO | None = None) -> EvaluationDisplay:
-    return EvaluationDisplay(Console(file=output or io.StringIO(), width=120))
-
-
-def generate(jobs: list[Job], workers: FakeWorkers, n: int = N) -> dict[tuple[str, float, int, int], str]:
+def generate(tasks: list[EvaluationTask], workers: FakeWorkers, n: int = N) -> dict[tuple[str, float, int, int], str]:
     """Generate what is missing; the responses of all."""
-    works = [Work(job, job.open_store()) for job in jobs]
+    stores = {task: task.open_store() for task in tasks}
     shown = display()
-    shown.start("title", 1, sum(len(work.missing(n)) for work in works))
+    shown.start("title", 1, 1)
     try:
-        generate_missing(works, n, 7, workers, len(workers.queues), 2, shown)
+        generate_missing(stores, n, 7, workers, len(workers.queues), 2, shown)
     finally:
-        for work in works:
-            work.store.__exit__()
+        for store in stores.values():
+            store.__exit__()
     return {
-        (work.job.benchmark, work.job.temperature, *key): sample.response
-        for work in works
-        for key, sample in work.store.samples.items()
+        (task.benchmark, task.temperature, *key): sample.response
+        for task, store in stores.items()
+        for key, sample in store.samples.items()
     }
 
 
 @pytest.mark.parametrize("num_engines", [1, 3])
 def test_every_sample_is_generated_once_with_its_own_seed(num_engines: int, tmp_path: Path):
-    jobs = [make_job(tmp_path), make_job(tmp_path, temperature=1.0), make_job(tmp_path, "products", problems=2)]
+    tasks = [make_task(tmp_path, FOUR), make_task(tmp_path, FOUR, temperature=1.0)]
+    tasks.append(make_task(tmp_path, ["1", "2"], "products"))
     workers = FakeWorkers(num_engines)
-    responses = generate(jobs, workers)
+    responses = generate(tasks, workers)
     assert len(workers.asked) == len(responses) == (4 + 4 + 2) * N
     assert responses["products", 0.6, 1, 3].startswith(f"[1, 2] {sample_seed(7, 'products', 1, 3)} ")
     assert {request.temperature for request in workers.asked} == {0.6, 1.0}
-    # Engines are filled alike, and no further than twice the sequences that they decode at once.
+    # Engines are filled alike, and hold at most twice the sequences that they decode at once.
     assert workers.largest_queue == 4 and not any(workers.queues)
-    # Not twice the same: one seed for each sample.
+    # Almost no two samples share a seed.
     assert len({sample_seed(7, "sums", i, j) for i in range(100) for j in range(100)}) > 9_990
 
 
-def test_what_a_dead_worker_had_returned_is_kept_and_the_rest_is_generated(tmp_path: Path):
-    jobs = [make_job(tmp_path / "killed")]
-    first = FakeWorkers(2, dies_at=4)
+def test_samples_of_a_dead_worker_are_kept_and_only_the_others_are_generated(tmp_path: Path):
+    tasks = [make_task(tmp_path / "killed", FOUR)]
     with pytest.raises(RuntimeError, match="the worker died"):
-        generate(jobs, first)
-    path = jobs[0].folder / "samples.jsonl"
+        generate(tasks, FakeWorkers(2, dies_at=4))
+    path = tasks[0].folder / "samples.jsonl"
     kept = len(path.read_text().splitlines())
     assert 0 < kept < 4 * N
     # As a process that was killed while it wrote.
     path.write_bytes(path.read_bytes()[:-3])
     second = FakeWorkers(1, slowest=1)
-    assert generate(jobs, second) == generate([make_job(tmp_path / "whole")], FakeWorkers(3))
+    assert generate(tasks, second) == generate([make_task(tmp_path / "whole", FOUR)], FakeWorkers(3))
     assert len(second.asked) == 4 * N - (kept - 1)
-    assert generate(jobs, nothing_to_do := FakeWorkers(1)) and nothing_to_do.calls == 0
+    assert generate(tasks, nothing_to_do := FakeWorkers(1)) and nothing_to_do.calls == 0
 
 
-def test_more_samples_add_to_those_there(tmp_path: Path):
-    jobs = [make_job(tmp_path)]
-    few = generate(jobs, FakeWorkers(1), n=2)
+def test_a_higher_n_adds_samples(tmp_path: Path):
+    tasks = [make_task(tmp_path, FOUR)]
+    few = generate(tasks, FakeWorkers(1), n=2)
     workers = FakeWorkers(1)
-    many = generate(jobs, workers, n=5)
+    many = generate(tasks, workers, n=5)
     assert len(workers.asked) == 4 * 3
     assert few.items() <= many.items() and len(many) == 20
 
 
-def test_off_a_terminal_lines_tell_the_progress(monkeypatch: pytest.MonkeyPatch):
+def test_off_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr("verl.evaluation.progress.time.monotonic", lambda: float(next(clock)))
     output = io.StringIO()
     with display(output) as shown:
         shown.start("run@0", 4, 8)
         shown.running()
-        shown.generated(1, 2, 100)
-        shown.generated(1, 2, 100)
-        shown.generated(2, 4, 200)
+        for problems in (1, 1, 2):
+            shown.generated(problems, 2 * problems, 100 * problems)
         shown.finish()
     lines = output.getvalue().splitlines()
     assert lines[0] == "run@0: 8 samples of 4 problems to generate; starting the engines"
-    assert lines[1] == "run@0: 2/4 problems  10 tok/s  left 20 s"
-    assert lines[-1].startswith("run@0: 4/4 problems") and lines[-1].endswith("left 0 s")
+    assert lines[1] == "run@0: 2/4 problems  10 tok/s  20 s left"
+    assert lines[-1].startswith("run@0: 4/4 problems") and lines[-1].endswith("0 s left")
 
 
-def test_on_a_terminal_a_bar():
+def test_on_a_terminal_progress_is_a_bar():
     output = io.StringIO()
-    shown = EvaluationDisplay(Console(file=output, width=120, force_terminal=True))
-    with shown:
+    with display(output, force_terminal=True) as shown:
         shown.start("run@0", 4, 8)
         shown.generated(1, 2, 100)
         shown.say("said")
         shown.finish()
-    assert "1/4 problems" in output.getvalue() and "tok/s" in output.getvalue() and "said" in output.getvalue()
+    for words in ("1/4 problems", "tok/s", "said"):
+        assert words in output.getvalue()

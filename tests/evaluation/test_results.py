@@ -5,68 +5,70 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.evaluation.made_up import HOSTILE, hostile_result, result, with_metrics
-from verl.evaluation.results import (
-    RunResult,
-    read_result,
-    replacing,
-    result_folder,
-    row_labels,
-    safe_name,
-    write_result,
-)
+from tests.evaluation.example_results import HOSTILE, hostile_result, problem, result, with_metrics
+from verl.evaluation.results import result_folder, row_labels, safe_name, write_result
 
 
-def test_labels_name_the_temperature_only_where_needed():
+def test_labels_name_the_temperature_only_if_needed():
     assert row_labels([result(["c"]), result(["w"], step=300)]) == ["grpo@0", "grpo@300"]
-    # Two benchmarks at a temperature each: the benchmark tells them apart.
+    # Each benchmark has its own temperature: the benchmark distinguishes them.
     assert row_labels([result(["c"]), result(["w"], benchmark="gsm8k", temperature=0.0)]) == ["grpo@0", "grpo@0"]
     both = [result(["c"]), result(["c"], temperature=0.6), result(["c"], step=5)]
     assert row_labels(both) == ["grpo@0 T=1", "grpo@0 T=0.6", "grpo@5"]
-
-
-def test_a_result_stands_once_in_a_list():
     with pytest.raises(ValueError, match="grpo@0 has two results on aime24 at temperature 1"):
         row_labels([result(["c"]), result(["w"])])
 
 
-def test_a_result_is_read_as_it_was_written(tmp_path: Path):
-    written = with_metrics(
-        result(["cw", "", "n"]), {"Effective Rank": [1.5, math.inf, 2.5], "Effective Rank diff": [0.1, 0.2, -0.3]}
-    )
+def test_the_files_of_a_result(tmp_path: Path):
+    metrics = {"Effective Rank": [1.5, math.inf], "Curvature": [0.1, 0.2]}
+    (measured,) = with_metrics(result(["cw"]), metrics).problems
+    written = result([measured, problem(1, ""), problem(2, "n")])
     folder = write_result(tmp_path, written, {"pass@1": 0.25, "undefined": math.nan})
     assert folder == tmp_path / "grpo" / "step_0" / "aime24" / "T1"
-    assert read_result(folder) == written
-    record = json.loads((folder / "results.json").read_text())
-    assert record["figures"] == {"pass@1": 0.25, "undefined": None}
-    assert [(p["samples"], p["correct"]) for p in record["problems"]] == [(2, 1), (0, 0), (1, 0)]
-    assert pq.read_table(folder / "samples.parquet").column_names[:2] == ["problem", "sample"]
-
-
-def test_a_metric_that_a_sample_lacks_stays_absent(tmp_path: Path):
-    first = with_metrics(result(["c"]), {"Effective Rank": [1.0]})
-    bare = result(["cw"])
-    mixed = RunResult(
-        "grpo", 0, "aime24", 1.0, [first.problems[0], *bare.problems[1:], *result(["", "w"]).problems[1:]]
-    )
-    assert read_result(write_result(tmp_path, mixed)) == mixed
+    assert json.loads((folder / "results.json").read_text()) == {
+        "run": "grpo",
+        "step": 0,
+        "benchmark": "aime24",
+        "temperature": 1.0,
+        "figures": {"pass@1": 0.25, "undefined": None},
+        "problems": [
+            {"index": i, "question": f"What is problem {i}?", "answer": "7", "samples": samples, "correct": correct}
+            for i, (samples, correct) in enumerate([(2, 1), (0, 0), (1, 0)])
+        ],
+    }
+    rows = pq.read_table(folder / "samples.parquet").to_pylist()
+    assert rows[0] == {
+        "problem": 0,
+        "sample": 0,
+        "response": "So it is \\boxed{7}.",
+        "num_tokens": 10,
+        "truncated": False,
+        "correct": True,
+        "answer": "7",
+        "reason": "correct",
+        "metric/Effective Rank": 1.5,
+        "metric/Curvature": 0.1,
+    }
+    assert list(rows[0])[:2] == ["problem", "sample"]
+    found = [(row["problem"], row["sample"], row["reason"], row["metric/Effective Rank"]) for row in rows[1:]]
+    # A sample without a metric has null.
+    assert found == [(0, 1, "wrong", math.inf), (2, 0, "no_answer", None)]
 
 
 def test_hostile_text_survives(tmp_path: Path):
-    written = hostile_result()
-    read = read_result(write_result(tmp_path, written))
-    for before, after in zip(written.problems, read.problems, strict=True):
-        assert after.question == before.question
-        if before.question != HOSTILE["surrogates"]:
-            assert after.samples == before.samples
-    at = list(HOSTILE).index("surrogates")
-    # UTF-8 has no lone surrogates.
-    assert read.problems[at].samples[0].response == "lone \ufffd and \ufffd, pair \U0001f600"
+    folder = write_result(tmp_path, hostile_result())
+    # UTF-8 cannot represent lone surrogates.
+    expected = list((HOSTILE | {"surrogates": "lone \ufffd and \ufffd, pair \U0001f600"}).values())
+    rows = pq.read_table(folder / "samples.parquet").to_pylist()
+    assert [(row["response"], row["answer"]) for row in rows[::2]] == [(text, text) for text in expected]
+    problems = json.loads((folder / "results.json").read_text())["problems"]
+    assert [(p["question"], p["answer"]) for p in problems] == [(text, text) for text in HOSTILE.values()]
 
 
 def test_an_empty_result(tmp_path: Path):
-    empty = result([])
-    assert read_result(write_result(tmp_path, empty)) == empty
+    folder = write_result(tmp_path, result([]))
+    assert json.loads((folder / "results.json").read_text())["problems"] == []
+    assert pq.read_table(folder / "samples.parquet").num_rows == 0
 
 
 def test_no_name_leads_out_of_the_folder(tmp_path: Path):
@@ -76,12 +78,3 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path):
     for folder in folders:
         assert folder.resolve().relative_to(tmp_path.resolve()).parts[1:] == ("step_0", "%2E%2E", "T0.6")
     assert safe_name("OlymMATH-EN-EASY") == "OlymMATH-EN-EASY"
-
-
-def test_an_error_leaves_the_old_file(tmp_path: Path):
-    path = tmp_path / "file"
-    path.write_text("old")
-    with pytest.raises(OSError, match="disk full"), replacing(path) as temporary:
-        temporary.write_text("half")
-        raise OSError("disk full")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"] and path.read_text() == "old"

@@ -1,33 +1,34 @@
-"""Verdicts: made once, made anew when what they depend on changes, and never by generating."""
+"""Verdicts: made once, made again when what they depend on changes, and never by generating."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.evaluation.fakes import evaluation_config
+from tests.evaluation.example_tasks import evaluation_config, make_task
 from verl.config import ConfigError
-from verl.evaluation.benchmarks import Problem
-from verl.evaluation.generation import Work
-from verl.evaluation.jobs import Job
-from verl.evaluation.results import REASONS
-from verl.evaluation.scoring import reason_code, score, verdict_settings
+from verl.evaluation.results import REASONS, TaskResult
+from verl.evaluation.scoring import reason_code, score_samples, verdict_settings
 from verl.evaluation.store import StoredSample
-from verl.evaluation.targets import Target
+from verl.evaluation.tasks import EvaluationTask
 from verl.rewards import Score
 from verl.rewards.custom import CustomFunctionError
 from verl.rewards.pool import VerifierPool
 
 CONFIG = evaluation_config().reward_score
 RESPONSES = [["it is \\boxed{4}", "it is \\boxed{5}"], ["no idea", "9"]]
-ANSWERS = ["4", "9"]
+SAMPLES = {
+    (i, j): StoredSample(i, j, text, 10 + j, j == 1, {"Effective Rank": 2.0})
+    for i, texts in enumerate(RESPONSES)
+    for j, text in enumerate(texts)
+}
 
 
 class CountingPool:
-    """Judges in this process, and counts the responses it was asked about."""
+    """Scores in this process, and counts the responses it was given."""
 
     def __init__(self, error: Exception | None = None, **changes: Any) -> None:
         self.config = replace(CONFIG, **changes)
@@ -50,40 +51,37 @@ class CountingPool:
         ]
 
 
-def make_work(folder: Path, answers: list[str] = ANSWERS) -> Work:
-    job = Job(
-        target=Target("run", 80, "model", "chat", 8),
-        benchmark="sums",
-        temperature=1.0,
-        problems=[Problem(i, f"question {i}", answer, "arithmetic", {}, None) for i, answer in enumerate(answers)],
-        prompts=[[i] for i in range(len(answers))],
-        folder=folder,
-        settings={},
-    )
-    return Work(job, job.open_store())
+@pytest.fixture
+def task(tmp_path: Path) -> Iterator[EvaluationTask]:
+    made = make_task(tmp_path, ["4", "9"])
+    with made.open_store():
+        yield made
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Iterator[Work]:
-    made = make_work(tmp_path)
-    made.store.append(
-        [
-            StoredSample(i, j, text, 10 + j, j == 1, {"Effective Rank": 2.0})
-            for i, texts in enumerate(RESPONSES)
-            for j, text in enumerate(texts)
-        ]
-    )
-    yield made
-    made.store.__exit__()
+def score(task: EvaluationTask) -> Callable[..., tuple[TaskResult, int]]:
+    """Scores the task with a pool; the result, and how many responses were scored."""
+
+    def run(n: int = 2, pool: CountingPool | None = None, **changes: Any) -> tuple[TaskResult, int]:
+        pool = pool or CountingPool()
+        before = pool.asked
+        found = score_samples(changes.get("task", task), changes.get("samples", SAMPLES), n, pool)
+        return found, pool.asked - before
+
+    return run
 
 
-def verdict_lines(work: Work) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (work.store.folder / "verdicts.jsonl").read_text().split("\n")[:-1]]
+def verdict_lines(task: EvaluationTask) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (task.folder / "verdicts.jsonl").read_text().split("\n")[:-1]]
 
 
-def test_samples_and_verdicts_become_a_result(work: Work):
-    result = score(work, 2, CountingPool())
-    assert (result.run, result.step, result.benchmark, result.temperature) == ("run", 80, "sums", 1.0)
+def correct(result: TaskResult) -> list[bool]:
+    return [sample.correct for problem in result.problems for sample in problem.samples]
+
+
+def test_samples_and_verdicts_become_a_result(score):
+    result, _ = score()
+    assert (result.run, result.step, result.benchmark, result.temperature) == ("run", 80, "sums", 0.6)
     assert [(p.index, p.question, p.answer) for p in result.problems] == [
         (0, "question 0", "4"),
         (1, "question 1", "9"),
@@ -98,75 +96,76 @@ def test_samples_and_verdicts_become_a_result(work: Work):
     assert result.problems[0].samples[0].metrics == {"Effective Rank": 2.0}
 
 
-def test_verdicts_are_kept_and_fewer_samples_need_none(work: Work):
-    first, second = CountingPool(), CountingPool()
-    whole = score(work, 2, first)
-    assert score(work, 2, second) == whole
-    assert (first.asked, second.asked) == (4, 0)
-    assert [len(problem.samples) for problem in score(work, 1, second).problems] == [1, 1]
-    assert second.asked == 0
+def test_verdicts_are_kept_and_fewer_samples_need_none(score):
+    whole, asked = score()
+    assert asked == 4
+    assert score() == (whole, 0)
+    first, asked = score(1)
+    assert asked == 0 and [len(problem.samples) for problem in first.problems] == [1, 1]
 
 
-def test_a_scoring_that_was_killed_goes_on(work: Work):
-    score(work, 1, CountingPool())
-    path = work.store.folder / "verdicts.jsonl"
+def test_a_killed_scoring_resumes(task, score):
+    score(1)
+    path = task.folder / "verdicts.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
-    pool = CountingPool()
-    score(work, 2, pool)
-    assert pool.asked == 3
-    keys = [(line["problem"], line["sample"]) for line in verdict_lines(work)[1:]]
+    assert score(2)[1] == 3
+    keys = [(line["problem"], line["sample"]) for line in verdict_lines(task)[1:]]
     assert sorted(keys) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_other_limits_answers_or_verifiers_score_again(work: Work, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    score(work, 2, CountingPool())
-    pool = CountingPool(timeout_s=1.0)
-    score(work, 2, pool)
-    assert pool.asked == 4 and len(verdict_lines(work)) == 5
-    changed = replace(
-        work, job=replace(work.job, problems=[work.job.problems[0], replace(work.job.problems[1], answer="5")])
-    )
-    assert [s.correct for p in score(changed, 2, pool).problems for s in p.samples] == [True, False, False, False]
-    assert pool.asked == 8
-    # The number of processes changes nothing.
-    before = verdict_settings(work.job.problems, CONFIG)
-    assert verdict_settings(work.job.problems, replace(CONFIG, num_workers=7)) == before
+def test_other_limits_answers_or_libraries_score_again(task, score, monkeypatch: pytest.MonkeyPatch):
+    score()
+    assert score(pool=CountingPool(timeout_s=1.0))[1] == 4 and len(verdict_lines(task)) == 5
+    changed = replace(task, problems=[task.problems[0], replace(task.problems[1], answer="5")])
+    result, asked = score(task=changed)
+    assert (correct(result), asked) == ([True, False, False, False], 4)
+    monkeypatch.setattr("verl.evaluation.scoring.version", lambda name: "99")
+    assert score()[1] == 4
+    assert verdict_lines(task)[0]["libraries"] == {"math-verify": "99", "latex2sympy2_extended": "99", "sympy": "99"}
+
+
+def test_verdicts_depend_on_a_custom_function_and_not_on_the_number_of_processes(
+    task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    before = verdict_settings(task.problems, CONFIG)
+    assert verdict_settings(task.problems, replace(CONFIG, num_workers=7)) == before
     (tmp_path / "rewards_that_change.py").write_text("def one(**_): return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     own = replace(CONFIG, custom_functions=["sums=rewards_that_change:one"])
-    mine = verdict_settings(work.job.problems, own)
+    mine = verdict_settings(task.problems, own)
     assert mine != before
     (tmp_path / "rewards_that_change.py").write_text("def one(**_): return 0\n")
-    assert verdict_settings(work.job.problems, own) != mine
+    assert verdict_settings(task.problems, own) != mine
 
 
-def test_a_response_that_was_generated_anew_is_judged_anew(work: Work):
-    score(work, 2, CountingPool())
-    work.store.samples[0, 0] = replace(work.store.samples[0, 0], response="now it is \\boxed{7}")
-    pool = CountingPool()
-    assert [s.correct for s in score(work, 2, pool).problems[0].samples] == [False, False]
-    assert pool.asked == 1
-    assert score(work, 2, pool).problems[0].samples[0].answer == "\\boxed{7}"
-    assert pool.asked == 1
+def test_a_response_that_was_generated_again_is_scored_again(score):
+    score()
+    samples = SAMPLES | {(0, 0): replace(SAMPLES[0, 0], response="now it is \\boxed{7}")}
+    result, asked = score(samples=samples)
+    assert (correct(result), asked) == ([False, False, False, True], 1)
+    again, asked = score(samples=samples)
+    assert again.problems[0].samples[0].answer == "\\boxed{7}" and asked == 0
 
 
-def test_other_libraries_score_again(work: Work, monkeypatch: pytest.MonkeyPatch):
-    score(work, 2, CountingPool())
-    monkeypatch.setattr("verl.evaluation.scoring.version", lambda name: "99")
-    pool = CountingPool()
-    score(work, 2, pool)
-    assert pool.asked == 4
-    assert verdict_lines(work)[0]["libraries"] == {"math-verify": "99", "latex2sympy2_extended": "99", "sympy": "99"}
-
-
-def test_a_function_that_fails_costs_its_benchmark(work: Work):
-    for error in (
+@pytest.mark.parametrize(
+    "error",
+    [
         CustomFunctionError("my_rewards:one raised KeyError: 'x'"),
         ValueError("data_source='sums': unknown"),
         RuntimeError("reward_score.num_workers=2: verifier processes stopped 3 times"),
-    ):
-        with pytest.raises(ConfigError, match=f"^sums: cannot be scored: {error}"):
-            score(work, 2, CountingPool(error))
+    ],
+)
+def test_a_verifier_that_fails_names_the_benchmark(score, error: Exception):
+    with pytest.raises(ConfigError, match=f"^sums: cannot be scored: {error}"):
+        score(pool=CountingPool(error))
+
+
+def test_a_damaged_verdict_is_named(task, score):
+    score()
+    path = task.folder / "verdicts.jsonl"
+    path.write_text(path.read_text() + '{"problem": 0}\n')
+    with pytest.raises(ConfigError, match=r"verdicts\.jsonl, line 6 is damaged; remove that line"):
+        score()
 
 
 @pytest.mark.parametrize(
@@ -178,10 +177,7 @@ def test_a_function_that_fails_costs_its_benchmark(work: Work):
         (False, "different", "wrong"),
         (False, "custom", "wrong"),
         (False, "missing", "no_answer"),
-        (False, "unparsed", "unparsed"),
-        (False, "timeout", "timeout"),
-        (False, "memory", "memory"),
-        (False, "crash", "crash"),
+        *((False, reason, reason) for reason in ("unparsed", "timeout", "memory", "crash")),
     ],
 )
 def test_reason_codes(correct: bool, reason: str, code: str):
@@ -189,8 +185,8 @@ def test_reason_codes(correct: bool, reason: str, code: str):
     assert code in REASONS
 
 
-def test_the_real_pool_judges(work: Work):
+def test_the_real_pool_scores(task):
     with VerifierPool(replace(CONFIG, num_workers=1)) as pool:
-        result = score(work, 2, pool)
+        result = score_samples(task, SAMPLES, 2, pool)
     found = [(s.correct, s.reason, s.answer) for p in result.problems for s in p.samples]
     assert found == [(True, "correct", "4"), (False, "wrong", "5"), (False, "no_answer", ""), (True, "correct", "9")]

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from tests.workers.gradients import gradients_of
 from verl.config import PPOConfig
 from verl.config.common import ModelConfig
 from verl.config.sft import SFTConfig
@@ -42,18 +43,10 @@ def run_world(world_size: int, function: Callable[..., Results], *arguments: Any
         return [future.result() for future in futures]
 
 
-def gradients_of(learner: Learner, update: Callable[[], Results]) -> tuple[Results, Results]:
+def update_of(learner: Learner, update: Callable[[], Results]) -> tuple[Results, Results]:
     """The metrics of one update, and its full gradients by name as arrays; the weights stay as they are."""
-    gradients: Results = {}
-
-    def keep() -> None:
-        for name, parameter in learner.model.named_parameters():
-            gradients[name] = parameter.grad.full_tensor().numpy()
-
-    apply, learner.optimizer.step = learner.optimizer.step, keep  # type: ignore[method-assign]
-    metrics = update()
-    learner.optimizer.step = apply  # type: ignore[method-assign]
-    return metrics, gradients
+    metrics, gradients = gradients_of(learner, update)
+    return metrics, {name: gradient.numpy() for name, gradient in gradients.items()}
 
 
 def share(batch: Any, place: WorkerPlace, sequence: int) -> Any:
@@ -62,11 +55,20 @@ def share(batch: Any, place: WorkerPlace, sequence: int) -> Any:
     return batch[len(batch) * index // groups : len(batch) * (index + 1) // groups]
 
 
-def every_model(place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: dict[str, Any]) -> Results:
+def rollout_of(batch: PolicyBatch) -> RolloutBatch:
+    """Its responses, as they come from an engine that measures nothing."""
+    rest = (*(torch.zeros(len(batch)) for _ in range(3)), RankMetrics.none(len(batch)))
+    return RolloutBatch(batch.input_ids, batch.attention_mask, batch.response_mask, *rest, batch_size=[len(batch)])
+
+
+def every_model(
+    place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: dict[str, Any], batching: dict[str, Any]
+) -> Results:
     """What policy, critic, reward model and supervised learner say of the same rows, and their gradients.
 
     Args:
         changes: of the options of all models.
+        batching: how actor and critic cut micro-batches.
     """
     torch.set_num_threads(1)
 
@@ -82,24 +84,17 @@ def every_model(place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: 
     num_tokens, num_sequences = int(mask.sum()), int(mask.any(dim=1).sum())
     results: Results = {}
 
-    actor = Actor(config.actor, changed(config.model), mesh, 0.8, 10, mask.shape[1])
-    rollout = RolloutBatch(
-        mine.input_ids,
-        mine.attention_mask,
-        mine.response_mask,
-        *(torch.zeros(len(mine)) for _ in range(3)),
-        RankMetrics.none(len(mine)),
-        batch_size=[len(mine)],
-    )
+    actor = Actor(replace(config.actor, **batching), changed(config.model), mesh, 0.8, 10, mask.shape[1])
+    rollout = rollout_of(mine)
     # The fifth response has no tokens, and so no states to measure.
     plain, measured = actor.compute_logprobs(rollout), actor.compute_logprobs(rollout, [0, -1], norms)
     assert torch.equal(plain.logprobs, measured.logprobs) and torch.equal(plain.entropy, measured.entropy)
     results["logprobs"], results["entropy"] = plain.logprobs.numpy(), plain.entropy.numpy()
     metrics = measured.rank_metrics
     results["norms"], results["mean states"] = metrics.by_name["norm"].numpy(), metrics.mean_states.numpy()
-    results["actor"] = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
+    results["actor"] = update_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
 
-    critic = Critic(replace(config.critic, model=changed(config.critic.model)), mesh, 10)
+    critic = Critic(replace(config.critic, model=changed(config.critic.model), **batching), mesh, 10)
     results["values"] = critic.compute_values(rollout).numpy()
     targets = ValueBatch(
         mine.input_ids,
@@ -109,7 +104,7 @@ def every_model(place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: 
         mine.old_logprobs,
         batch_size=[len(mine)],
     )
-    results["critic"] = gradients_of(critic.learner, lambda: critic.update(targets, num_tokens))
+    results["critic"] = update_of(critic.learner, lambda: critic.update(targets, num_tokens))
 
     judge = RewardModel(replace(config.reward_model, model=changed(config.reward_model.model)), mesh)
     first = batch.attention_mask.argmax(dim=1)
@@ -125,7 +120,7 @@ def every_model(place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: 
     lesson = share(conversations, place, sequence)
     results["evaluation"] = worker.evaluate(lesson).numpy()
     total = int(learned[:, 1:].sum())
-    results["sft"] = gradients_of(worker.learner, lambda: worker.train_step(lesson, total))
+    results["sft"] = update_of(worker.learner, lambda: worker.train_step(lesson, total))
     dist.destroy_process_group()
     return results
 

@@ -15,20 +15,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from verl.config.common import ModelConfig, OptimConfig
-from verl.models.fsdp import (
-    checkpoint_parameters,
-    export_adapters,
-    full_parameters,
-    load_sharded_model,
-    load_sharded_value_model,
-    offloaded_parameters,
-    sharding_mesh,
-)
-from verl.models.huggingface import empty_model, write_huggingface
+from verl.models.fsdp import export_adapters, full_parameters, offloaded_parameters, sharding_mesh
+from verl.models.huggingface import checkpoint_parameters, empty_model, write_huggingface
 from verl.models.learner import Learner
-from verl.models.loading import whole
+from verl.models.loading import load_sharded_model
 from verl.models.lora import adapters_disabled, is_adapter
-from verl.models.offload import is_away
+from verl.models.offload import full_tensor, is_offloaded
+from verl.models.value_models import load_sharded_value_model
 
 OPTIM = OptimConfig(
     lr=1e-3,
@@ -134,7 +127,7 @@ class Trainee:
 
     def _keep_gradients(self, *_: Any) -> None:
         named = self.model.named_parameters()
-        self.gradients = {name: whole(p.grad).clone() for name, p in named if p.grad is not None}
+        self.gradients = {name: full_tensor(p.grad).clone() for name, p in named if p.grad is not None}
 
 
 def mesh_layouts() -> list[list[list[int]]]:
@@ -152,7 +145,7 @@ def offloaded(config: ModelConfig) -> dict[str, Any]:
     trainee = Trainee(config)
     state = trainee.learner.optimizer_state
     parameters = list(trainee.model.parameters())
-    found = {"parameters away at first": all(map(is_away, parameters)), "errors": []}
+    found = {"parameters away at first": all(map(is_offloaded, parameters)), "errors": []}
     for use in (lambda: logprobs(trainee.model, batch()), lambda: next(full_parameters(trainee.model))):
         try:
             use()
@@ -161,14 +154,15 @@ def offloaded(config: ModelConfig) -> dict[str, Any]:
     trainee.step()
     moments = [t for entry in trainee.learner.optimizer.state.values() for t in entry.values() if t.dim()]
     found["moments"] = len(moments)
-    found["all away after a step"] = all(map(is_away, [*parameters, *moments]))
+    found["all away after a step"] = all(map(is_offloaded, [*parameters, *moments]))
     with trainee.parameters.loaded(), torch.no_grad():
-        found["parameters back, moments not"] = not any(map(is_away, parameters)) and all(map(is_away, moments))
+        found["parameters back"] = not any(map(is_offloaded, parameters))
+        found["moments not"] = all(map(is_offloaded, moments))
         logprobs(trainee.model, batch())
     # The forward pass left embedding and head whole on every rank.
-    found["all away after a forward pass"] = all(map(is_away, parameters))
+    found["all away after a forward pass"] = all(map(is_offloaded, parameters))
     with state.loaded():
-        found["moments back"] = not any(map(is_away, moments))
+        found["moments back"] = not any(map(is_offloaded, moments))
     found["gradients"] = sum(p.grad is not None for p in trainee.model.parameters())
     return found
 
@@ -181,7 +175,7 @@ def constant_offload(config: ModelConfig) -> list[bool]:
     for _ in range(3):
         with parameters.loaded(), torch.no_grad():
             same.append(torch.equal(logprobs(moves, batch()), logprobs(stays, batch())))
-    return [*same, all(map(is_away, moves.parameters()))]
+    return [*same, all(map(is_offloaded, moves.parameters()))]
 
 
 def most_alive_while_streaming(config: ModelConfig) -> tuple[int, int]:
@@ -203,13 +197,13 @@ def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
     score = token_values if values else logprobs
     named = dict(model.named_parameters())
     trained = sorted(name for name, p in named.items() if p.requires_grad)
-    before = {name: whole(p).clone() for name, p in named.items()}
+    before = {name: full_tensor(p).clone() for name, p in named.items()}
     with torch.no_grad():
         found: dict[str, Any] = {"trained": trained, "first": score(model, ids)}
     found["drawn"] = {name: value for name, value in before.items() if is_adapter(name)}
     for _ in range(3):
         trainee.step()
-    found["moved"] = sorted(name for name, p in named.items() if not torch.equal(whole(p), before[name]))
+    found["moved"] = sorted(name for name, p in named.items() if not torch.equal(full_tensor(p), before[name]))
     with torch.no_grad():
         found["learned"] = score(model, ids)
         with adapters_disabled(model):

@@ -4,33 +4,29 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from verl.config import ConfigError
 from verl.config.common import PACKED_ATTENTION
 from verl.models import attention
-from verl.models.attention import MASKS, grouped_heads, packed_attention
+from verl.models.attention import MASK_FUNCTIONS, grouped_query_options, packed_attention
 
-
-def attend(states: Tensor, **options: object) -> Tensor:
-    """Over rows of 3, 1 and 2 tokens, [1, 6, H, D]."""
-    bounds = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
-    rows = {"cu_seq_lens_q": bounds, "max_length_q": 3}
-    return packed_attention(nn.Module(), states, states, states, None, **rows, **options)[0]
+ROWS = {"cu_seq_lens_q": torch.tensor([0, 3, 4, 6], dtype=torch.int32), "max_length_q": 3}
+"""Rows of 3, 1 and 2 tokens."""
 
 
 def test_the_config_names_the_implementations_that_are_there():
-    assert list(MASKS) == sorted(PACKED_ATTENTION, key=list(MASKS).index)
+    assert list(MASK_FUNCTIONS) == sorted(PACKED_ATTENTION, key=list(MASK_FUNCTIONS).index)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_tokens_see_their_own_row_up_to_themselves(implementation: str):
     # Values are the token's number; with keys of 0 every seen token weighs the same, so outputs are means.
     numbers = torch.arange(6.0).view(1, 1, 6, 1).expand(1, 2, 6, 1)
-    bounds = {"cu_seq_lens_q": torch.tensor([0, 3, 4, 6], dtype=torch.int32), "max_length_q": 3}
     zeros = torch.zeros_like(numbers)
     for window, expected in ((None, [0, 0.5, 1, 3, 4, 4.5]), (2, [0, 0.5, 1.5, 3, 4, 4.5])):
         output, _ = packed_attention(
-            nn.Module(), zeros, zeros, numbers, None, implementation=implementation, sliding_window=window, **bounds
+            nn.Module(), zeros, zeros, numbers, None, implementation=implementation, sliding_window=window, **ROWS
         )
         assert output[..., 0].flatten(0, 1).T.tolist() == [expected, expected]
         # As from the attention functions of transformers: models take views of it.
@@ -43,10 +39,9 @@ def test_the_kernel_of_torch_2_11_needs_no_word_of_grouped_heads(monkeypatch):
         return query
 
     states = torch.randn(1, 4, 6, 8)
-    bounds = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
     monkeypatch.setattr(attention, "varlen_attn", older)
-    monkeypatch.setattr(attention, "GROUPED_HEADS", grouped_heads(older))
-    found = attention._varlen(states, states[:, :2], states[:, :2], bounds, 3, None, 2)
+    monkeypatch.setattr(attention, "GROUPED_QUERY_OPTIONS", grouped_query_options(older))
+    found = attention._varlen(states, states[:, :2], states[:, :2], *ROWS.values(), None, 2)
     assert torch.equal(found, states.transpose(1, 2))
 
 
@@ -85,5 +80,7 @@ def test_the_kernel_gets_heads_of_the_widths_it_has():
     ],
 )
 def test_what_packed_rows_cannot_have_is_refused(options: dict[str, object], named: str):
-    with pytest.raises(ValueError, match=f"^model.attn_implementation='sdpa': packed rows cannot have {named}, which"):
-        attend(torch.zeros(1, 1, 6, 2), implementation="sdpa", **options)
+    states = torch.zeros(1, 1, 6, 2)
+    message = f"^model.attn_implementation='sdpa': packed rows do not support {named}, which Module uses; set"
+    with pytest.raises(ConfigError, match=message):
+        packed_attention(nn.Module(), states, states, states, None, implementation="sdpa", **ROWS, **options)

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3Config, PreTrainedConfig, Qwen2Config
 
 from verl.models.hidden_states import record_states
-from verl.models.output_head import Targets, score_in_chunks
+from verl.models.output_head import ScoringTargets, chunk_output_head
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def test_layers_are_those_of_transformers_hidden_states(model, chunk: int):
     expected = model(ids, output_hidden_states=True).hidden_states[1:]
     given = {}
     if chunk:
-        score_in_chunks(model, chunk)
-        given["targets"] = Targets(torch.arange(10), torch.arange(10), 1.0, False)
+        chunk_output_head(model, chunk)
+        given["targets"] = ScoringTargets(torch.arange(10), torch.arange(10), 1.0, False)
     for layers in ([-1], [2, 0], [-3, 1, -1]):
         with record_states(model, layers) as states:
             model(ids, use_cache=False, **given)

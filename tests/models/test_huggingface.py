@@ -7,12 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, dynamic_module_utils
+from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
 
 from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
-from verl.models.huggingface import empty_model, persistent_buffers, write_architecture, write_huggingface
+from verl.models.huggingface import (
+    empty_model,
+    in_checkpoint_format,
+    persistent_buffers,
+    write_architecture,
+    write_huggingface,
+)
 
 
 @pytest.fixture
@@ -82,3 +90,27 @@ def test_an_export_has_the_tensors_that_are_no_parameters(tiny_tokenizer, tmp_pa
     again = AutoModelForCausalLM.from_pretrained(out).state_dict()
     assert again.keys() == model.state_dict().keys()
     assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())
+
+
+def test_parts_of_one_tensor_in_the_files_go_out_together():
+    model = nn.Module()
+    model.config = None
+    model._weight_conversions = [
+        WeightRenaming("^old.", "new."),
+        WeightConverter(["qkv.weight"], ["q.weight", "k.weight", "v.weight"], operations=[Chunk(dim=0)]),
+    ]
+    weights = {name: torch.randn(2, 2) for name in ("new.q.weight", "new.k.weight", "new.norm.weight", "new.v.weight")}
+    given: list[str] = []
+
+    def counted():
+        for pair in weights.items():
+            given.append(pair[0])
+            yield pair
+
+    found = []
+    for name, value in in_checkpoint_format(model, [*weights, "new.unknown"], counted()):
+        found.append((name, value, len(given)))
+    assert [(name, after) for name, _, after in found] == [("old.norm.weight", 3), ("old.qkv.weight", 4)]
+    assert torch.equal(found[0][1], weights["new.norm.weight"])
+    parts = [weights[f"new.{part}.weight"] for part in "qkv"]
+    assert torch.equal(found[1][1], torch.cat(parts))

@@ -1,15 +1,56 @@
+"""What a model's config says, and how often it is read."""
+
 import json
+import shutil
+import sys
+from collections import Counter
+from dataclasses import replace
 
 import pytest
+from transformers import AutoConfig, LlamaConfig
 
 from verl.config.errors import ConfigError
-from verl.models.info import check_sequence_fits, end_tokens, sequence_limit
+from verl.models.info import ModelInfo, check_length, check_sequence_fits
+from verl.trainer.logging.speed import ModelCost
+from verl.trainer.ppo.run import run_ppo
 
 
-def test_the_models_longest_sequence(tiny_model, tmp_path):
-    assert sequence_limit(str(tiny_model), trust_remote_code=False) == 512
+def test_facts_of_a_model(tiny_model, tmp_path):
+    info = ModelInfo.read(str(tiny_model), trust_remote_code=False)
+    assert (info.num_layers, info.max_length, info.has_value_form) == (4, 512, True)
+    assert info.causal_model.device.type == "meta" and info.causal_model.num_parameters() == 888_192
     with pytest.raises(ConfigError, match="no model there"):
-        sequence_limit(str(tmp_path), trust_remote_code=False)
+        ModelInfo.read(str(tmp_path), trust_remote_code=False)
+
+
+def test_a_run_reads_each_models_config_once(small_config, tiny_model, tmp_path, monkeypatch):
+    policy, critic, judge = (str(shutil.copytree(tiny_model, tmp_path / name)) for name in "pcj")
+    model = replace(small_config.model, path=policy, gradient_checkpointing=True, use_remove_padding=True)
+    reward_model = replace(small_config.reward_model, enable=True, max_length=64, model=replace(model, path=judge))
+    config = replace(
+        small_config,
+        model=model,
+        critic=replace(small_config.critic, model=replace(model, path=critic)),
+        reward_model=reward_model,
+        algorithm=replace(small_config.algorithm, adv_estimator="gae"),
+        # What is checked last.
+        trainer=replace(small_config.trainer, critic_warmup=2),
+    )
+    reads: Counter[str] = Counter()
+    read = AutoConfig.from_pretrained
+
+    def counted(path: str, **options: object):
+        # Tokenizers, which transformers loads, read it too.
+        if sys._getframe(1).f_globals["__name__"].startswith("verl."):
+            reads[path] += 1
+        return read(path, **options)
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", counted)
+    with pytest.raises(ConfigError, match="critic_warmup=2: the run has 2 steps"):
+        run_ppo(config)
+    ModelCost.of(config.model)
+    ModelCost.of(config.critic.model).without_head(config.critic.model)
+    assert reads == {policy: 1, critic: 1, judge: 1}
 
 
 def test_sequences_that_do_not_fit_are_named(tiny_model):
@@ -21,25 +62,59 @@ def test_sequences_that_do_not_fit_are_named(tiny_model):
         check_sequence_fits("data.a+data.b", 513, "model.path", str(tiny_model), trust_remote_code=False)
 
 
-def test_what_ends_a_response(tiny_model, tiny_tokenizer, tmp_path):
+@pytest.mark.parametrize(
+    ("in_config", "in_generation", "further", "expected"),
+    [
+        (None, None, [], [0]),
+        (1, None, [], [0, 1]),
+        ([1, 0], None, [9], [0, 1, 9]),
+        # The file of its own comes before the model's config, as in transformers.
+        (1, {"eos_token_id": 2}, [], [0, 2]),
+        (1, {"eos_token_id": [3, 2], "temperature": 0.5, "do_sample": True}, [], [0, 2, 3]),
+        (1, {"do_sample": True}, [], [0]),
+    ],
+)
+def test_what_ends_a_response(tiny_model, tiny_tokenizer, tmp_path, in_config, in_generation, further, expected):
+    """Token numbers are counted from the tokenizer's end of sequence, which always ends a response."""
     own = tiny_tokenizer.eos_token_id
+
+    def shifted(ids: int | list[int] | None) -> int | list[int] | None:
+        return [own + i for i in ids] if isinstance(ids, list) else None if ids is None else own + ids
+
     config = json.loads((tiny_model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": shifted(in_config)}))
+    if in_generation is not None:
+        settings = in_generation | {"eos_token_id": shifted(in_generation.get("eos_token_id"))}
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    info = ModelInfo.read(str(tmp_path), False)
+    assert info.end_tokens(tiny_tokenizer, shifted(further)) == shifted(expected)
 
-    def ends(in_config: object, in_generation: dict[str, object] | None, *further: int) -> list[int]:
-        (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": in_config}))
-        (tmp_path / "generation_config.json").unlink(missing_ok=True)
-        if in_generation is not None:
-            (tmp_path / "generation_config.json").write_text(json.dumps(in_generation))
-        return end_tokens(str(tmp_path), tiny_tokenizer, False, further)
 
-    assert ends(None, None) == [own]
-    assert ends(own + 1, None) == [own, own + 1]
-    assert ends([own + 1, own], None, own + 9) == [own, own + 1, own + 9]
-    # The file of its own comes before the model's config, as in transformers.
-    assert ends(own + 1, {"eos_token_id": own + 2}) == [own, own + 2]
-    assert ends(own + 1, {"eos_token_id": [own + 3, own + 2], "temperature": 0.5, "do_sample": True}) == [
-        own,
-        own + 2,
-        own + 3,
-    ]
-    assert ends(own + 1, {"do_sample": True}) == [own]
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("rope", "named"),
+    [
+        (LONGROPE, "longrope"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}, None),
+        ({"rope_type": "default"}, None),
+    ],
+)
+def test_rotary_embeddings_that_neighbours_change_are_refused_beyond_their_length(model_config, tmp_path, rope, named):
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 64}
+    LlamaConfig(**sizes, rope_parameters=rope | {"rope_theta": 1e4}).save_pretrained(tmp_path)
+    model = replace(model_config, path=str(tmp_path))
+    check_length(model, "model", 64)
+    if named is None:
+        check_length(model, "model", 65)
+        return
+    message = rf"^critic.model.path=.*: sequences may have 65 tokens, and beyond 64 .* llama \({named}\) .*shorter"
+    with pytest.raises(ConfigError, match=message):
+        check_length(model, "critic.model", 65)

@@ -1,31 +1,118 @@
-"""Weights on their way out of a model, in one process."""
+"""Options of models that are refused before workers start. Loading itself is met in test_sharding.py."""
 
-import torch
-from torch import nn
-from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
-from verl.models.loading import as_in_files
+import pytest
+from transformers import FalconConfig, Gemma2Config, GPT2Config, PreTrainedConfig, Qwen2Config
+
+from verl.config.common import LoraConfig, ModelConfig
+from verl.config.errors import ConfigError
+from verl.models import loading
+from verl.models.loading import check_model
+
+SIZES = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+MODELS: dict[str, PreTrainedConfig] = {
+    "qwen2": Qwen2Config(**SIZES, intermediate_size=8),
+    "mixed layers": Qwen2Config(**SIZES, layer_types=["full_attention", "linear_attention", "full_attention"]),
+    "gemma2": Gemma2Config(**SIZES, intermediate_size=8, head_dim=8, attn_logit_softcapping=0.5),
+    "gpt2": GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16),
+    "falcon": FalconConfig(**SIZES),
+}
+FLASH2, FLASH3 = ({"attn_implementation": f"flash_attention_{version}"} for version in (2, 3))
+PACKED = {"use_remove_padding": True}
 
 
-def test_parts_of_one_tensor_in_the_files_go_out_together():
-    model = nn.Module()
-    model.config = None
-    model._weight_conversions = [
-        WeightRenaming("^old.", "new."),
-        WeightConverter(["qkv.weight"], ["q.weight", "k.weight", "v.weight"], operations=[Chunk(dim=0)]),
-    ]
-    weights = {name: torch.randn(2, 2) for name in ("new.q.weight", "new.k.weight", "new.norm.weight", "new.v.weight")}
-    given: list[str] = []
+def lora(*targets: str) -> dict[str, LoraConfig]:
+    return {"lora": LoraConfig(rank=4, alpha=8.0, target_modules=list(targets))}
 
-    def counted():
-        for pair in weights.items():
-            given.append(pair[0])
-            yield pair
 
-    found = []
-    for name, value in as_in_files(model, [*weights, "new.unknown"], counted()):
-        found.append((name, value, len(given)))
-    assert [(name, after) for name, _, after in found] == [("old.norm.weight", 3), ("old.qkv.weight", 4)]
-    assert torch.equal(found[0][1], weights["new.norm.weight"])
-    parts = [weights[f"new.{part}.weight"] for part in "qkv"]
-    assert torch.equal(found[1][1], torch.cat(parts))
+@pytest.fixture
+def check(model_config: ModelConfig, tmp_path: Path):
+    def check(model: str, changes: dict[str, object], device_type: str = "cpu") -> None:
+        MODELS[model].save_pretrained(tmp_path)
+        check_model(replace(model_config, path=str(tmp_path), **changes), "critic.model", device_type)
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("qwen2", {}),
+        ("qwen2", lora("q_proj", "down_proj") | {"gradient_checkpointing": True}),
+        ("qwen2", lora("all-linear")),
+        ("qwen2", PACKED | {"ulysses_sequence_parallel_size": 4}),
+        ("gemma2", {"attn_implementation": "eager"}),
+    ],
+)
+def test_what_a_model_supports_is_accepted(check, model, changes):
+    check(model, changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        (
+            "qwen2",
+            lora("q_proj", "c_attn", "lm_head"),
+            r"lora\.target_modules=\['q_proj', 'c_attn', 'lm_head'\]: Qwen2ForCausalLM has no linear layers called "
+            "c_attn, lm_head; it has down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$",
+        ),
+        ("gpt2", lora("all-linear"), r"lora\..*: GPT2LMHeadModel has no linear layers called all-linear; it has none$"),
+        ("qwen2", {"use_liger": True}, "use_liger=True: runs on GPUs only; set it to false$"),
+        ("qwen2", FLASH2, "attn_implementation='flash_attention_2': runs on GPUs only; set it to sdpa$"),
+        ("qwen2", FLASH3, "attn_implementation='flash_attention_3': runs on GPUs only; set it to sdpa$"),
+        (
+            "gemma2",
+            {},
+            "attn_implementation='sdpa': does not support the soft cap on attention scores of gemma2 "
+            r"\(attn_logit_softcapping=0.5\); set it to eager or flash_attention_2$",
+        ),
+        (
+            "qwen2",
+            PACKED | {"ulysses_sequence_parallel_size": 3},
+            "ulysses_sequence_parallel_size=3: must divide the 4 attention heads",
+        ),
+        ("mixed layers", PACKED, r"use_remove_padding=true: qwen2 at .* has layers of kind \['linear_attention'\]"),
+        ("falcon", PACKED, "use_remove_padding=true: falcon at .* has its own attention function"),
+    ],
+)
+def test_what_a_model_or_a_cpu_does_not_support_is_refused(check, model, changes, message):
+    with pytest.raises(ConfigError, match=rf"^critic\.model\.{message}"):
+        check(model, changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "installed", "message"),
+    [
+        (
+            {"use_liger": True},
+            False,
+            "use_liger=True: liger-kernel is not installed; `pip install liger-kernel`, or set",
+        ),
+        (FLASH2, False, "attn_impl.*_2': flash-attn is not installed; `pip install flash-attn`, or set it to sdpa"),
+        (FLASH3, False, "attn_implementation='flash_attention_3': flash-attn-3 is not installed; build it from"),
+        (
+            FLASH2 | {"param_dtype": "float32"},
+            True,
+            r"attn_impl.*_2': does not support float32; set critic\.model\.param_dtype=bfloat16$",
+        ),
+        ({"use_liger": True}, True, "use_liger=True: liger-kernel has no kernels for qwen2; set it to false"),
+    ],
+)
+def test_kernels_of_gpus_need_their_package_and_its_support(check, monkeypatch, changes, installed, message):
+    monkeypatch.setattr(loading, "find_spec", lambda name: installed or None)
+    kernels = ModuleType("liger_kernel.transformers.monkey_patch")
+    kernels.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": None}
+    for module in (ModuleType("liger_kernel"), ModuleType("liger_kernel.transformers"), kernels):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(ConfigError, match=rf"^critic\.model\.{message}"):
+        check("qwen2", changes, "cuda")
+
+
+def test_all_linear_stands_alone():
+    with pytest.raises(ValueError, match="all-linear stands for all; leave the others out"):
+        lora("all-linear", "q_proj")

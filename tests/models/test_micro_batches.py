@@ -2,21 +2,20 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl.models.micro_batches import MicroBatching, cut_by_tokens, in_order, split_further
+from verl.models.micro_batches import MicroBatching, restore_order, split_by_tokens, split_to_count
 from verl.protocol import ValueBatch
 
 
 def test_packed_rows_count_their_tokens_and_padded_ones_the_longest():
     prompts, responses = [4, 1, 2, 1], [6, 5, 2, 1]  # 10, 6, 4, 2 tokens
-    assert cut_by_tokens(prompts, responses, 12, packed=True) == [[0], [1, 2, 3]]
+    assert split_by_tokens(prompts, responses, 12, packed=True) == [[0], [1, 2, 3]]
     # Rows 1 and 2 take 2 * (2 + 5) when padded.
-    assert cut_by_tokens(prompts, responses, 12, packed=False) == [[0], [1], [2, 3]]
-    assert cut_by_tokens(prompts, responses, 14, packed=False) == [[0], [1, 2], [3]]
-    assert cut_by_tokens(prompts, responses, 1, packed=True) == [[0], [1], [2], [3]]
+    assert split_by_tokens(prompts, responses, 12, packed=False) == [[0], [1], [2, 3]]
+    assert split_by_tokens(prompts, responses, 14, packed=False) == [[0], [1, 2], [3]]
+    assert split_by_tokens(prompts, responses, 1, packed=True) == [[0], [1], [2], [3]]
 
 
 @given(
@@ -26,7 +25,7 @@ def test_packed_rows_count_their_tokens_and_padded_ones_the_longest():
 )
 def test_every_row_is_cut_once_and_none_is_over_the_bound(lengths, max_tokens: int, packed: bool):
     prompts, responses = [a for a, _ in lengths], [b for _, b in lengths]
-    parts = cut_by_tokens(prompts, responses, max_tokens, packed)
+    parts = split_by_tokens(prompts, responses, max_tokens, packed)
     assert sorted(row for rows in parts for row in rows) == list(range(len(lengths)))
     for rows in parts:
         total = sum(prompts[i] + responses[i] for i in rows)
@@ -35,21 +34,13 @@ def test_every_row_is_cut_once_and_none_is_over_the_bound(lengths, max_tokens: i
 
 
 def test_further_parts_come_from_the_largest():
-    assert split_further([[0], [1, 2, 3], [4, 5]], 3) == [[0], [1, 2, 3], [4, 5]]
-    assert split_further([[0], [1, 2, 3], [4, 5]], 5) == [[0], [1], [2], [3], [4, 5]]
+    assert split_to_count([[0], [1, 2, 3], [4, 5]], 3) == [[0], [1, 2, 3], [4, 5]]
+    assert split_to_count([[0], [1, 2, 3], [4, 5]], 5) == [[0], [1], [2], [3], [4, 5]]
     with pytest.raises(AssertionError, match="4 micro-batches of 3 rows"):
-        split_further([[0, 1, 2]], 4)
+        split_to_count([[0, 1, 2]], 4)
 
 
-@pytest.fixture
-def world(tmp_path):
-    """A world of this process alone."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_results_come_back_in_the_order_of_the_rows(world):
+def test_results_come_back_in_the_order_of_the_rows(single_mesh):
     attention_mask = torch.tensor([[0, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [0, 1, 1, 0, 0]])
     response_mask = attention_mask[:, 2:]
     zeros = torch.zeros(4, 3)
@@ -58,4 +49,4 @@ def test_results_come_back_in_the_order_of_the_rows(world):
     assert [rows.tolist() for rows in by_rows] == [[0, 1, 2], [3]]
     by_tokens = MicroBatching(rows=3, max_tokens=6, packed=False).cut(batch)
     assert [rows.tolist() for rows in by_tokens] == [[1], [2, 0], [3]]
-    assert in_order([batch[rows].response_mask for rows in by_tokens], by_tokens).equal(response_mask)
+    assert restore_order([batch[rows].response_mask for rows in by_tokens], by_tokens).equal(response_mask)

@@ -2,7 +2,7 @@
 
 import torch
 
-from verl.models.offload import Offloaded, is_away, piece_sizes
+from verl.models.offload import Offloaded, is_offloaded, piece_sizes
 
 MIB = 1 << 20
 
@@ -23,8 +23,8 @@ def test_tensors_of_several_pieces_come_back_as_they_were():
     expected = [tensor.clone() for tensor in tensors]
     offloaded = Offloaded(lambda: tensors, enabled=True)
     assert [len(pieces) for _, pieces in offloaded._on_host] == [1, 1, 3]
-    assert all(map(is_away, tensors))
+    assert all(map(is_offloaded, tensors))
     for _ in range(2):
         with offloaded.loaded():
             assert all(map(torch.equal, tensors, expected))
-        assert all(map(is_away, tensors))
+        assert all(map(is_offloaded, tensors))

@@ -11,8 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tests.models import sharding_cases as cases
 from verl.config import PPOConfig, load_config
-from verl.models.fsdp import full_parameters, load_sharded_model, offloaded_parameters
+from verl.models.fsdp import full_parameters, offloaded_parameters
 from verl.models.learner import Learner
+from verl.models.loading import load_sharded_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -20,31 +20,21 @@ def optim_config(kind: str, warmup: int = 3, floor: float = 0.1) -> OptimConfig:
 
 
 @pytest.mark.parametrize(
-    ("kind", "decay"),
+    ("kind", "warmup", "floor", "total_steps", "expected"),
     [
-        ("constant", [1.0, 1.0, 1.0, 1.0, 1.0]),
-        ("linear", [1.0, 0.775, 0.55, 0.325, 0.1]),
+        # After the last step the rate stays at its floor.
+        ("constant", 3, 0.1, 7, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", 3, 0.1, 7, [0.25, 0.5, 0.75, 1.0, 0.775, 0.55, 0.325, 0.1, 0.1]),
         # 0.1 + 0.45 * (1 + cos(pi * i / 4))
-        ("cosine", [1.0, 0.8681981, 0.55, 0.2318019, 0.1]),
+        ("cosine", 3, 0.1, 7, [0.25, 0.5, 0.75, 1.0, 0.8681981, 0.55, 0.2318019, 0.1, 0.1]),
+        ("linear", 0, 0.0, 4, [1.0]),
+        # A warm-up longer than the run never reaches the peak.
+        ("linear", 3, 0.1, 2, [0.25, 0.5]),
     ],
 )
-def test_warm_up_then_decay(kind: str, decay: list[float]):
-    multiplier = lr_multiplier(optim_config(kind), total_steps=7)
-    assert [multiplier(step) for step in range(8)] == pytest.approx([0.25, 0.5, 0.75, *decay])
-
-
-@pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_the_rate_stays_at_its_floor_after_the_last_step(kind: str):
-    assert lr_multiplier(optim_config(kind), total_steps=7)(100) == pytest.approx(0.1)
-
-
-def test_no_warm_up_starts_at_the_peak():
-    assert lr_multiplier(optim_config("linear", warmup=0, floor=0.0), total_steps=4)(0) == 1.0
-
-
-def test_a_warm_up_longer_than_the_run_never_reaches_the_peak():
-    multiplier = lr_multiplier(optim_config("linear"), total_steps=2)
-    assert [multiplier(0), multiplier(1)] == [0.25, 0.5]
+def test_warm_up_then_decay(kind: str, warmup: int, floor: float, total_steps: int, expected: list[float]):
+    multiplier = lr_multiplier(optim_config(kind, warmup, floor), total_steps)
+    assert [multiplier(step) for step in range(len(expected))] == pytest.approx(expected)
 
 
 def test_the_optimizer_takes_trainable_parameters_and_follows_the_schedule():

@@ -1,31 +1,28 @@
 """Where the tokens of a micro-batch stand while a model reads them."""
 
+import pytest
 import torch
 
 from verl.models.packing import PackedLayout, PaddedLayout, position_ids, trim_columns
 
 
-def test_trimming_cuts_what_is_padding_in_every_row():
-    input_ids = torch.tensor([[0, 0, 1, 2, 3, 0, 0], [0, 4, 5, 6, 7, 8, 0]])
-    attention_mask = torch.tensor([[0, 0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0]])
-    response_mask = torch.tensor([[1, 0, 0], [1, 1, 0]])
-    ids, mask, response = trim_columns(input_ids, attention_mask, response_mask)
-    assert ids.tolist() == [[0, 1, 2, 3, 0], [4, 5, 6, 7, 8]]
-    assert mask.tolist() == [[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert response.tolist() == [[1, 0], [1, 1]]
-
-
-def test_trimming_leaves_full_rows_alone():
-    ids, ones = torch.tensor([[1, 2, 3]]), torch.ones(1, 3, dtype=torch.int64)
-    trimmed = trim_columns(ids, ones, ones[:, :1])
-    assert [t.tolist() for t in trimmed] == [[[1, 2, 3]], [[1, 1, 1]], [[1]]]
-
-
-def test_trimming_keeps_a_real_token_whose_id_is_that_of_padding():
-    # What counts is the mask: many models pad with a token that also ends every turn.
-    attention_mask = torch.tensor([[1, 1, 1]])
-    ids, _, _ = trim_columns(torch.tensor([[0, 5, 0]]), attention_mask, torch.tensor([[1]]))
-    assert ids.tolist() == [[0, 5, 0]]
+@pytest.mark.parametrize(
+    ("columns", "trimmed"),
+    [
+        (
+            (
+                [[0, 0, 1, 2, 3, 0, 0], [0, 4, 5, 6, 7, 8, 0]],
+                [[0, 0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0]],
+                [[1, 0, 0], [1, 1, 0]],
+            ),
+            ([[0, 1, 2, 3, 0], [4, 5, 6, 7, 8]], [[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]], [[1, 0], [1, 1]]),
+        ),
+        # Full rows stay; what counts is the mask: many models pad with a token that also ends every turn.
+        (([[0, 5, 0]], [[1, 1, 1]], [[1]]), ([[0, 5, 0]], [[1, 1, 1]], [[1]])),
+    ],
+)
+def test_trimming_cuts_what_is_padding_in_every_row(columns, trimmed):
+    assert [t.tolist() for t in trim_columns(*map(torch.tensor, columns))] == list(trimmed)
 
 
 def test_positions_count_real_tokens_alone():
@@ -37,7 +34,7 @@ IDS = torch.tensor([[0, 0, 11, 12, 13], [21, 22, 23, 24, 0], [0, 31, 32, 0, 0]])
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 0], [0, 1, 1, 0, 0]])
 
 
-def test_packed_rows_follow_each_other_and_start_anew():
+def test_packed_rows_follow_each_other_and_start_again_at_0():
     inputs = PackedLayout(IDS, MASK, None).inputs
     assert inputs["input_ids"].tolist() == [[11, 12, 13, 21, 22, 23, 24, 31, 32]]
     assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 1]]
@@ -55,9 +52,9 @@ def test_a_row_of_padding_alone_is_no_row():
 def test_what_tokens_get_returns_to_their_columns():
     packed, padded = PackedLayout(IDS, MASK, None), PaddedLayout(IDS, MASK)
     for layout in (packed, padded):
-        assert torch.equal(layout.restore(layout.take(IDS)) * MASK, IDS)
-    pairs = torch.stack([packed.take(IDS), -packed.take(IDS)], dim=1).float().requires_grad_()
-    restored = packed.restore(pairs)
+        assert torch.equal(layout.unpack(layout.pack(IDS)) * MASK, IDS)
+    pairs = torch.stack([packed.pack(IDS), -packed.pack(IDS)], dim=1).float().requires_grad_()
+    restored = packed.unpack(pairs)
     assert torch.equal(restored[..., 1], -IDS.float())
     # Columns weighted by 0..14: each token's gradient is its own column's weight.
     (restored[..., 0] * torch.arange(15).view(3, 5)).sum().backward()

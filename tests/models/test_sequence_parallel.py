@@ -52,20 +52,12 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.fixture(scope="module")
 def configs(models: dict[str, Path]) -> tuple[PPOConfig, SFTConfig]:
-    overrides = [
-        f"model.path={models['policy']}",
-        f"critic.model.path={models['critic']}",
-        f"reward_model.model.path={models['judge']}",
-        "reward_model.enable=true",
-        "reward_model.micro_batch_size_per_gpu=3",
-        "algorithm.adv_estimator=gae",
-        "critic.micro_batch_size_per_gpu=3",
-        "actor.micro_batch_size_per_gpu=3",
-        "actor.log_prob_micro_batch_size_per_gpu=3",
-        "actor.entropy_coeff=0.05",
-        "actor.use_kl_loss=true",
-        "model.logits_chunk_size=4",
-    ]
+    overrides = f"""
+        model.path={models["policy"]} critic.model.path={models["critic"]} reward_model.model.path={models["judge"]}
+        reward_model.enable=true reward_model.micro_batch_size_per_gpu=3 algorithm.adv_estimator=gae
+        critic.micro_batch_size_per_gpu=3 actor.micro_batch_size_per_gpu=3 actor.log_prob_micro_batch_size_per_gpu=3
+        actor.entropy_coeff=0.05 actor.use_kl_loss=true model.logits_chunk_size=4
+    """.split()
     lessons = [f"model.path={models['policy']}", "data.micro_batch_size_per_gpu=3", "trainer.n_gpus_per_node=4"]
     sft = load_config(SFTConfig, "sft", lessons)
     return load_config(PPOConfig, "ppo_trainer", overrides), sft
@@ -75,16 +67,21 @@ def configs(models: dict[str, Path]) -> tuple[PPOConfig, SFTConfig]:
 def alone(configs: tuple[PPOConfig, SFTConfig]) -> Results:
     """One worker, rows padded, the head at once."""
     changes = {"use_remove_padding": False, "logits_chunk_size": 0}
-    return run_world(1, every_model, *configs, changes)[0]
+    return run_world(1, every_model, *configs, changes, {})[0]
 
 
+PACKED = {"use_remove_padding": True}
+SHARED_BY_2, SHARED_BY_4 = (PACKED | {"ulysses_sequence_parallel_size": size} for size in (2, 4))
 LAYOUTS = {
-    "1 worker, packed": (1, {"use_remove_padding": True}),
-    "2 workers to a sequence": (2, {"use_remove_padding": True, "ulysses_sequence_parallel_size": 2}),
-    "2 groups of 2": (4, {"use_remove_padding": True, "ulysses_sequence_parallel_size": 2}),
+    "1 worker, all rows at once": (1, {}, {"micro_batch_size_per_gpu": 64}),
+    "2 workers, micro-batches by tokens": (2, {}, {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 30}),
+    "1 worker, packed": (1, PACKED, {}),
+    "2 workers to a sequence": (2, SHARED_BY_2, {}),
+    "2 groups of 2": (4, SHARED_BY_2, {}),
     # More than there are heads of keys and values.
-    "4 workers to a sequence": (4, {"use_remove_padding": True, "ulysses_sequence_parallel_size": 4}),
+    "4 workers to a sequence": (4, SHARED_BY_4, {}),
 }
+"""Name -> workers, changes of all models' options, and of how actor and critic cut micro-batches."""
 
 
 def assert_same_learning(found: tuple[Results, Results], expected: tuple[Results, Results]) -> None:
@@ -101,9 +98,9 @@ def assert_same_learning(found: tuple[Results, Results], expected: tuple[Results
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_model_learns_the_same_in_every_layout(name: str, configs, alone: Results):
-    world_size, changes = LAYOUTS[name]
+    world_size, changes, batching = LAYOUTS[name]
     sequence = changes.get("ulysses_sequence_parallel_size", 1)
-    workers = run_world(world_size, every_model, *configs, changes)
+    workers = run_world(world_size, every_model, *configs, changes, batching)
     for quantity in ("logprobs", "entropy", "norms", "mean states", "values", "scores", "evaluation"):
         assert alone[quantity].std() > 0.05, quantity
         for first in range(sequence):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 from tests.models import sharding_cases as cases
 from tests.models.worlds import World, world
 from tests.workers.groups import relative_difference
-from verl.config import PPOConfig, load_config
 from verl.config.common import LoraConfig, ModelConfig
 
 
@@ -30,8 +28,8 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def config(tiny_model: Path) -> ModelConfig:
-    return replace(load_config(PPOConfig, "ppo_trainer").model, path=str(tiny_model))
+def config(model_config: ModelConfig) -> ModelConfig:
+    return model_config
 
 
 @pytest.fixture(scope="module")

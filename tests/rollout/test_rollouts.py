@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from tests.evaluation.fakes import evaluation_config
+
 from tests.workers.groups import all_prompts, policy_batch, start_group
 from verl.config import PPOConfig
 from verl.config.ppo import SamplingConfig
-from verl.data.prompts import PromptSample
+from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RankMetrics, RolloutBatch
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel, SampleRequest
@@ -64,11 +64,13 @@ def through_transformers(config: PPOConfig, ray_session: None) -> Iterator[Worke
 
 
 @pytest.fixture(scope="module")
-def prompts(config: PPOConfig, tiny_tokenizer) -> PromptSample:
+def prompts(config: PPOConfig, tiny_tokenizer) -> TokenizedPrompts:
     return all_prompts(config, tiny_tokenizer)
 
 
-def generate(group: WorkerGroup, prompts: PromptSample, sampling: SamplingConfig, seed: int, copies=1) -> RolloutBatch:
+def generate(
+    group: WorkerGroup, prompts: TokenizedPrompts, sampling: SamplingConfig, seed: int, copies=1
+) -> RolloutBatch:
     return concat(group.run_split("generate", prompts.tokens, sampling, seed, copies=copies))
 
 
@@ -111,7 +113,7 @@ def test_an_engine_over_two_workers_samples_as_that_of_one(alone, together, prom
     agree(together, drawn, 1e-4)
 
 
-def follows_the_policy(group: WorkerGroup, prompts: PromptSample, config: PPOConfig, copies: int) -> None:
+def follows_the_policy(group: WorkerGroup, prompts: TokenizedPrompts, config: PPOConfig, copies: int) -> None:
     rollout = generate(group, prompts, config.rollout.train_kwargs, 1, copies)
     agree(group, rollout, 1e-3)
     learn(group, rollout)

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import verl
 from verl.run import tracking
-from verl.run.tracking import Tracker, git_revision, versions
+from verl.run.tracking import Tracker, drop_records, git_revision, versions, write_summary
 
 
 @dataclass(frozen=True)
@@ -28,27 +28,34 @@ class Config:
 CONFIG = Config(seed=7, optim=Inner(betas=[0.9, 0.99]))
 
 
-def make_tracker(folder: Path, loggers: list[str]) -> Tracker:
-    return Tracker(folder, loggers, "project", "experiment", CONFIG)
+def make_tracker(folder: Path, loggers: list[str], last_step: int | None = None) -> Tracker:
+    return Tracker(folder, loggers, "project", "experiment", CONFIG, last_step)
 
 
-def test_the_config_is_stored_as_it_was_resolved(tmp_path: Path):
-    make_tracker(tmp_path / "new" / "run", []).close()
-    text = (tmp_path / "new" / "run" / "config.yaml").read_text()
-    assert yaml.safe_load(text) == asdict(CONFIG) == {"seed": 7, "optim": {"betas": [0.9, 0.99]}}
+def logged(folder: Path, name: str) -> list[tuple[int, float]]:
+    """Step and value of what TensorBoard shows of a metric."""
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
 
 
 def test_every_step_is_one_complete_line_in_sorted_order(tmp_path: Path):
-    tracker = make_tracker(tmp_path, [])
+    folder = tmp_path / "new" / "run"
+    tracker = make_tracker(folder, ["console"])
     tracker.log(0, {"val/pass@1": 0.5})
     tracker.log(1, {"score/mean": -0.25, "actor/lr": 1e-6, "cal/overall/layer_1/Effective Rank/mean": 12.5})
+    tracker.log(2, {"a": float("nan"), "b": float("inf"), "c": 1.0})
     # Read before closing: a run that is killed keeps every step it finished.
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
     tracker.close()
     assert lines == [
         '{"step": 0, "val/pass@1": 0.5}',
         '{"step": 1, "actor/lr": 1e-06, "cal/overall/layer_1/Effective Rank/mean": 12.5, "score/mean": -0.25}',
+        '{"step": 2, "a": null, "b": null, "c": 1.0}',
     ]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "metrics.jsonl"]
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    assert values == asdict(CONFIG) == {"seed": 7, "optim": {"betas": [0.9, 0.99]}}
 
 
 def test_a_record_is_on_the_disk_before_a_checkpoint_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -60,51 +67,45 @@ def test_a_record_is_on_the_disk_before_a_checkpoint_follows(tmp_path: Path, mon
     assert on_disk == [len('{"step": 1, "a": 1.0}\n')]
 
 
-def test_a_resumed_run_drops_what_it_will_record_again(tmp_path: Path):
-    tracker = Tracker(tmp_path, ["tensorboard"], "project", "experiment", CONFIG)
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """The folder of a run that was killed while it recorded step 4."""
+    tracker = make_tracker(tmp_path, ["tensorboard"])
     for step in range(4):
         tracker.log(step, {"a": float(step)})
-    tracker.summarize({})
     tracker.close()
+    write_summary(tmp_path, {})
+    (tmp_path / "wandb_id.txt").write_text("abc")
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "a"')  # killed while writing
-    resumed = Tracker(tmp_path, ["tensorboard"], "project", "experiment", CONFIG, last_step=2)
-    assert not (tmp_path / "summary.json").exists()
+        file.write('{"step": 4, "a"')
+    return tmp_path
+
+
+def test_a_resumed_run_drops_what_it_will_record_again(recorded: Path):
+    drop_records(recorded, 2)
+    resumed = make_tracker(recorded, ["tensorboard"], last_step=2)
     resumed.log(3, {"a": 30.0})
     resumed.close()
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    lines = (recorded / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"step": i, "a": a} for i, a in enumerate([0.0, 1.0, 2.0, 30.0])]
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("a")] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 30.0)]
+    assert logged(recorded, "a") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 30.0)]
+    assert (recorded / "wandb_id.txt").exists() and not (recorded / "summary.json").exists()
 
 
-def test_a_run_that_starts_anew_drops_everything(tmp_path: Path):
-    tracker = make_tracker(tmp_path, ["tensorboard"])
-    tracker.log(1, {"a": 1.0})
-    tracker.close()
-    make_tracker(tmp_path, []).close()
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
-    assert not (tmp_path / "tensorboard").exists()
+def test_a_run_that_starts_again_drops_everything(recorded: Path):
+    drop_records(recorded, None)
+    assert [path.name for path in recorded.iterdir()] == ["config.yaml"]
 
 
-def test_what_is_not_finite_is_null(tmp_path: Path):
-    tracker = make_tracker(tmp_path, [])
-    tracker.log(1, {"a": float("nan"), "b": float("inf"), "c": 1.0})
-    tracker.close()
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": null, "b": null, "c": 1.0}\n'
-
-
-def test_no_sink_opens_unasked(tmp_path: Path):
-    tracker = make_tracker(tmp_path, ["console"])
-    tracker.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "metrics.jsonl"]
+def test_opening_a_tracker_deletes_nothing(recorded: Path):
+    before = {path.name: path.read_bytes() for path in recorded.iterdir() if path.is_file()}
+    make_tracker(recorded, []).close()
+    assert {path.name: path.read_bytes() for path in recorded.iterdir() if path.is_file()} == before
+    assert logged(recorded, "a") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
 
 
 def test_the_summary_says_what_the_result_depends_on(tmp_path: Path):
-    tracker = make_tracker(tmp_path, [])
-    tracker.summarize({"steps": 3, "seed": 7})
-    tracker.close()
+    write_summary(tmp_path, {"steps": 3, "seed": 7})
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["steps"], summary["seed"]) == (3, 7)
     assert summary["versions"]["verl"] == verl.__version__
@@ -143,23 +144,12 @@ def test_the_git_revision_is_that_of_the_packages_checkout(tmp_path: Path, monke
     assert git_revision() == git("rev-parse", "HEAD") + "-dirty"
 
 
-def test_tensorboard_gets_every_scalar(tmp_path: Path):
-    tracker = make_tracker(tmp_path, ["tensorboard"])
-    tracker.log(1, {"score/mean": 0.25})
-    tracker.log(2, {"score/mean": 0.5})
-    tracker.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("score/mean")] == [(1, 0.25), (2, 0.5)]
-
-
 def test_tensorboard_has_every_step_that_was_logged(tmp_path: Path):
     tracker = make_tracker(tmp_path, ["tensorboard"])
     tracker.log(1, {"score/mean": 0.25})
+    tracker.log(2, {"score/mean": 0.5})
     # Before closing: a run that is killed is resumed after this step.
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("score/mean")] == [(1, 0.25)]
+    assert logged(tmp_path, "score/mean") == [(1, 0.25), (2, 0.5)]
     tracker.close()
 
 
@@ -178,5 +168,5 @@ def test_wandb_writes_its_run_into_the_runs_folder(tmp_path: Path, monkeypatch: 
     assert all(text in content for text in (b"score/mean", b"project", b"experiment", b"betas"))
     # The same run there when this one is resumed.
     assert identity.strip().encode() in content
-    Tracker(tmp_path, ["wandb"], "project", "experiment", CONFIG, last_step=1).close()
+    make_tracker(tmp_path, ["wandb"], last_step=1).close()
     assert (tmp_path / "wandb_id.txt").read_text() == identity

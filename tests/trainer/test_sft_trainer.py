@@ -1,6 +1,5 @@
 """The loop of supervised fine-tuning, over workers that only count."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +44,43 @@ def conversations(size: int) -> ConversationBatch:
     return ConversationBatch(ids, torch.ones_like(ids), learned, batch_size=[size])
 
 
-@pytest.mark.parametrize(("sequence", "shares"), [(1, [2, 2, 2, 2]), (2, [4, 4])])
-def test_workers_that_share_sequences_get_the_same_rows(tiny_model: Path, tmp_path: Path, sequence: int, shares):
-    config = load_config(SFTConfig, "sft", [f"model.path={tiny_model}", "trainer.n_gpus_per_node=4"])
-    model = replace(config.model, use_remove_padding=True, ulysses_sequence_parallel_size=sequence)
-    trainer = replace(config.trainer, total_training_steps=1, default_local_dir=str(tmp_path))
-    config = replace(config, model=model, trainer=trainer)
-    workers = CountingWorkers()
-    tracker = Tracker(tmp_path, [], "verl", "sft", config, None)
+def fitted(tiny_model: Path, folder: Path, workers: CountingWorkers, *overrides: str) -> tuple[SFTTrainer, list[int]]:
+    """A trainer after its run, and the steps after which it saved."""
+    options = [f"model.path={tiny_model}", "trainer.n_gpus_per_node=4", f"trainer.default_local_dir={folder}"]
+    config = load_config(SFTConfig, "sft", [*options, *overrides])
+    tracker = Tracker(folder, [], "verl", "sft", config)
     # Three held-out conversations are fewer than there are workers.
     sft = SFTTrainer(config, [conversations(8)], conversations(3), workers, tracker, RunDisplay("sft", 1, COLUMNS))
-    sft._save = lambda: None
+    saved: list[int] = []
+    sft._save = lambda: saved.append(sft.step)
     sft.fit()
     tracker.close()
+    return sft, saved
+
+
+@pytest.mark.parametrize(("sequence", "shares"), [(1, [2, 2, 2, 2]), (2, [4, 4])])
+def test_workers_that_share_sequences_get_the_same_rows(tiny_model: Path, tmp_path: Path, sequence: int, shares):
+    workers = CountingWorkers()
+    parallel = ["model.use_remove_padding=true", f"model.ulysses_sequence_parallel_size={sequence}"]
+    sft, _ = fitted(tiny_model, tmp_path, workers, *parallel, "trainer.total_training_steps=1")
     assert workers.calls[0] == ("train_step", shares)
     assert workers.calls[1] == ("evaluate", [1] * 4 if sequence == 1 else [2, 2])
-    # Log-probabilities 0, -1 and -2 of two tokens each; what filled the shares up does not count.
+    # Log-probabilities 0, -1 and -2 of two tokens each; the rows that fill up the shares do not count.
     assert sft.validations[1]["val/loss"] == pytest.approx(3 / 6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "validated", "saved"),
+    [
+        (["trainer.test_freq=2", "trainer.save_freq=0"], [2, 4, 5], [5]),
+        (["trainer.test_freq=0", "trainer.save_freq=2"], [5], [2, 4, 5]),
+        (["trainer.test_freq=-1", "trainer.save_freq=-1"], [], []),
+        # The sequence probability is 0.50.
+        (["trainer.stop_at_sequence_probability=0.4", "trainer.test_freq=2", "trainer.save_freq=0"], [2], [2]),
+        (["trainer.stop_at_sequence_probability=0.4", "trainer.test_freq=2", "trainer.save_freq=-1"], [2], []),
+    ],
+)
+def test_when_a_run_validates_saves_and_stops(tiny_model, tmp_path, overrides, validated, saved):
+    length = ["trainer.total_training_steps=5", "trainer.total_epochs=5"]
+    sft, steps = fitted(tiny_model, tmp_path, CountingWorkers(), *overrides, *length)
+    assert (list(sft.validations), steps) == (validated, saved)

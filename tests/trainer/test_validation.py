@@ -7,7 +7,7 @@ import torch
 from conftest import rank_metrics
 
 from verl.config import PPOConfig, load_config
-from verl.data.prompts import PromptRecord, PromptSample
+from verl.data.prompts import PromptRecord, TokenizedPrompts
 from verl.protocol import PromptBatch, RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
@@ -17,11 +17,11 @@ from verl.trainer.validation import Validator
 CONFIG = load_config(PPOConfig, "ppo_trainer")
 
 
-def prompts(first_uid: int, sources: list[str]) -> PromptSample:
+def prompts(first_uid: int, sources: list[str]) -> TokenizedPrompts:
     uids = range(first_uid, first_uid + len(sources))
     records = [PromptRecord(uid, [5], source, "", {}, []) for uid, source in zip(uids, sources, strict=True)]
     ones = torch.ones(len(records), 1, dtype=torch.int64)
-    return PromptSample(records, PromptBatch(ones, ones, torch.tensor(list(uids)), batch_size=[len(records)]))
+    return TokenizedPrompts(records, PromptBatch(ones, ones, torch.tensor(list(uids)), batch_size=[len(records)]))
 
 
 VERDICTS = {0: [True, False], 1: [False, False], 2: [True, True], 3: [True, False]}
@@ -34,7 +34,7 @@ class ScriptedSampler:
     def __init__(self, verdicts: dict[int, list[bool]], config: PPOConfig, measures: bool = True) -> None:
         self.verdicts, self.config, self.measures = verdicts, config, measures
 
-    def generate(self, batch: PromptSample, sampling: object, step: int) -> RolloutBatch:
+    def generate(self, batch: TokenizedPrompts, sampling: object, step: int) -> RolloutBatch:
         group_ids = batch.tokens.uid.repeat_interleave(2)
         num = len(group_ids)
         response_mask = (torch.arange(4) <= group_ids[:, None]).long()
@@ -49,7 +49,7 @@ class ScriptedSampler:
             batch_size=[num],
         )
 
-    def verify(self, batch: PromptSample, rollout: RolloutBatch):
+    def verify(self, batch: TokenizedPrompts, rollout: RolloutBatch):
         verdicts = [verdict for record in batch.records for verdict in self.verdicts[record.uid]]
         return finished(
             [{"score": 2.0 * v - 1, "correctness": v, "reason": "exact" if v else "different"} for v in verdicts]
@@ -62,7 +62,7 @@ def measured(group_ids: torch.Tensor) -> RankMetrics:
 
 
 def validate(
-    batches: list[PromptSample],
+    batches: list[TokenizedPrompts],
     verdicts: dict[int, list[bool]] = VERDICTS,
     manager: RewardManager | None = None,
     calculator: RepresentationMetricsCalculator | None = None,

@@ -35,5 +35,5 @@ def test_arrays_become_tensors():
 
 
 def test_anything_else_is_refused():
-    with pytest.raises(TypeError, match="object cannot be kept as JSON"):
+    with pytest.raises(TypeError, match="object cannot be saved as JSON"):
         to_json({"a": object()})

@@ -147,7 +147,7 @@ def with_new_weights(path: Path, weights: dict[str, Tensor], capture: dict[str, 
         answers += ask(llm, [prompt])
         differentiable = answers[0].responses[0].states.clone().requires_grad_().square().sum()
         differentiable.backward()
-        return Outcome(answers, {"in_process": llm.llm_engine.hidden_states.in_process})
+        return Outcome(answers, {"in_process": llm.llm_engine.state_collector.in_process})
 
 
 def before_and_after_sleep(path: Path, capture: dict[str, Any], prompts: list[list[int]], **options: Any) -> Outcome:

@@ -237,7 +237,7 @@ def test_a_model_whose_last_state_has_a_width_of_its_own(inside: Run, tmp_path: 
 
 def test_models_without_intermediate_layers_are_refused_by_name(inside: Run, build: Callable[[str], Path]):
     refused = inside(engines.refusal, build("mixtral"), {"layers": [0, -1]}, skip_tokenizer_init=True)
-    assert "MixtralForCausalLM cannot give the states of intermediate layers" in refused and "layers=[-1]" in refused
+    assert "MixtralForCausalLM cannot return the states of intermediate layers" in refused and "layers=[-1]" in refused
 
 
 def test_an_engine_in_another_process(outside: Run, tiny_model: Path, prompts: list[list[int]]):

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from verl.config import PPOConfig
-from verl.data.prompts import PromptDataset, PromptSample, val_batches
+from verl.data.prompts import PromptDataset, TokenizedPrompts, val_batches
 from verl.protocol import PolicyBatch, RolloutBatch
 from verl.rollout import engine_environment
 from verl.single_controller import WorkerGroup
@@ -18,7 +18,7 @@ def start_group(config: PPOConfig, world_size: int, device_type: str = "cpu") ->
     return WorkerGroup("probes:ProbeWorker", config, (10,), 1, world_size, device_type, environment)
 
 
-def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSample:
+def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> TokenizedPrompts:
     """The training prompts in one batch."""
     data = config.data
     dataset = PromptDataset(data.train_files, tokenizer, data.max_prompt_length, "error")

@@ -6,32 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from gradients import gradients_of  # beside this file, which a worker imports by itself
 from torch import Tensor
-from torch.distributed.tensor import distribute_tensor
 
 from verl.config.ppo import ActorConfig
 from verl.config.signal import CalculatorConfig
 from verl.models.fsdp import full_parameters
-from verl.models.learner import Learner
 from verl.models.packing import position_ids
 from verl.models.policy import scoring_batches
-from verl.protocol import PolicyBatch, PromptBatch, ValueBatch
+from verl.protocol import PolicyBatch, PromptBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.workers.hybrid import HybridWorker
-
-
-def gradients_of(learner: Learner, update: Callable[[], object]) -> dict[str, Tensor]:
-    """Full gradients of one update, without applying it."""
-    gradients: dict[str, Tensor] = {}
-
-    def keep() -> None:
-        named = learner.model.named_parameters()
-        gradients.update((name, p.grad.full_tensor()) for name, p in named if p.requires_grad)
-
-    apply, learner.optimizer.step = learner.optimizer.step, keep  # type: ignore[method-assign]
-    update()
-    learner.optimizer.step = apply  # type: ignore[method-assign]
-    return gradients
 
 
 class ProbeWorker(HybridWorker):
@@ -39,11 +24,7 @@ class ProbeWorker(HybridWorker):
 
     def gradients(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, Tensor]:
         """Full gradients of one update of the policy, without applying it."""
-        return gradients_of(self.actor.learner, lambda: self.actor.update(batch, num_tokens, num_sequences))
-
-    def critic_gradients(self, batch: ValueBatch, num_tokens: int) -> dict[str, Tensor]:
-        """The same of the critic."""
-        return gradients_of(self.critic.learner, lambda: self.critic.update(batch, num_tokens))
+        return gradients_of(self.actor.learner, lambda: self.actor.update(batch, num_tokens, num_sequences))[1]
 
     def measure_states(self, calculator: CalculatorConfig | None) -> None:
         """Have the policy measure rank metrics, as with ``calculator.source=actor``."""
@@ -52,14 +33,6 @@ class ProbeWorker(HybridWorker):
     def configure_actor(self, config: ActorConfig, changes: dict[str, Any]) -> None:
         self.actor.config = replace(config, **changes)
         self.actor.scoring = scoring_batches(self.actor.config, self.actor.model_config)
-
-    def configure_critic(self, changes: dict[str, Any], head: Tensor) -> None:
-        """Give the value head the weights ``head`` [D], the same on every rank."""
-        self.critic.config = replace(self.critic.config, **changes)
-        weight = self.critic.model.score.weight
-        full = distribute_tensor(head[None], weight.device_mesh, weight.placements)
-        with torch.no_grad():
-            weight.copy_(full)
 
     def parameters(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in full_parameters(self.actor.model)}

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.workers.groups import all_prompts, policy_batch, relative_difference, start_group
 from verl.config import PPOConfig
-from verl.data.prompts import PromptSample
+from verl.data.prompts import TokenizedPrompts
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.single_controller import WorkerError, WorkerGroup, concat
 from verl.single_controller.roles import RoleWorkers
@@ -33,7 +33,7 @@ def two(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 
 
 @pytest.fixture(scope="module")
-def prompts(small_config: PPOConfig, tiny_tokenizer) -> PromptSample:
+def prompts(small_config: PPOConfig, tiny_tokenizer) -> TokenizedPrompts:
     return all_prompts(small_config, tiny_tokenizer)
 
 

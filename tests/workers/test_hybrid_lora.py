@@ -16,7 +16,7 @@ from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config import PPOConfig
 from verl.config.common import LoraConfig
-from verl.data.prompts import PromptSample
+from verl.data.prompts import TokenizedPrompts
 from verl.models.forward import LogprobForward
 from verl.single_controller import WorkerGroup, concat
 
@@ -47,7 +47,7 @@ def workers(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 
 
 @pytest.fixture(scope="module")
-def prompts(config: PPOConfig, tiny_tokenizer) -> PromptSample:
+def prompts(config: PPOConfig, tiny_tokenizer) -> TokenizedPrompts:
     return all_prompts(config, tiny_tokenizer)
 
 

@@ -5,9 +5,9 @@ from torch import Tensor
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
-    """What is added to the scores: 0 up to ``max_length - buffer`` tokens, then falling linearly to ``-factor``.
+    """Penalty to add to the scores: 0 up to ``max_length - buffer`` tokens, then linear down to ``-factor`` (eq. 13).
 
-    Eq. 13 has factor 1. A response can be no longer than ``max_length``; one that would be counts as of that length.
+    Eq. 13 has factor 1. A response longer than ``max_length`` counts as one of that length.
 
     Args:
         lengths: response lengths in tokens, ``[B]``.
@@ -19,7 +19,7 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: floa
         ``[B]`` float64, in [-factor, 0].
 
     Raises:
-        ValueError: ``buffer`` or ``factor`` is out of bounds.
+        ValueError: ``buffer`` or ``factor`` is out of range.
     """
     if not 1 <= buffer <= max_length:
         raise ValueError(f"buffer={buffer}: must be from 1 to max_length={max_length}")

@@ -1,19 +1,19 @@
-"""From the shards of a checkpoint to a model folder, in one process."""
+"""Export of a checkpoint's shards to a model folder, in one process."""
 
 import shutil
 import uuid
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from peft import PeftConfig, PeftModel
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-from verl.checkpoint.folders import DamagedCheckpoint, latest_checkpoint, step_of, verify_checkpoint
+from verl.checkpoint.folders import latest_checkpoint, step_of, verify_checkpoint
 from verl.checkpoint.shards import ADAPTERS, MODEL, check_same_architecture, saved_shapes
 from verl.config.errors import ConfigError
-from verl.models.huggingface import CLASSES, empty_model, parameter_shapes, read_buffers, write_huggingface
+from verl.models.huggingface import AUTO_CLASSES, empty_model, parameter_shapes, read_buffers, write_huggingface
 from verl.models.tokenizer import load_tokenizer
 
 
@@ -21,39 +21,33 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
     """Write the model of a checkpoint as ``transformers`` and vLLM load it; returns the folder.
 
     Args:
-        source: a checkpoint, or a run's folder, which stands for its newest one.
+        source: a checkpoint, or a run's folder, whose latest checkpoint is used.
         out: a new folder; None: ``<checkpoint>/<part>/huggingface``.
         part: ``actor`` or ``critic``.
 
     Raises:
-        ConfigError: no intact checkpoint is there, it does not hold the whole model, or ``out`` exists.
+        ConfigError: there is no intact checkpoint, it does not hold the whole model, or ``out`` exists.
     """
     folder = source.resolve()
     if step_of(folder) is None:
-        newest = latest_checkpoint(folder)
-        if newest is None:
-            raise ConfigError(f"{source}: neither a checkpoint, .../global_step_N, nor a folder that holds one")
-        folder = newest
-    try:
-        verify_checkpoint(folder)
-    except DamagedCheckpoint as error:
-        raise ConfigError(str(error)) from error
+        latest = latest_checkpoint(folder)
+        if latest is None:
+            raise ConfigError(f"{source}: neither a checkpoint (.../global_step_N) nor a folder that has one")
+        folder = latest
+    verify_checkpoint(folder)
     if not (folder / part).is_dir():
-        raise ConfigError(f"{folder}: holds no {part}")
+        raise ConfigError(f"{folder}: has no {part}")
     target = folder / part / "huggingface" if out is None else out
     if target.exists():
-        raise ConfigError(f"{target}: exists; name another folder with --out")
+        raise ConfigError(f"{target}: already exists; name another folder with --out")
     architecture = folder / part / "architecture"
     model = empty_model(part, architecture, trust_remote_code)
-    try:
-        if (folder / part / ADAPTERS).is_dir():
-            weights = merged_parameters(folder / part / ADAPTERS, part, trust_remote_code)
-        else:
-            weights = read_parameters(folder / part / "shards", parameter_shapes(model))
-        weights |= read_buffers(architecture)
-    except (ValueError, OSError) as error:
-        raise ConfigError(str(error)) from error
-    # Under its name only when it is whole.
+    if (folder / part / ADAPTERS).is_dir():
+        weights = merged_parameters(folder / part / ADAPTERS, part, trust_remote_code)
+    else:
+        weights = read_parameters(folder / part / "shards", parameter_shapes(model))
+    weights |= read_buffers(architecture)
+    # Renamed to its final name once it is complete.
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.unfinished")
     try:
         write_huggingface(model, weights, load_tokenizer(str(architecture), trust_remote_code), unfinished)
@@ -65,26 +59,31 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
 
 
 def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dict[str, Tensor]:
-    """The parameters of the model that the adapters in ``adapters`` were trained for, with them merged.
+    """The parameters of the adapters' base model, with the adapters merged.
 
     Raises:
-        OSError: that model is not where it was.
+        ConfigError: the base model cannot be loaded from the path it was trained from.
     """
     base = PeftConfig.from_pretrained(str(adapters)).base_model_name_or_path
     options = {"num_labels": 1} if part == "critic" else {}
-    model = CLASSES[part].from_pretrained(base, dtype=torch.float32, trust_remote_code=trust_remote_code, **options)
+    try:
+        model = AUTO_CLASSES[part].from_pretrained(
+            base, dtype=torch.float32, trust_remote_code=trust_remote_code, **options
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{base}: the base model of {adapters} cannot be loaded: {error}") from error
     merged = PeftModel.from_pretrained(model, str(adapters)).merge_and_unload()
     return {name: parameter.detach() for name, parameter in merged.named_parameters()}
 
 
 def read_parameters(shards: Path, expected: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """The parameters in ``shards``, whole, by name and on the CPU.
+    """The unsharded parameters in ``shards`` by name, on the CPU.
 
     Raises:
-        ValueError: they are not those in ``expected``.
+        ConfigError: they are not those in ``expected``.
     """
     saved = saved_shapes(shards)
     check_same_architecture(shards, saved, expected)
     state = {MODEL + name: torch.zeros(shape) for name, shape in expected.items()}
-    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(shards)), no_dist=True)
+    state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(shards)), no_dist=True)
     return {name.removeprefix(MODEL): value for name, value in state.items()}

@@ -1,7 +1,7 @@
-"""Checkpoints on disk: either complete under their final name or not there at all, and told from damaged ones.
+"""Checkpoints on disk: complete under their final name or absent, and verified before they are used.
 
-``<run>/global_step_<N>/`` is written under a temporary name and gets its final one when ``manifest.json``, which holds
-the size and the checksum of every file, is on the disk too. ``latest_checkpointed_iteration.txt`` names the newest one.
+``<run>/global_step_<N>/`` is written under a temporary name. It gets its final name once ``manifest.json``, which holds
+the size and checksum of every file, is on the disk too. ``latest_checkpointed_iteration.txt`` names the latest one.
 """
 
 import json
@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from verl.config.errors import ConfigError
 from verl.utils.files import FileRecord, file_record, flush, replace_text
 
 POINTER = "latest_checkpointed_iteration.txt"
@@ -21,14 +22,14 @@ STATE = "trainer_state.json"
 _NAME = re.compile(r"global_step_(\d+)")
 
 
-class DamagedCheckpoint(Exception):
+class DamagedCheckpoint(ConfigError):
     """A file of a checkpoint is missing or not what was written; the message names it."""
 
 
 def begin_checkpoint(root: Path, step: int) -> Path:
-    """A new folder to write the checkpoint of ``step`` into.
+    """Create a folder to write the checkpoint of ``step`` into.
 
-    No two attempts share a name: a worker that outlives its run for a moment writes into no other run's folder.
+    Every attempt gets its own name: a worker that briefly outlives its run must not write into the next attempt's.
     """
     folder = root / f".global_step_{step}.{uuid.uuid4().hex[:8]}.unfinished"
     folder.mkdir(parents=True)
@@ -40,11 +41,11 @@ def complete_checkpoint(
 ) -> Path:
     """Turn a folder of :func:`begin_checkpoint` into ``root/global_step_<step>``.
 
-    Args:
-        state: the trainer's own state, the content of ``trainer_state.json``.
-        records: what is known of the files by who wrote them; the others are read.
+    An existing checkpoint of that name is replaced.
 
-    A checkpoint that has the name already is replaced.
+    Args:
+        state: the trainer's state, the content of ``trainer_state.json``.
+        records: size and checksum of files as their writers know them; the other files are read.
 
     Raises:
         RuntimeError: files that were written are not in ``folder``: a machine does not share it.
@@ -73,7 +74,7 @@ def verify_checkpoint(folder: Path) -> None:
     """Compare every file with the manifest.
 
     Raises:
-        DamagedCheckpoint: one is missing, shorter or longer, altered, or cannot be read; or the manifest cannot.
+        DamagedCheckpoint: a file is missing, has another size or content, or cannot be read.
     """
     manifest = folder / MANIFEST
     try:
@@ -91,7 +92,7 @@ def verify_checkpoint(folder: Path) -> None:
             raise DamagedCheckpoint(f"{path} is missing")
         size = path.stat().st_size
         if size != record.size:
-            raise DamagedCheckpoint(f"{path} has {size} bytes and not the {record.size} that were written")
+            raise DamagedCheckpoint(f"{path} has {size} bytes instead of the {record.size} that were written")
     # Sizes first: they cost nothing, while the checksums read everything.
     for name, record in expected.items():
         path = folder / name
@@ -100,17 +101,17 @@ def verify_checkpoint(folder: Path) -> None:
         except OSError as error:
             raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
         if found != record:
-            raise DamagedCheckpoint(f"{path} was altered: its checksum is not that of the manifest")
+            raise DamagedCheckpoint(f"{path} was altered: its checksum differs from the manifest")
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The trainer's own state."""
+    """The trainer's state."""
     state: dict[str, Any] = json.loads((folder / STATE).read_text())
     return state
 
 
 def step_of(folder: Path) -> int | None:
-    """The step in the name of a checkpoint's folder; None for another name."""
+    """The step in the name of a checkpoint's folder; None if the name is not that of a checkpoint."""
     match = _NAME.fullmatch(folder.name)
     return int(match[1]) if match else None
 
@@ -122,41 +123,41 @@ def checkpoints(root: Path) -> dict[int, Path]:
 
 
 def latest_checkpoint(root: Path) -> Path | None:
-    """The newest checkpoint's folder, or ``None``."""
+    """The folder of the latest checkpoint, verified or not; None if there is none."""
     found = checkpoints(root)
     return found[max(found)] if found else None
 
 
 def remove_unfinished(root: Path) -> None:
-    """Remove what ended before it was complete."""
+    """Remove checkpoints that were not completed."""
     for folder in root.glob(".global_step_*.unfinished"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_checkpoints(root: Path, keep: Collection[int]) -> None:
-    """Remove the run's checkpoints but those of the steps in ``keep``."""
+    """Remove the run's checkpoints except those of the steps in ``keep``."""
     for step, folder in checkpoints(root).items():
         if step not in keep:
             _discard(folder)
 
 
 def _discard(folder: Path) -> None:
-    # Not under its name any more when its first file goes: a run that ends here leaves no damaged checkpoint.
+    # Renamed before its first file is removed: a run that ends here leaves no damaged checkpoint.
     doomed = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
     folder.rename(doomed)
-    # What is left, such as a file that somebody reads over NFS, must not end the run: `remove_unfinished` gets it.
+    # A file that cannot be removed, such as one open over NFS, must not end the run: `remove_unfinished` tries again.
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def steps_to_keep(
     steps: Collection[int], newest: int, always: Collection[int], scores: Mapping[int, float]
 ) -> set[int]:
-    """Which of the checkpoints of ``steps`` stay.
+    """Which of the checkpoints of ``steps`` are kept.
 
     Args:
-        newest: that many of the newest; 0: all.
-        always: steps whose checkpoints stay in any case.
-        scores: what validation after a step gave; the best that is among ``steps`` stays, of equals the first.
+        newest: number of newest checkpoints to keep; 0: all.
+        always: steps whose checkpoints are always kept.
+        scores: step -> validation score. The best among ``steps`` is kept; if several are equal, the first.
     """
     ordered = sorted(steps)
     if not newest:

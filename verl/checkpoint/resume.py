@@ -1,4 +1,4 @@
-"""Going on where a run ended: which checkpoint, what differs, and whether there is anything left to do."""
+"""Resuming a run: from which checkpoint, which options changed, and whether the checkpoint fits."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,61 +22,61 @@ from verl.checkpoint.folders import (
 from verl.checkpoint.shards import check_same_architecture, saved_shapes
 from verl.config.common import ModelConfig, RunConfig
 from verl.config.errors import ConfigError
+from verl.config.ppo import PPOConfig
+from verl.config.sft import SFTConfig
 from verl.models.huggingface import empty_model
-from verl.models.lora import add_adapters, train_adapters_alone
+from verl.models.lora import add_adapters, train_adapters_only
 from verl.utils.files import replace_text
 
-Say = Callable[[str], None]
-
 NOT_COMPARED = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir")
-"""Options that may differ without anybody being told."""
+"""Options whose changes are not reported."""
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """The checkpoint that a run goes on from; it has been verified."""
+    """The verified checkpoint that a run resumes from."""
 
     folder: Path
     step: int
     state: Mapping[str, Any]
-    """The trainer's own."""
+    """The trainer's state."""
 
 
-def find_resumption(config: Any, trainer: RunConfig, say: Say) -> Resumption | None:
-    """The checkpoint that ``trainer.resume_mode`` asks for, verified; None where the run starts at its beginning.
+def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -> Resumption | None:
+    """The checkpoint that ``trainer.resume_mode`` asks for, verified; None if the run starts from scratch.
 
-    What earlier runs left unfinished in the run's folder is removed. With ``auto`` a damaged checkpoint is set aside
-    as ``global_step_<N>.damaged``, with a warning, and the one before it is taken.
+    Unfinished checkpoints in the run's folder are removed. With ``auto``, a damaged checkpoint is renamed to
+    ``global_step_<N>.damaged`` with a warning, and the one before it is used.
 
     Args:
-        config: the run's whole configuration, of which ``trainer`` is a part.
-        say: told in lines what is found, and which options differ from those the checkpoint was made with.
+        say: prints a line: the checkpoint found, and each option that differs from those it was written with.
 
     Raises:
-        ConfigError: ``resume_from_path`` is no intact checkpoint; or the folder holds a run that cannot go on.
+        ConfigError: ``resume_from_path`` is not an intact checkpoint, or the run in the folder cannot be resumed.
     """
+    trainer = config.trainer
     root = Path(trainer.default_local_dir)
     remove_unfinished(root)
-    chosen = _named(trainer, root) if trainer.resume_mode == "path" else _newest(root, say)
-    if chosen is None:
+    folder = _checkpoint_by_path(trainer, root) if trainer.resume_mode == "path" else _latest_intact(root, say)
+    if folder is None:
         if (root / "summary.json").exists():
             raise ConfigError(
                 f"trainer.default_local_dir={str(root)!r}: holds a finished run without checkpoints; name another "
                 "folder or remove it"
             )
         return None
-    step = step_of(chosen)
+    step = step_of(folder)
     assert step is not None
-    say(f"resuming from {chosen}")
-    for line in differences(chosen.parent / "config.yaml", asdict(config)):
+    say(f"resuming from {folder}")
+    for line in changed_options(folder.parent / "config.yaml", asdict(config)):
         say(f"  {line}")
-    if chosen.parent == root:
+    if folder.parent == root:
         replace_text(root / POINTER, f"{step}\n")
-    return Resumption(chosen, step, read_state(chosen))
+    return Resumption(folder, step, read_state(folder))
 
 
-def _named(trainer: RunConfig, root: Path) -> Path:
-    """``resume_from_path``, if it can be gone on from."""
+def _checkpoint_by_path(trainer: RunConfig, root: Path) -> Path:
+    """The checkpoint ``resume_from_path``, verified."""
     folder = Path(trainer.resume_from_path or "").resolve()
     field = f"trainer.resume_from_path={trainer.resume_from_path!r}"
     step = step_of(folder)
@@ -86,17 +86,17 @@ def _named(trainer: RunConfig, root: Path) -> Path:
         verify_checkpoint(folder)
     except DamagedCheckpoint as error:
         raise ConfigError(f"{field}: {error}") from error
-    newest = max(checkpoints(root), default=step)
-    if folder.parent == root and newest > step:
+    latest = max(checkpoints(root), default=step)
+    if folder.parent == root and latest > step:
         raise ConfigError(
-            f"{field}: global_step_{newest} beside it is newer, and the run would write over what led to it; set "
-            "trainer.default_local_dir to another folder, or remove it"
+            f"{field}: global_step_{latest} in the same folder is newer, and the run would overwrite the records that "
+            "led to it; set trainer.default_local_dir to another folder, or remove it"
         )
     return folder
 
 
-def _newest(root: Path, say: Say) -> Path | None:
-    """The newest intact checkpoint in ``root``; damaged ones that are newer are set aside."""
+def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
+    """The latest intact checkpoint in ``root``; newer ones, which are damaged, are renamed."""
     found = checkpoints(root)
     damaged = []
     for _, folder in sorted(found.items(), reverse=True):
@@ -122,8 +122,8 @@ def _free_name(folder: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def differences(path: Path, config: Mapping[str, Any]) -> list[str]:
-    """One line for each option whose value in the file ``path`` is not that of ``config``."""
+def changed_options(path: Path, config: Mapping[str, Any]) -> list[str]:
+    """One line for each option whose value in the file ``path`` differs from that in ``config``."""
     if not path.is_file():
         return []
     before, now = _flat(yaml.safe_load(path.read_text())), _flat(config)
@@ -143,7 +143,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -> dict[str, Any] | None:
-    """The name, value and step of the highest ``name`` so far, of equals the first; None without any.
+    """Name, value and step of the highest ``name`` so far, the first if several are equal; None if there is none.
 
     Args:
         validations: step -> metrics.
@@ -156,61 +156,58 @@ def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -
 
 
 def saved_validations(state: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-    """Step -> metrics of the validations before a checkpoint; in JSON their steps are text."""
+    """Step -> metrics of the validations before a checkpoint; JSON stores their steps as text."""
     return {int(step): metrics for step, metrics in state["validations"].items()}
 
 
 def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: Mapping[str, ModelConfig]) -> None:
-    """Whether the checkpoint fits the run.
+    """Check that the checkpoint fits the run.
 
     Args:
-        job: what wrote it, ``ppo`` or ``sft``.
-        num_examples: size of the training set, in whose order the checkpoint has a place.
+        job: ``ppo`` or ``sft``.
+        num_examples: size of the training set.
         parts: ``actor``, and ``critic`` where there is one, with the configured models.
 
     Raises:
-        ConfigError: it is another job's, or its data or models are others.
+        ConfigError: the checkpoint was written by another job, or with other data or models.
     """
     folder, state = resumption.folder, resumption.state
     if state["job"] != job:
-        raise ConfigError(f"{folder}: is a checkpoint of main_{state['job']} and not of main_{job}; name another")
+        raise ConfigError(f"{folder}: is a checkpoint of main_{state['job']}, not of main_{job}; name another")
     if state["num_examples"] != num_examples:
         raise ConfigError(
-            f"data.train_files: hold {num_examples} examples, and {state['num_examples']} when {folder} was written: "
-            "its place in their order is lost; start a new run from the model it holds"
+            f"data.train_files: {num_examples} examples, but {state['num_examples']} when {folder} was written, so the "
+            "position in the data is lost; start a new run from the model it holds"
         )
     for part, model in parts.items():
         shards = folder / part / "shards"
         if not shards.is_dir():
-            raise ConfigError(f"{folder}: holds no {part}; start a new run from the model it holds")
-        try:
-            check_same_architecture(shards, saved_shapes(shards), _trained_shapes(part, model))
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(f"{folder}: has no {part}; start a new run from the model it holds")
+        check_same_architecture(shards, saved_shapes(shards), _trained_shapes(part, model))
 
 
 def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
-    """Name -> shape of the parameters that are trained: all, or those of the adapters."""
-    shell = empty_model(part, model.path, model.trust_remote_code)
+    """Name -> shape of the trained parameters: all of them, or those of the adapters."""
+    empty = empty_model(part, model.path, model.trust_remote_code)
     if model.lora.rank:
-        add_adapters(shell, model.lora, model.path)
-        train_adapters_alone(shell)
-    return {name: parameter.shape for name, parameter in shell.named_parameters() if parameter.requires_grad}
+        add_adapters(empty, model.lora, model.path)
+        train_adapters_only(empty)
+    return {name: parameter.shape for name, parameter in empty.named_parameters() if parameter.requires_grad}
 
 
 @contextmanager
-def telling_how_to_go_on(trainer: RunConfig) -> Iterator[None]:
-    """When the block is left by an exception, say on stderr how the run goes on."""
+def resume_hint(trainer: RunConfig) -> Iterator[None]:
+    """If an exception ends the block, print on stderr the options that resume the run."""
     try:
         yield
     except ConfigError:
         raise
     except BaseException:
-        newest = max(checkpoints(Path(trainer.default_local_dir)), default=None)
-        start = "start again; it has no checkpoint yet" if newest is None else f"go on from step {newest}"
+        latest = max(checkpoints(Path(trainer.default_local_dir)), default=None)
+        purpose = "start again (there is no checkpoint yet)" if latest is None else f"resume from step {latest}"
         options = [f"trainer.default_local_dir={trainer.default_local_dir}"]
-        # Without a checkpoint of its own it starts again from the one that was named.
-        if trainer.resume_mode == "disable" or (trainer.resume_mode == "path" and newest is not None):
+        # Without a checkpoint of its own, the run starts again from the one that was named.
+        if trainer.resume_mode == "disable" or (trainer.resume_mode == "path" and latest is not None):
             options += ["trainer.resume_mode=auto", "trainer.resume_from_path=null"]
-        print(f"to {start}: the same command with {' '.join(options)}", file=sys.stderr, flush=True)
+        print(f"to {purpose}, run the same command with {' '.join(options)}", file=sys.stderr, flush=True)
         raise

@@ -1,4 +1,4 @@
-"""The folder of a run, which one process works in at a time."""
+"""The lock of a run's folder: one process at a time works in it."""
 
 import errno
 import fcntl
@@ -10,15 +10,15 @@ from verl.config.errors import ConfigError
 from verl.config.load import LOCK
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems say that have no locks: there nothing keeps a second process out."""
+"""Errors of file systems without locks; there, a second process cannot be kept out."""
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make ``folder`` and hold it for this process alone; the lock ends with the process, however that ends.
+def run_lock(folder: Path) -> Iterator[None]:
+    """Create ``folder`` and lock it for this process; the lock ends with the process, even if that is killed.
 
     Raises:
-        ConfigError: another process works in it.
+        ConfigError: another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as file:
@@ -26,8 +26,8 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"trainer.default_local_dir={str(folder)!r}: another run is at work there; wait for its end, or name "
-                "another folder"
+                f"trainer.default_local_dir={str(folder)!r}: another run is using this folder; wait until it ends or "
+                "name another folder"
             ) from None
         except OSError as error:
             if error.errno not in WITHOUT_LOCKS:

@@ -1,4 +1,4 @@
-"""When checkpoints are written, completed and removed; the same for all trainers."""
+"""Writing, completing and removing checkpoints; shared by all trainers."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from verl.checkpoint.folders import (
 
 
 class CheckpointWriters(Protocol):
-    """The workers that write a checkpoint together, each its share."""
+    """The workers that write a checkpoint together, each its shards."""
 
     def run(self, method: str, *arguments: Any) -> list[Any]:
         """Call ``method`` on every worker; returns the results in rank order."""
@@ -32,12 +32,13 @@ class _Unfinished:
 
 
 class CheckpointSaver:
-    """Has the workers write checkpoints, in the background where asked, and completes those they have written.
+    """Has the workers write checkpoints, optionally in the background, and completes those they have written.
 
     Args:
-        background: let training go on while the workers write; :meth:`poll` or :meth:`finish` then complete.
-        huggingface: write also the models as ``transformers`` loads them.
-        newest: checkpoints that are kept besides the best and those of ``always``; 0: all.
+        background: training continues while the workers write; :meth:`poll` or :meth:`finish` completes the checkpoint.
+        huggingface: also write the models as ``transformers`` loads them.
+        newest: number of newest checkpoints to keep besides the best one; 0: all.
+        always: steps whose checkpoints are always kept.
     """
 
     def __init__(
@@ -58,13 +59,14 @@ class CheckpointSaver:
         self._unfinished: _Unfinished | None = None
 
     def save(self, step: int, state: Mapping[str, Any], scores: Mapping[int, float]) -> None:
-        """Write the models as they are now, with ``state``, the trainer's own as JSON can hold it.
+        """Write the models as they are now.
 
         Args:
-            scores: step -> what validation gave, by which the best checkpoint is known.
+            state: the trainer's state as JSON values.
+            scores: step -> validation score, which selects the best checkpoint.
 
         Raises:
-            WorkerError: writing this checkpoint failed, or the one before in the background.
+            WorkerError: writing this checkpoint failed, or writing the previous one in the background.
         """
         self.finish()
         text = json.dumps(state, indent=2) + "\n"
@@ -83,7 +85,7 @@ class CheckpointSaver:
             self._complete(wait=False)
 
     def finish(self) -> None:
-        """Wait for the workers, and complete the checkpoint; raises as :meth:`poll`."""
+        """Wait for the workers and complete the checkpoint; raises as :meth:`poll`."""
         if self._unfinished is not None:
             self._complete(wait=True)
 
@@ -111,7 +113,7 @@ class CheckpointSaver:
             raise
 
     def _abandon(self) -> None:
-        """Remove what is written so far; earlier checkpoints stay as they are."""
+        """Remove the checkpoint being written; earlier ones stay as they are."""
         if self._unfinished is not None:
             shutil.rmtree(self._unfinished.folder, ignore_errors=True)
             self._unfinished = None

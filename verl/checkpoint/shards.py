@@ -1,8 +1,8 @@
-"""Each worker's part of a checkpoint: its shards of what is trained, and its random generators.
+"""Each worker's part of a checkpoint: its shards of the trained models, and its random generators.
 
-A checkpoint holds for each trained model (``actor``, ``critic``) a folder ``shards`` written by
-``torch.distributed.checkpoint`` in the safetensors format, whose headers say which piece of which tensor a file holds,
-so that any number of workers can read it. What is no tensor is JSON. Nothing is pickled and nothing unpickled.
+For each trained model (``actor``, ``critic``) a checkpoint has a folder ``shards``, written by
+``torch.distributed.checkpoint`` in the safetensors format. The files' headers say which piece of which tensor they
+hold, so any number of workers can read them. Everything else is JSON. Nothing is pickled or unpickled.
 """
 
 import json
@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from transformers import PreTrainedTokenizerBase
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl.config.common import ModelConfig
+from verl.config.errors import ConfigError
 from verl.models.fsdp import export_adapters, full_parameters, reshard
 from verl.models.huggingface import empty_model, persistent_buffers, write_architecture, write_huggingface
 from verl.models.learner import Learner
@@ -31,23 +33,22 @@ from verl.utils.files import FileRecord, file_record
 from verl.utils.json_state import from_json, to_json
 
 MODEL = "model."
-"""Prefix of a parameter in the shards, before its name in the model."""
+"""Prefix of a parameter's name in the shards."""
 OPTIMIZER = "optimizer."
-"""Prefix of an optimizer's tensor, before the parameter's name and the tensor's own, such as ``exp_avg``."""
-
+"""Prefix of an optimizer tensor, followed by the parameter's name and the tensor's own, such as ``exp_avg``."""
 ADAPTERS = "lora_adapter"
-"""Folder of a part that is trained by adapters, in peft's format, beside its shards, which hold these alone."""
+"""Folder of LoRA adapters in peft's format, beside the shards; these then hold the adapters only."""
 
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """A model that is trained, with all that is written of it."""
+    """A trained model with everything that a checkpoint stores of it."""
 
     name: str
     """``actor`` or ``critic``: its folder in a checkpoint."""
     learner: Learner
     parameters: Offloaded
-    """The learner's model's."""
+    """Those of the learner's model."""
     model: ModelConfig
     tokenizer: PreTrainedTokenizerBase
 
@@ -56,14 +57,14 @@ class CheckpointWorker:
     """Writes and reads one worker's part of checkpoints. Every method is called on all workers at once."""
 
     def __init__(self, parts: Sequence[TrainedPart], seed: int) -> None:
-        """``seed``: the run's, for generators of a checkpoint that another number of workers wrote."""
+        """``seed``: that of the run; seeds the generators if another number of workers wrote the checkpoint."""
         self.parts = parts
         self.seed = seed
-        # A group of its own: what a background thread sends must not mix with what training sends meanwhile.
+        # A separate group: messages of the background thread must not mix with those of training.
         self._group = dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileRecord]] | None = None
-        self._shells = {
+        self._empty_models = {
             part.name: empty_model(part.name, part.model.path, part.model.trust_remote_code)
             for part in parts
             if dist.get_rank() == 0
@@ -74,26 +75,27 @@ class CheckpointWorker:
         """Begin to write into ``folder``; :meth:`finish` waits for the end.
 
         Args:
-            background: copy everything to the host's memory first, so that training may go on at once.
-            huggingface: write also ``<part>/huggingface``, which worker 0 gathers in its host's memory.
+            background: copy everything to the host's memory first, so that training can continue at once.
+            huggingface: also write ``<part>/huggingface``, which worker 0 gathers in its host's memory.
         """
         assert self._writing is None or self._writing.done(), "the checkpoint before was not finished"
         shards, weights, counts = {}, {}, {}
         for part in self.parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
                 state = training_state(part.learner)
-                # What is offloaded is gone again when this method ends.
+                # Offloaded tensors leave the device again when this method ends.
                 copied = background or part.parameters.enabled or part.learner.optimizer_state.enabled
                 shards[part.name] = {n: t.to("cpu", copy=True) for n, t in state.items()} if copied else state
-                weights[part.name] = _gathered(part.learner) if huggingface else {}
+                weights[part.name] = _gather_parameters(part.learner) if huggingface else {}
                 if part.model.lora.rank:
+                    assert isinstance(part.learner.model, PreTrainedModel)
                     export_adapters(part.learner.model, folder / part.name / ADAPTERS)
             counts[part.name] = part.learner.scheduler.last_epoch
         generators = json.dumps(to_json(generator_states()))
         self._writing = self._thread.submit(self._write, folder, shards, weights, counts, generators)
 
     def finish(self, wait: bool) -> dict[str, FileRecord] | None:
-        """Records of some of the files, those of all workers together of all files; None while still writing.
+        """Records of this worker's share of the files; None while still writing. All workers together list all files.
 
         Raises:
             Exception: whatever failed while writing, on this worker or in the exchange with others.
@@ -104,13 +106,13 @@ class CheckpointWorker:
         return self._writing.result()
 
     def load(self, folder: Path, step: int) -> None:
-        """Read what workers wrote after ``step``, were they as many as now or not.
+        """Restore the checkpoint of ``step``, which any number of workers may have written.
 
-        Optimizers and schedules keep the hyperparameters of the configuration; what is restored is where they stood.
-        Random generators continue if there were as many workers; else all are seeded by the run's seed plus ``step``.
+        Optimizers and schedules keep the hyperparameters of the configuration; their progress is restored. Random
+        generators continue if the number of workers is the same; otherwise all are seeded with the seed plus ``step``.
 
         Raises:
-            ValueError: the models are not of the same architecture.
+            ConfigError: the models have another architecture.
         """
         for part in self.parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
@@ -135,23 +137,23 @@ class CheckpointWorker:
         for part in self.parts:
             target = folder / part.name
             writer = HuggingFaceStorageWriter(str(target / "shards"), save_distributed=True)
-            dcp.save(shards[part.name], storage_writer=writer, process_group=self._group)
+            state_dict_saver.save(shards[part.name], storage_writer=writer, process_group=self._group)
             if rank == 0:
                 (target / "scheduler.json").write_text(json.dumps({"optimizer_steps": counts[part.name]}) + "\n")
-                shell, buffers = self._shells[part.name], self._buffers[part.name]
-                write_architecture(shell, part.tokenizer, target / "architecture", buffers)
+                empty, buffers = self._empty_models[part.name], self._buffers[part.name]
+                write_architecture(empty, part.tokenizer, target / "architecture", buffers)
                 if weights[part.name]:
-                    write_huggingface(shell, {**weights[part.name], **buffers}, part.tokenizer, target / "huggingface")
+                    write_huggingface(empty, {**weights[part.name], **buffers}, part.tokenizer, target / "huggingface")
         (folder / "generators").mkdir(exist_ok=True)
         (folder / "generators" / f"rank_{rank:05d}.json").write_text(generators + "\n")
         dist.barrier(self._group)
-        # Reading everything again for the manifest is shared out too.
+        # The workers also share the work of reading everything again for the manifest.
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         return {path.relative_to(folder).as_posix(): file_record(path) for path in files[rank::world_size]}
 
 
 class Checkpointed:
-    """What a worker offers the driver; :attr:`checkpoints` does it."""
+    """The methods of a worker by which the driver saves and loads checkpoints; :attr:`checkpoints` does the work."""
 
     checkpoints: CheckpointWorker
 
@@ -169,10 +171,10 @@ class Checkpointed:
 
 
 def training_state(learner: Learner) -> dict[str, Tensor]:
-    """The tensors that training changes, those the learner holds and no copies: trained parameters and moments.
+    """The tensors that training changes, not copied: trained parameters and the optimizer's moments.
 
-    Tied parameters come once, frozen ones not at all; nor does the optimizer's state before its first step, which
-    ``torch.distributed.checkpoint.state_dict`` would make by a step on zeros that counts.
+    Tied parameters appear once, frozen ones not at all. Before the optimizer's first step there are no moments;
+    ``torch.distributed.checkpoint.state_dict`` would create them by a step on zeros, which counts as a step.
     """
     reshard(learner.model)
     state: dict[str, Tensor] = {}
@@ -185,10 +187,10 @@ def training_state(learner: Learner) -> dict[str, Tensor]:
 
 
 def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup | None) -> None:
-    """Restore what :func:`training_state` gave, from shards in ``folder``, into the learner's own tensors.
+    """Restore the tensors of :func:`training_state` from the shards in ``folder``, in place.
 
     Raises:
-        ValueError: the shards are of another architecture.
+        ConfigError: the shards are of another architecture.
     """
     saved = saved_shapes(folder)
     learner.optimizer.state.clear()
@@ -198,24 +200,25 @@ def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup
         prefix = f"{OPTIMIZER}{name}."
         for full_name, shape in saved.items():
             if full_name.startswith(prefix) and "." not in full_name.removeprefix(prefix):
-                # A moment is laid out as its parameter; a count of steps stays on the host, where AdamW makes it.
+                # A moment has its parameter's layout; AdamW keeps the step count on the host.
                 value = torch.zeros_like(parameter.detach()) if shape == parameter.shape else torch.zeros(shape)
                 learner.optimizer.state[parameter][full_name.removeprefix(prefix)] = value
                 state[full_name] = value
-    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), process_group=group)
+    state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), process_group=group)
 
 
 def saved_shapes(folder: Path) -> dict[str, torch.Size]:
     """Name -> shape of every tensor in the shards, from the files' headers."""
     metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {name: entry.size for name, entry in metadata.items()}
+    return {name: entry.size for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
 
 
 def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
-    """Whether the parameters in ``saved``, by :func:`saved_shapes`, are those in ``expected``, by name alone.
+    """Check that the parameters in ``saved``, from :func:`saved_shapes`, are those in ``expected``, whose names have no
+    prefix.
 
     Raises:
-        ValueError: they are not; one line that names the first parameter that differs.
+        ConfigError: they differ; one line names the first parameter that does.
     """
     found = {name.removeprefix(MODEL): shape for name, shape in saved.items() if name.startswith(MODEL)}
     for name in sorted(found.keys() | expected.keys()):
@@ -223,7 +226,7 @@ def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expec
             there, here = (
                 f"has shape {list(shapes[name])}" if name in shapes else "is missing" for shapes in (found, expected)
             )
-            raise ValueError(f"{folder}: another architecture: {name} {there} there and {here} in the run's model")
+            raise ConfigError(f"{folder}: another architecture: {name} {there} there and {here} in the run's model")
 
 
 def generator_states() -> dict[str, Any]:
@@ -237,7 +240,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def set_generator_states(states: Mapping[str, Any]) -> None:
-    """Restore what :func:`generator_states` gave, through JSON."""
+    """Restore the states of :func:`generator_states` after they went through JSON."""
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
     stream = states["numpy"]
@@ -247,8 +250,8 @@ def set_generator_states(states: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _gathered(learner: Learner) -> dict[str, Tensor]:
-    """Every parameter whole, adapters merged, in the memory of worker 0's host; the other workers keep none."""
+def _gather_parameters(learner: Learner) -> dict[str, Tensor]:
+    """Every parameter unsharded, adapters merged, in worker 0's host memory; the other workers keep none."""
     kept = {}
     for name, value in full_parameters(learner.model):
         if dist.get_rank() == 0:

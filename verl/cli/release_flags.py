@@ -123,15 +123,6 @@ def sets(*options: str, convert: Callable[[str], str] = scalar) -> Flag:
     return Flag(", ".join(f"`{option}`" for option in options), translate)
 
 
-def frequency(option: str) -> Flag:
-    """A flag in steps, which the release sets to -1 for never."""
-
-    def translate(value: str, line: CommandLine) -> list[str]:
-        return [f"{option}={'0' if value == '-1' else scalar(value)}"]
-
-    return Flag(f"`{option}`; -1 becomes 0: only after the last step", translate)
-
-
 def _plain(markdown: str) -> str:
     return markdown.replace("`", "")
 
@@ -301,10 +292,10 @@ FLAGS = {
         _epochs,
     ),
     "total_steps": sets("trainer.total_training_steps"),
-    "save_freq": frequency("trainer.save_freq"),
+    "save_freq": sets("trainer.save_freq"),
     "except_save": sets("trainer.except_save", convert=listed),
     "remove_previous_ckpt": switch("`trainer.max_ckpt_to_keep=1`", ["trainer.max_ckpt_to_keep=1"]),
-    "test_freq": frequency("trainer.test_freq"),
+    "test_freq": sets("trainer.test_freq"),
     "val_before_train": sets("trainer.val_before_train"),
     "val_only": sets("trainer.val_only"),
     "remove_clip": sets("trainer.remove_clip"),

@@ -178,9 +178,9 @@ class RunConfig:
     total_training_steps: int
     """Stop after this many steps; 0: only ``total_epochs`` counts."""
     test_freq: int
-    """Validate every so many steps, and always after the last; 0: only then."""
+    """Validate every so many steps and after the last; 0: only after the last; -1: never."""
     save_freq: int
-    """Save a checkpoint every so many steps, and always after the last; 0: only then."""
+    """Save a checkpoint every so many steps and after the last; 0: only after the last; -1: never."""
     resume_mode: Literal["auto", "disable", "path"]
     """``auto``: resume from the latest complete checkpoint in ``default_local_dir``, or start where there is none;
     ``disable``: the folder must be new or empty; ``path``: resume from ``resume_from_path``."""
@@ -203,8 +203,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         for field in ("nnodes", "n_gpus_per_node", "total_epochs"):
             require_positive(f"trainer.{field}", getattr(self, field))
-        for field in ("total_training_steps", "test_freq", "save_freq"):
-            require(getattr(self, field) >= 0, f"trainer.{field}", getattr(self, field), "must not be negative")
+        require_not_negative("trainer.total_training_steps", self.total_training_steps)
+        for field in ("test_freq", "save_freq"):
+            value = getattr(self, field)
+            require(value >= -1, f"trainer.{field}", value, "must be -1 (never), 0 (after the last step) or greater")
         require(
             (self.resume_mode == "path") == (self.resume_from_path is not None),
             "trainer.resume_from_path",
@@ -222,6 +224,10 @@ class RunConfig:
     def world_size(self) -> int:
         """Number of workers."""
         return self.nnodes * self.n_gpus_per_node
+
+    def saves_nothing(self, total_steps: int) -> bool:
+        """Whether a run of ``total_steps`` ends without a checkpoint."""
+        return self.save_freq == -1
 
     def num_steps(self, steps_per_epoch: int) -> int:
         """Steps of the whole run: ``total_epochs`` passes, or ``total_training_steps`` if set and smaller."""

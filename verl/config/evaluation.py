@@ -22,7 +22,7 @@ LAST = -1
 
 
 @dataclass(frozen=True)
-class CandidateConfig:
+class TargetConfig:
     """What to evaluate: checkpoints of a training run, or a model by itself."""
 
     path: str | None
@@ -128,9 +128,9 @@ class EvaluationConfig:
     compare_to: Literal["auto", "first", "step0"]
     """Baseline of differences, at the same temperature: ``step0`` of the same run; the ``first`` model named; or
     ``auto``, step 0 if the run has one and the first model otherwise."""
-    model: CandidateConfig
+    model: TargetConfig
     """What is evaluated if ``runs`` is empty, and the defaults of every entry of ``runs``."""
-    runs: dict[str, CandidateConfig]
+    runs: dict[str, TargetConfig]
     """What to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``max_response_length``. An entry takes
     what it leaves out from ``model``."""
     data: BenchmarkDataConfig

@@ -23,7 +23,7 @@ CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) 
 """The folder of the shipped YAML files: inside an installed package, beside it in a checkout."""
 
 LOCK = ".lock"
-"""Empty file that a process locks to hold a run's folder; not a sign of a run."""
+"""Empty file by which a process locks a run's folder; a folder with nothing else is free."""
 
 ConfigT = TypeVar("ConfigT")
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
@@ -69,16 +69,16 @@ def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ())
 
 
 def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
-    """As ``parse_config``; also check that the model and the data exist and that the run's folder may be used.
+    """As ``parse_config``; also checks that the model and the data exist and that the run may use its folder.
 
     Raises:
-        ConfigError: as ``parse_config``; for a missing file or model; for a folder that holds another run.
+        ConfigError: as ``parse_config``; a file or model is missing; the folder holds something this run cannot resume.
     """
     config: Any = parse_config(schema, tree)
     require_model("model.path", config.model.path)
     _require_files("data.train_files", config.data.train_files)
     _require_files("data.val_files", config.data.val_files)
-    _require_run_folder("trainer.default_local_dir", config.trainer)
+    _require_run_folder(config.trainer)
     # Workers on a cluster have working directories of their own.
     folder = str(Path(config.trainer.default_local_dir).resolve())
     config = replace(config, model=_absolute(config.model), trainer=replace(config.trainer, default_local_dir=folder))
@@ -105,31 +105,31 @@ def _require_files(field: str, paths: Sequence[str]) -> None:
             )
 
 
-def _require_run_folder(field: str, trainer: RunConfig) -> None:
-    """No run may overwrite another: the folder is new, or of the run that ``trainer.resume_mode`` goes on with.
+def _require_run_folder(trainer: RunConfig) -> None:
+    """Check that no run is overwritten: the folder is new, or holds the run that ``trainer.resume_mode`` resumes.
 
     A run that ended before its first checkpoint has nothing to overwrite.
     """
     folder = Path(trainer.default_local_dir)
-    if folder.is_dir() and all(map(_says_nothing, folder.iterdir())) or not folder.exists():
+    if not folder.exists() or (folder.is_dir() and all(map(_is_temporary, folder.iterdir()))):
         return
-    start = f"{field}={trainer.default_local_dir!r}"
-    other = "name another folder or remove it"
-    source = Path(trainer.resume_from_path).resolve().parent if trainer.resume_from_path else None
+    field = f"trainer.default_local_dir={trainer.default_local_dir!r}"
+    fix = "name another folder or remove it"
     if trainer.resume_mode == "disable":
-        raise ConfigError(f"{start}: already holds a run; {other}")
+        raise ConfigError(f"{field}: already holds a run; {fix}")
     if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"{start}: already holds something that is no run, without a config.yaml; {other}")
+        raise ConfigError(f"{field}: already exists and is not a run folder (it has no config.yaml); {fix}")
+    source = Path(trainer.resume_from_path).resolve().parent if trainer.resume_from_path else None
     holds_results = (folder / "summary.json").exists() or any(folder.glob("global_step_*"))
     if trainer.resume_mode == "path" and source != folder.resolve() and holds_results:
         raise ConfigError(
-            f"{start}: already holds another run than trainer.resume_from_path={trainer.resume_from_path!r}; name "
-            "another folder, or go on with that run by trainer.resume_mode=auto trainer.resume_from_path=null"
+            f"{field}: already holds a run other than that of trainer.resume_from_path={trainer.resume_from_path!r}; "
+            "name another folder, or resume this run with trainer.resume_mode=auto trainer.resume_from_path=null"
         )
 
 
-def _says_nothing(path: Path) -> bool:
-    """Whether an entry of a run's folder is no sign of a run: its lock, or what was being written as it was killed."""
+def _is_temporary(path: Path) -> bool:
+    """Whether an entry of a run's folder is its lock, or was being written when the run was killed."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".unfinished"))
 
 
@@ -168,8 +168,9 @@ def _build(schema: Any, values: Any, path: str) -> Any:
     except ConfigError as error:
         # A group that is used in several places knows only its own name: "optim.lr" is actor.optim.lr of the main job.
         parent, _, group = path.rpartition(".")
-        full = f"{parent}.{error}" if parent and str(error).startswith(f"{group}.") else str(error)
-        raise ConfigError(full) from error
+        if parent and str(error).startswith(f"{group}."):
+            raise ConfigError(f"{parent}.{error}") from error
+        raise
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:

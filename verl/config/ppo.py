@@ -282,7 +282,7 @@ class TrainerConfig(RunConfig):
     val_before_train: bool
     """Validate the initial policy (step 0)."""
     val_only: bool
-    """Validate the initial policy and end the run."""
+    """Validate the initial policy, or the one resumed from, and end the run."""
     except_save: list[int]
     """Further steps to save a checkpoint after, besides those of ``save_freq``; ``max_ckpt_to_keep`` never removes
     these."""
@@ -299,6 +299,11 @@ class TrainerConfig(RunConfig):
         require_not_negative("trainer.critic_warmup", self.critic_warmup)
         positive = all(step > 0 for step in self.except_save)
         require(positive, "trainer.except_save", self.except_save, "steps are counted from 1")
+
+    def saves_nothing(self, total_steps: int) -> bool:
+        """Whether a training run of ``total_steps`` ends without a checkpoint."""
+        saves = self.val_only or any(step <= total_steps for step in self.except_save)
+        return super().saves_nothing(total_steps) and not saves
 
 
 @dataclass(frozen=True)

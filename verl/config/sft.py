@@ -76,8 +76,8 @@ class SFTConfig:
         check_workers(self.model, "model", self.trainer.world_size)
         early = self.trainer.stop_at_sequence_probability < 1
         require(
-            not early or len(self.data.val_files) > 0,
+            not early or (len(self.data.val_files) > 0 and self.trainer.test_freq >= 0),
             "trainer.stop_at_sequence_probability",
             self.trainer.stop_at_sequence_probability,
-            "stopping early needs held-out conversations; set data.val_files",
+            "stopping early needs validation; set data.val_files and trainer.test_freq>=0",
         )

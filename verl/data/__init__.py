@@ -1,1 +1,1 @@
-"""Prompts and conversations: record layouts, datasets, templates, generated tasks, published sets of problems."""
+"""Prompts and conversations: record layouts, data sets, templates, generated tasks, published problem sets."""

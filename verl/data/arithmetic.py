@@ -1,14 +1,14 @@
 """Synthetic arithmetic with worked solutions: a task that a 1M-parameter character model learns on a laptop CPU.
 
-A solution restates the operands zero-padded to one width, works through the digits from the least significant one in
+A solution restates the operands zero-padded to one width. It then works through the digits, least significant first, in
 steps of a fixed layout, each of them a true equation, and ends in ``\\boxed{ANSWER}``::
 
     4821 + 377   ->  4821+0377:1+7+0=08,2+7+0=09,8+3+0=11,4+0+1=05;05198 \\boxed{5198}
     4821 - 377   ->  4821-0377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-0-0=4-00;4444 \\boxed{4444}
     347 * 6      ->  347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082 \\boxed{2082}
 
-The third number of a step is the carry (or borrow) and equals a digit of the step before it. The fixed layout is what
-makes the task learnable in a few hundred steps: whatever the model must copy stands at one of a few distances.
+The third number of a step is the carry (or borrow) and equals a digit of the step before it. The fixed layout makes the
+task learnable in a few hundred steps: everything that the model must copy is at one of a few distances.
 """
 
 import hashlib
@@ -20,10 +20,10 @@ from types import MappingProxyType
 from verl.config.checks import require
 
 SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
-"""Split name -> share of all questions that belongs to it, in 32nds."""
+"""Split name -> its share of all questions, in 32nds."""
 
 MAX_DIGITS = 9
-"""Longest operand the generator accepts."""
+"""Maximum number of digits of an operand."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class ArithmeticProblem:
 
 @dataclass(frozen=True)
 class ArithmeticTask:
-    """Which problems are drawn.
+    """The distribution of problems.
 
-    The digit ranges are ``(fewest, most)`` decimal digits of an operand, both included, and each operand draws its
-    number of digits uniformly from its range. Raises ``ValueError`` naming the field when a value is out of range.
+    The digit ranges are ``(fewest, most)`` decimal digits of an operand, both included; each operand draws its number
+    of digits uniformly from its range. Raises ``ValueError`` naming the field if a value is out of range.
     """
 
     sum_digits: tuple[int, int] = (3, 4)
@@ -57,7 +57,7 @@ class ArithmeticTask:
     mixture: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"sum": 0.8, "difference": 1.4, "product": 1.4})
     )
-    """Kind -> relative weight, at least 0; a kind left out is not drawn."""
+    """Kind -> relative weight, at least 0; missing kinds are not drawn."""
 
     def __post_init__(self) -> None:
         for name in ("sum_digits", "difference_digits", "product_digits"):
@@ -77,11 +77,11 @@ class ArithmeticTask:
         return KINDS[kind](self, rng)
 
     def split(self, name: str, size: int, seed: int) -> list[ArithmeticProblem]:
-        """``size`` problems of the split ``name``, a key of ``SPLIT_SHARES``, with no question twice.
+        """``size`` problems with distinct questions, of the split ``name``, a key of ``SPLIT_SHARES``.
 
-        The split of a question depends on the question alone (``split_of``), so two splits never share one, whatever
-        their seeds, sizes and tasks. A larger ``size`` extends the list of a smaller one. Raises ``ValueError`` for an
-        unknown split or when the task has too few distinct questions.
+        The split of a question depends on the question alone (``split_of``), so two splits never share a question,
+        whatever their seeds, sizes and tasks. A larger ``size`` extends the list of a smaller one. Raises
+        ``ValueError`` for an unknown split or if the task has too few distinct questions.
         """
         require(name in SPLIT_SHARES, "split", name, f"must be one of {', '.join(SPLIT_SHARES)}")
         require(size >= 0, "size", size, "must be at least 0")
@@ -95,13 +95,13 @@ class ArithmeticTask:
                 misses = 0
             else:
                 misses += 1
-                mend = f"only {len(problems)} distinct questions found; raise the operands' digits or ask for fewer"
-                require(misses < 10_000, f"size of {name}", size, mend)
+                fix = f"only {len(problems)} distinct questions found; raise the operands' digits or ask for fewer"
+                require(misses < 10_000, f"size of {name}", size, fix)
         return list(problems.values())
 
 
 def split_of(question: str) -> str:
-    """The split that ``question`` belongs to, decided by a hash of its text."""
+    """The split of ``question``, decided by a hash of its text."""
     bucket = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % sum(SPLIT_SHARES.values())
     for name, share in SPLIT_SHARES.items():
         if bucket < share:
@@ -181,4 +181,4 @@ KINDS: dict[str, Callable[[ArithmeticTask, random.Random], ArithmeticProblem]] =
     "difference": _draw_difference,
     "product": _draw_product,
 }
-"""Kind -> function that draws one problem of it."""
+"""Kind -> function that draws one problem of this kind."""

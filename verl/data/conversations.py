@@ -1,4 +1,4 @@
-"""Conversations of parquet files for supervised learning, tokenised with a mask on the assistant's turns.
+"""Conversations from parquet files for supervised learning, tokenised with a mask on the assistant's turns.
 
 Legend: B conversations, S tokens of the longest.
 """
@@ -19,16 +19,16 @@ from verl.data.records import read_parquet
 from verl.protocol import ConversationBatch
 
 Conversation = tuple[list[int], list[int]]
-"""Token ids and, per token, whether it is to be learned."""
+"""Token ids and, per token, 1 if it is learned."""
 
 
 class ConversationDataset(Dataset[Conversation]):
-    """All conversations of ``files``, tokenised when the data set is made.
+    """All conversations of ``files``, tokenised when the data set is created.
 
     Raises:
-        ConfigError: a file lacks the column, a conversation has no assistant turn, its turns do not start the whole's
-            tokens, or it is too long and ``truncation`` is ``error`` or leaves nothing to learn (names the file and
-            the row).
+        ConfigError: a file lacks the column; or a conversation has no assistant turn, is rendered differently by its
+            template once later turns follow, or is too long while ``truncation`` is ``error`` or would leave nothing to
+            learn (names the file and the row).
     """
 
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
@@ -46,11 +46,11 @@ class ConversationDataset(Dataset[Conversation]):
                 if not any(mask[: config.max_length]):
                     raise ConfigError(
                         f"data.max_length={config.max_length}: the first {config.max_length} tokens of the "
-                        f"conversation in {where} hold no assistant token to learn; raise it"
+                        f"conversation in {where} contain no assistant token to learn; raise it"
                     )
                 self.conversations.append((ids[: config.max_length], mask[: config.max_length]))
         if not self.conversations:
-            raise ConfigError(f"{list(files)}: hold no conversation at all")
+            raise ConfigError(f"{list(files)}: the files contain no conversations; add some")
 
     def __len__(self) -> int:
         return len(self.conversations)
@@ -62,10 +62,10 @@ class ConversationDataset(Dataset[Conversation]):
 def tokenize_conversation(
     messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str
 ) -> Conversation:
-    """Token ids of the whole conversation and the mask of what the assistant says, its end of turn included.
+    """Token ids of the whole conversation, and the mask of the assistant's turns with their end-of-turn tokens.
 
-    A turn's tokens are found as what the template appends when the turn is added, so any chat template works whose
-    rendering of a conversation's beginning is the beginning of its rendering.
+    The tokens of a turn are those that the template appends when the turn is added. So every chat template works that
+    does not change earlier turns when later ones follow.
     """
     whole = _render(messages, tokenizer, generation_prompt=False)
     mask = [0] * len(whole)
@@ -83,7 +83,7 @@ def tokenize_conversation(
 
 
 def collate_conversations(conversations: list[Conversation], pad_token_id: int) -> ConversationBatch:
-    """Pad on the right to the longest, [B, S]."""
+    """Pad on the right to the longest conversation, [B, S]."""
     input_ids = pad_sequence(
         [torch.tensor(ids) for ids, _ in conversations], batch_first=True, padding_value=pad_token_id
     )
@@ -96,10 +96,10 @@ def collate_conversations(conversations: list[Conversation], pad_token_id: int) 
 def conversation_loader(
     dataset: ConversationDataset, batch_size: int, pad_token_id: int, seed: int
 ) -> StatefulDataLoader:
-    """Shuffled batches of exactly ``batch_size``; an epoch's incomplete last batch is left out.
+    """Shuffled batches of exactly ``batch_size`` conversations; the incomplete last batch of an epoch is dropped.
 
     Raises:
-        ConfigError: there are fewer conversations than one batch needs.
+        ConfigError: there are fewer conversations than ``batch_size``.
     """
     if len(dataset) < batch_size:
         raise ConfigError(f"data.train_batch_size={batch_size}: there are only {len(dataset)} conversations; lower it")
@@ -108,4 +108,5 @@ def conversation_loader(
 
 
 def _render(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, generation_prompt: bool) -> list[int]:
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=generation_prompt, return_dict=False)
+    ids: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=generation_prompt, return_dict=False)
+    return list(ids)

@@ -1,4 +1,4 @@
-"""Batches of examples in an order that can be left in the middle and taken up again."""
+"""Batches of examples in an order that can be interrupted and resumed in the middle of an epoch."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -9,32 +9,31 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 def whole_batches(
-    dataset: Dataset, batch_size: int, sampler: Sampler[int], collate: Callable[[list[Any]], Any]
+    dataset: Dataset[Any], batch_size: int, sampler: Sampler[int], collate: Callable[[list[Any]], Any]
 ) -> StatefulDataLoader:
-    """Batches of exactly ``batch_size`` examples; an epoch's incomplete last batch is left out."""
+    """Batches of exactly ``batch_size`` examples; the incomplete last batch of an epoch is dropped."""
     with warnings.catch_warnings():
-        # torchdata still calls what torch no longer does anything in; a user can change neither.
+        # torchdata calls a function that torch has deprecated; users can change neither.
         warnings.filterwarnings("ignore", "'set_vital' is deprecated")
         return StatefulDataLoader(dataset, batch_size, sampler=sampler, collate_fn=collate, drop_last=True)
 
 
 class ResumableRandomSampler(RandomSampler):
-    """torch's :class:`RandomSampler` with the state that ``StatefulDataLoader`` asks of it; the order is the same.
+    """torch's :class:`RandomSampler` with the state that ``StatefulDataLoader`` asks for; the order is the same.
 
-    Without that state the loader would skip to its position in the order of the generator's first pass, whichever pass
-    it was in.
+    Without that state, the loader would always skip to its position in the first pass, whichever pass it was in.
     """
 
     def __iter__(self) -> Iterator[int]:
         return _Pass(self)
 
     def draw(self) -> Iterator[int]:
-        """The next pass over all indices; the generator moves on when the first of them is asked for."""
+        """The next pass over all indices; the generator advances when the first index is requested."""
         return super().__iter__()
 
 
 class _Pass(Iterator[int]):
-    """One pass, which knows where its generator stood when it began."""
+    """One pass, with the state of its generator at the start."""
 
     def __init__(self, sampler: ResumableRandomSampler) -> None:
         self.sampler = sampler
@@ -51,11 +50,11 @@ class _Pass(Iterator[int]):
         return index
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's state before the pass and the number of indices given."""
+        """The generator's state before the pass and the number of indices yielded."""
         return {"generator": self.start, "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where :meth:`state_dict` was asked."""
+        """Continue where :meth:`state_dict` was called."""
         self.sampler.generator.set_state(state["generator"])
         self._begin()
         for _ in range(state["num_yielded"]):

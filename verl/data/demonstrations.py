@@ -1,4 +1,4 @@
-"""Worked examples that show a base model the form of an answer. Written for VERL: no benchmark holds them."""
+"""Worked examples that show a base model the form of an answer. Written for VERL; no benchmark contains them."""
 
 DEMONSTRATIONS: dict[str, list[tuple[str, str]]] = {
     "words": [

@@ -1,11 +1,11 @@
 """Published sets of mathematical problems, converted to the RL record layout.
 
-A set is read from the Hugging Face hub or from local files with the same fields. Hub layouts:
+A set is read from the Hugging Face hub or from local files with the same fields. Layouts on the hub:
 
-- GSM8K: ``question``, ``answer`` ending in ``#### 72``
-- MATH: ``problem``, ``solution`` with the answer in its last box (some mirrors add ``answer``), ``level``
-- SimpleRL-Zoo: ``question``, ``gt_answer``, ``level`` beside a ``prompt`` into which one model's chat template is
-  already written, so the prompt is built anew from the question. Problems without an answer are left out.
+- GSM8K: ``question``, ``answer`` ending in ``#### 72`` - MATH: ``problem``, ``solution`` with the answer in its last
+box (some mirrors add ``answer``), ``level`` - SimpleRL-Zoo: ``question``, ``gt_answer``, ``level``, and a ``prompt``
+that already contains one model's chat template,
+  so the prompt is rebuilt from the question. Problems without an answer are dropped.
 """
 
 import json
@@ -26,11 +26,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Example:
-    """One problem of a set, whatever the set's own field names."""
+    """One problem of a set, independent of the set's field names."""
 
     question: str
     ground_truth: str
-    """The final answer; empty where the set has none."""
+    """The final answer; empty if the set has none."""
     solution: str
     """A worked solution, or empty."""
     category: str
@@ -39,7 +39,7 @@ class Example:
 
 @dataclass(frozen=True)
 class MathSet:
-    """Where a set lives on the hub and how one of its rows is read."""
+    """Where a set is on the hub and how its rows are read."""
 
     data_source: str
     """Verifier name, a key of ``verl.rewards.registry.VERIFIERS``."""
@@ -54,10 +54,10 @@ def load_math_set(
 ) -> list[dict[str, Any]]:
     """The rows of ``RL_SCHEMA`` for one split of the set ``name``, a key of ``MATH_SETS``.
 
-    ``local_dir`` holds ``{split}.jsonl``, ``.json`` (a list) or ``.parquet``; without it the hub is asked. ``subset``
-    is the folder on the hub of a set that has several. ``index`` counts the rows as published, so it stays a row's
-    name when rows without an answer are left out. Raises ``ValueError`` for an unknown set, a missing file or a row
-    without a question.
+    ``local_dir`` contains ``{split}.jsonl``, ``.json`` (a list) or ``.parquet``; without it the set comes from the hub.
+    ``subset`` is the folder on the hub of a set that has several. ``index`` counts the rows as published, so it still
+    identifies a row when rows without an answer are dropped. Raises ``ValueError`` for an unknown set, a missing file
+    or a row without a question.
     """
     require_choice("data set", name, list(MATH_SETS))
     math_set = MATH_SETS[name]
@@ -137,7 +137,7 @@ LOCAL_READERS: dict[str, Callable[[Path], list[Row]]] = {
     ".json": _read_json,
     ".parquet": _read_parquet,
 }
-"""File suffix -> function that reads all rows, in the order in which files are looked for."""
+"""File suffix -> function that reads all rows; files are looked for in this order."""
 
 MATH_SETS = {
     "gsm8k": MathSet("openai/gsm8k", "openai/gsm8k", "main", _read_gsm8k),

@@ -1,4 +1,4 @@
-"""Prompts of parquet files in veRL's record layout, tokenised and padded.
+"""Prompts from parquet files in veRL's record layout, tokenised and padded.
 
 Legend: B prompts, P ``max_prompt_length``.
 """
@@ -20,12 +20,12 @@ from verl.protocol import PromptBatch
 from verl.rewards.registry import find_scorer
 
 PROMPT_COLUMNS = ["data_source", "prompt", "reward_model"]
-"""What a prompt file must hold; ``extra_info`` is passed on where there is one."""
+"""Required columns of a prompt file; ``extra_info`` is optional."""
 
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """One prompt with what its verifier needs."""
+    """One prompt with the inputs of its verifier."""
 
     uid: int
     """Row number over all files."""
@@ -35,11 +35,11 @@ class PromptRecord:
     ground_truth: str
     extra_info: Mapping[str, Any]
     messages: list[dict[str, Any]]
-    """The chat, as the file holds it."""
+    """The chat, as in the file."""
 
 
 @dataclass(frozen=True)
-class PromptSample:
+class TokenizedPrompts:
     """A batch of prompts: the records, and their tokens [B, P]."""
 
     records: list[PromptRecord]
@@ -47,11 +47,11 @@ class PromptSample:
 
 
 class PromptDataset(Dataset[PromptRecord]):
-    """All prompts of ``files``, tokenised with the chat template when the data set is made.
+    """All prompts of ``files``, tokenised with the chat template when the data set is created.
 
     Raises:
-        ConfigError: a file lacks a column, there is no prompt at all, or a prompt is too long and ``truncation`` is
-            ``error`` (names the file, the row and its length).
+        ConfigError: a file lacks a column; there are no prompts; no verifier can score a row; or a prompt is too long
+            and ``truncation`` is ``error`` (names the file, the row and its length).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PromptDataset(Dataset[PromptRecord]):
         self.records: list[PromptRecord] = []
         for path in files:
             for row_number, row in enumerate(read_parquet(path, PROMPT_COLUMNS)):
-                ids = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
+                ids: Any = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
                 if len(ids) > max_prompt_length:
                     ids = _truncate(ids, max_prompt_length, truncation, f"{path}, row {row_number}")
                 check_verifiable(row, f"{path}, row {row_number}")
@@ -75,7 +75,7 @@ class PromptDataset(Dataset[PromptRecord]):
                     )
                 )
         if not self.records:
-            raise ConfigError(f"{list(files)}: hold no prompt at all")
+            raise ConfigError(f"{list(files)}: the files contain no prompts; add some")
 
     def __len__(self) -> int:
         return len(self.records)
@@ -85,13 +85,13 @@ class PromptDataset(Dataset[PromptRecord]):
 
 
 class PromptCollator:
-    """Pads records on the left to [B, P]."""
+    """Pads the prompts of records on the left to [B, P]."""
 
     def __init__(self, max_prompt_length: int, pad_token_id: int) -> None:
         self.max_prompt_length = max_prompt_length
         self.pad_token_id = pad_token_id
 
-    def __call__(self, records: list[PromptRecord]) -> PromptSample:
+    def __call__(self, records: list[PromptRecord]) -> TokenizedPrompts:
         shape = (len(records), self.max_prompt_length)
         input_ids = torch.full(shape, self.pad_token_id, dtype=torch.int64)
         attention_mask = torch.zeros(shape, dtype=torch.int64)
@@ -99,14 +99,14 @@ class PromptCollator:
             input_ids[row, -len(record.input_ids) :] = torch.tensor(record.input_ids)
             attention_mask[row, -len(record.input_ids) :] = 1
         uid = torch.tensor([record.uid for record in records])
-        return PromptSample(records, PromptBatch(input_ids, attention_mask, uid, batch_size=[len(records)]))
+        return TokenizedPrompts(records, PromptBatch(input_ids, attention_mask, uid, batch_size=[len(records)]))
 
 
 def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, seed: int) -> StatefulDataLoader:
-    """Batches of exactly ``train_batch_size`` prompts; an epoch's incomplete last batch is left out.
+    """Batches of exactly ``train_batch_size`` prompts; the incomplete last batch of an epoch is dropped.
 
     Raises:
-        ConfigError: there are fewer prompts than one batch needs.
+        ConfigError: there are fewer prompts than ``train_batch_size``.
     """
     if len(dataset) < config.train_batch_size:
         raise ConfigError(
@@ -120,10 +120,10 @@ def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, 
 
 def val_batches(
     dataset: PromptDataset, config: DataConfig, pad_token_id: int, multiple: int, seed: int
-) -> list[PromptSample]:
-    """All prompts in order, or ``val_sample_size`` of them drawn by ``seed``.
+) -> list[TokenizedPrompts]:
+    """All prompts in order, or ``val_sample_size`` of them drawn with ``seed``.
 
-    In batches of at most ``val_batch_size``, or larger to hold at least ``multiple``.
+    Batches hold at most ``val_batch_size`` prompts, or more if that is needed to give each at least ``multiple``.
 
     Raises:
         ConfigError: there are fewer prompts than ``multiple``, one per worker.
@@ -141,7 +141,7 @@ def val_batches(
 
 
 def check_verifiable(row: Mapping[str, Any], where: str) -> None:
-    """Raise ``ConfigError`` naming ``where`` unless a verifier or custom function can score responses to this row."""
+    """Raise ``ConfigError`` naming ``where`` unless a verifier or a custom function can score responses to this row."""
     try:
         find_scorer(row["data_source"])
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The record layouts of prompt data (veRL's) and of supervised data, and their parquet files."""
+"""Record layouts of prompt data (veRL's) and of supervised data, and their parquet files."""
 
 import os
 import tempfile
@@ -34,10 +34,10 @@ RL_SCHEMA = pa.schema(
         ),
     ]
 )
-"""One prompt a row. The same for every data set, so that files of several sets can be read as one."""
+"""One prompt per row. The same for every data set, so that files of several sets can be read together."""
 
 SFT_SCHEMA = pa.schema([("messages", MESSAGES)])
-"""One chat a row, the last message the assistant's."""
+"""One chat per row; the last message is the assistant's."""
 
 
 def rl_record(
@@ -52,10 +52,10 @@ def rl_record(
     category: str = "",
     ability: str = "math",
 ) -> dict[str, Any]:
-    """One row of ``RL_SCHEMA``: a single user turn, the question followed by a space and the instruction if any.
+    """One row of ``RL_SCHEMA``: a single user turn, the question followed by a space and the instruction, if any.
 
-    ``data_source`` names the verifier (``verl.rewards.registry``), ``ground_truth`` is the answer it compares with,
-    ``solution`` a worked solution where the data set has one, ``category`` the set's own label (kind, level).
+    ``data_source`` selects the verifier (``verl.rewards.registry``), ``ground_truth`` is the correct answer,
+    ``solution`` a worked solution if the data set has one, and ``category`` the set's own label (kind, level).
     """
     content = f"{question} {instruction}" if instruction else question
     return {
@@ -79,10 +79,10 @@ def sft_record(question: str, solution: str) -> dict[str, Any]:
 
 
 def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
-    """Write ``records`` to ``path``, whose folder is made if missing.
+    """Write ``records`` to ``path``; its folder is created if missing.
 
-    The file appears under its name only when complete, so a reader never meets half of it. Raises
-    ``pyarrow.ArrowInvalid`` or ``ArrowTypeError`` when a record does not fit the schema.
+    The file gets its name only when it is complete, so a reader never sees half of it. Raises ``pyarrow.ArrowInvalid``
+    or ``ArrowTypeError`` if a record does not match the schema.
     """
     table = pa.Table.from_pylist(list(records), schema=schema)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.S
     os.close(handle)
     try:
         pq.write_table(table, temporary)
-        # mkstemp makes files private to their owner; data files are as readable as any other new file.
+        # mkstemp makes files private to their owner; data files get the permissions of any other new file.
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
@@ -103,7 +103,7 @@ def read_parquet(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of a parquet file that must have ``columns``.
 
     Raises:
-        ConfigError: the file is no parquet file or lacks a column; names the file and what it has.
+        ConfigError: the file is not a parquet file or lacks a column; names the file and its columns.
     """
     try:
         table = pq.read_table(path)
@@ -112,4 +112,5 @@ def read_parquet(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
     missing = [name for name in columns if name not in table.column_names]
     if missing:
         raise ConfigError(f"{path}: lacks the columns {missing}; it has {table.column_names}")
-    return table.to_pylist()  # type: ignore[no-any-return]
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows

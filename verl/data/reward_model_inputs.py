@@ -1,6 +1,6 @@
-"""Prompts with their responses, as a reward model reads them.
+"""The inputs of a reward model: prompts with their responses, in its own chat template.
 
-Legend: B responses, S tokens of the longest.
+Legend: B responses, S tokens of the longest conversation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,22 +15,22 @@ from verl.config.errors import ConfigError
 from verl.protocol import TextBatch
 
 
-def judged_texts(
+def reward_model_batch(
     prompts: Sequence[Sequence[Mapping[str, Any]]],
     responses: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> tuple[TextBatch, float]:
-    """The conversations that end in the responses, [B, S], and the share of them that were too long.
+    """The conversations that end in the responses, [B, S], and the fraction of them that was too long.
 
     Args:
         prompts: for each response the chat before it, a list of ``{"role", "content"}``.
-        responses: what the policy answered, B texts.
+        responses: the policy's answers, B texts.
         tokenizer: the reward model's, whose chat template is applied.
-        max_length: tokens kept of each conversation; a longer one loses its head.
+        max_length: tokens kept of each conversation; a longer one loses its beginning.
     """
-    chats = [[*prompt, {"role": "assistant", "content": text}] for prompt, text in zip(prompts, responses, strict=True)]
-    rendered = tokenizer.apply_chat_template(chats, return_dict=False)
+    chats: Any = [[*prompt, _answer(text)] for prompt, text in zip(prompts, responses, strict=True)]
+    rendered: Any = tokenizer.apply_chat_template(chats, return_dict=False)
     rows = [torch.tensor(ids[-max_length:]) for ids in rendered]
     input_ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
     lengths = torch.tensor([len(row) for row in rows])
@@ -39,18 +39,23 @@ def judged_texts(
     return TextBatch(input_ids, attention_mask, batch_size=[len(rows)]), too_long
 
 
-def check_judgeable(
+def check_reward_model_template(
     prompts: Sequence[Sequence[Mapping[str, Any]]], tokenizer: PreTrainedTokenizerBase, field: str
 ) -> None:
     """Raise ``ConfigError`` naming ``field`` unless the tokenizer's chat template renders every prompt with an answer.
 
-    Templates refuse some chats, for example those with a system message.
+    Some templates refuse some chats, for example those with a system message.
     """
     for row, prompt in enumerate(prompts):
         answer = "the answer of the policy"
+        chat: Any = [*prompt, _answer(answer)]
         try:
-            text = tokenizer.apply_chat_template([*prompt, {"role": "assistant", "content": answer}], tokenize=False)
+            text: Any = tokenizer.apply_chat_template(chat, tokenize=False)
         except TemplateError as error:
             raise ConfigError(f"{field}: its chat template refuses the chat of prompt {row}: {error}") from error
         if answer not in text:
             raise ConfigError(f"{field}: its chat template leaves out the answer of the assistant; use another model")
+
+
+def _answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}

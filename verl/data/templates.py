@@ -1,7 +1,7 @@
-"""Prompt templates by name, as the models they are named after expect them, and demonstrations for base models.
+"""Prompt templates by name, in the form that the models they are named after expect, with demonstrations if any.
 
-A template is text, tokenised as it is; the tokens that it names (``<|im_start|>``) are the model's own, so a model gets
-the template it was trained with. ``chat`` and ``chat-boxed`` leave that to the tokenizer.
+A template is plain text. The special tokens in it (``<|im_start|>``) must be the model's own, so choose the template
+that the model was trained with. ``chat`` and ``chat-boxed`` use the chat template of the tokenizer.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,17 @@ Demonstration = tuple[str, str]
 
 @dataclass(frozen=True)
 class Template:
-    """A prompt is ``head``; for each demonstration ``turn``, its answer and ``joint``; and ``turn``."""
+    """A prompt is ``head``; for each demonstration ``turn``, its answer and ``joint``; and then ``turn``."""
 
     turn: str
-    """Holds ``{question}``; the response continues it."""
+    """Contains ``{question}``; the response continues it."""
     head: str = ""
     joint: str = "\n\n"
     stops: tuple[str, ...] = ()
-    """Strings that end a response besides the model's end-of-sequence token, and are no part of it; where one is a
-    token of the model, the token does."""
+    """Strings that end a response, besides the model's end-of-sequence token, and are not part of it. If one is a token
+    of the model, that token ends the response."""
     chat: bool = False
-    """``turn`` is a user's message for the tokenizer's chat template; ``head``, a system message, and ``joint`` are not
-    used."""
+    """``turn`` is a user's message for the tokenizer's chat template; ``head`` and ``joint`` are not used."""
 
 
 _QWEN_END = ("<|im_end|>", "<|endoftext|>")
@@ -40,7 +39,7 @@ _QWEN_ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
 _LLAMA_USER = "<|start_header_id|>user<|end_header_id|>\n\n{question}"
 _LLAMA_ANSWER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
 _NEXT_QUESTION = ("\nQuestion:", "\nProblem:")
-"""What a base model goes on with after its answer."""
+"""What a base model tends to write after its answer."""
 
 TEMPLATES: dict[str, Template] = {
     "chat": Template("{question}", chat=True),
@@ -87,7 +86,7 @@ TEMPLATES: dict[str, Template] = {
 
 
 def find_template(name: str) -> Template:
-    """The template called ``name``. Raises ``ConfigError`` naming the nearest one, or all."""
+    """The template ``name``. Raises ``ConfigError`` naming the most similar one, or all."""
     if name not in TEMPLATES:
         near = get_close_matches(name, list(TEMPLATES), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"must be one of {', '.join(TEMPLATES)}"
@@ -101,10 +100,10 @@ def template_stops(name: str) -> list[str]:
 
 
 def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end a response: those of :func:`template_stops` that are one token of the model.
+    """The tokens that end a response: the strings of :func:`template_stops` that are single tokens of the model.
 
-    Engines compare stop strings with the text, from which special tokens are left out: a base model whose
-    end-of-sequence token is another would go on after its ``<|im_end|>``.
+    Engines compare stop strings with the text, which has no special tokens. So a base model with another
+    end-of-sequence token would continue after its ``<|im_end|>``.
     """
     vocabulary = tokenizer.get_vocab()
     return [vocabulary[stop] for stop in template_stops(name) if stop in vocabulary]
@@ -116,7 +115,7 @@ def render_prompt(
     """Token ids of the prompt for ``question``, after ``demonstrations`` in the same form.
 
     Raises:
-        ConfigError: there is no such template; or it is the tokenizer's own and the tokenizer has none.
+        ConfigError: there is no such template; or it uses the tokenizer's chat template and the tokenizer has none.
     """
     form = find_template(template)
     if form.chat:
@@ -124,7 +123,7 @@ def render_prompt(
         if tokenizer.chat_template is None:
             raise ConfigError(f"template={template!r}: the model's tokenizer has no chat template; name another one")
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-    # A tokenizer may add tokens at the end too, after which no model would go on with the text.
+    # Only the beginning-of-sequence token: a tokenizer may also add tokens at the end, after which no model continues.
     start = [token for token in tokenizer("").input_ids if token == tokenizer.bos_token_id]
     text = _text(form, question, demonstrations)
     return [*start, *tokenizer(text, add_special_tokens=False).input_ids]
@@ -140,7 +139,7 @@ def _spaced(turn: str) -> str:
 
 
 def _fill(turn: str, question: str) -> str:
-    # Not str.format: questions and instructions are full of braces.
+    # Not str.format, because questions and instructions contain braces.
     return turn.replace("{question}", question, 1)
 
 

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer for the embedded arithmetic task and the tiny models trained on it."""
+"""Byte-level tokenizer of the embedded arithmetic task and of the tiny models trained on it."""
 
 from tokenizers import pre_tokenizers
 from transformers import Qwen2Tokenizer
@@ -10,22 +10,23 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|im_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""Like ChatML, but opening a turn costs one token, not the characters of its role: a tiny model's context is short."""
+"""Like ChatML, but a turn opens with one token instead of the characters of its role: tiny models have a short context.
+"""
 
 
 def make_tiny_tokenizer() -> Qwen2Tokenizer:
     """The tokenizer: one token per byte of UTF-8, no token added by ``encode``.
 
     ``decode(encode(text)) == text`` for any text in Unicode's form NFC. The end of a turn, ``<|im_end|>``, is the
-    end-of-sequence token. 262 tokens in all. Of Qwen2's class, without merges, because ``transformers`` loads what lies
-    beside a Qwen2 model as that class, whatever it was saved as.
+    end-of-sequence token. 262 tokens in all. The class is Qwen2's, without merges, because ``transformers`` loads the
+    tokenizer of a Qwen2 model as that class, whatever it was saved as.
     """
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     return Qwen2Tokenizer(
         vocab={token: index for index, token in enumerate([*SPECIAL_TOKENS, *symbols])},
         merges=[],
         pad_token="<|pad|>",
-        unk_token=None,
+        unk_token=None,  # type: ignore[arg-type]  # a byte-level vocabulary has no unknown token
         bos_token="<|im_start|>",
         eos_token="<|im_end|>",
         additional_special_tokens=["<|system|>", "<|user|>", "<|assistant|>"],

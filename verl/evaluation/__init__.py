@@ -1,1 +1,5 @@
-"""Evaluation: from samples and verdicts to tables, curves and a page to read them in."""
+"""Evaluation: samples of models on benchmarks, their verdicts, and tables, curves and a page to read them in.
+
+Imports inside point one way: results, json_lines <- store; benchmarks, targets <- tasks <- generation, scoring;
+results <- statistics <- report; evaluate on top.
+"""

@@ -1,83 +1,84 @@
 """One evaluation, from a checked config to tables, curves and a page.
 
-What is wrong with one benchmark or one model costs that one alone: it is said in one line, the others are evaluated,
-and the exit code tells.
+If one benchmark or model fails, a line says so, the others are evaluated, and the exit code is 1.
 """
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from verl.checkpoint.run_lock import locked
+from verl.checkpoint.run_lock import run_lock
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.benchmarks import Problem
-from verl.evaluation.generation import Work, generate_missing
-from verl.evaluation.jobs import (
-    Job,
+from verl.evaluation.generation import generate_missing
+from verl.evaluation.progress import EvaluationDisplay
+from verl.evaluation.report.publish import publish
+from verl.evaluation.results import TaskResult
+from verl.evaluation.scoring import score_samples
+from verl.evaluation.store import SampleStore
+from verl.evaluation.targets import Target, select_targets
+from verl.evaluation.tasks import (
+    EvaluationTask,
     check_prompts_fit,
     engine_model,
     load_problems,
     load_target_tokenizer,
-    make_jobs,
+    make_tasks,
 )
-from verl.evaluation.progress import EvaluationDisplay
-from verl.evaluation.report.publish import publish
-from verl.evaluation.results import RunResult
-from verl.evaluation.scoring import score
-from verl.evaluation.targets import Target, select_targets
-from verl.models.info import sequence_limit
+from verl.models.info import ModelInfo
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel
 from verl.run.exit_codes import INTERRUPTED
+from verl.run.session import RaySession
 from verl.single_controller import WorkerError, WorkerGroup
-from verl.single_controller.cluster import ray_cluster, resolve_device
+from verl.single_controller.cluster import resolve_device
 
 ENGINE_ERROR = "engine_error.log"
 
 CPU_WORKERS = 2
-"""Worker processes on a CPU with as many cores, where the config leaves their number open."""
+"""Worker processes on a CPU that has as many cores, if the config does not set their number."""
 
 
 @dataclass
 class Failures:
-    """What went wrong so far, said as it happens."""
+    """The errors so far; each is printed as it happens."""
 
     display: EvaluationDisplay
     lines: list[str] = field(default_factory=list)
 
     def add(self, error: Exception | str, what: str = "") -> None:
-        """``what``: the model or benchmark that is not evaluated for it."""
+        """``what``: the model or benchmark that is not evaluated because of it."""
         line = f"{what}: {error}" if what else str(error)
-        if line not in self.lines:  # it may hold at every temperature
+        if line not in self.lines:  # the same error may occur at every temperature
             self.lines.append(line)
             self.display.say(f"error: {line}")
 
 
 def run_evaluation(config: EvaluationConfig) -> None:
-    """Evaluate what ``config`` names.
+    """Evaluate the models on the benchmarks that ``config`` names.
 
     Raises:
-        ConfigError: nothing can be evaluated.
-        SystemExit: with 1, something could not be evaluated and the rest was; with 130, interrupted.
+        ConfigError: the config does not fit the machine, or another run is using the folder.
+        SystemExit: with 1 if some evaluations failed; with 130 after an interrupt.
     """
     with EvaluationDisplay() as display:
         failures = Failures(display)
         try:
             _evaluate(config, display, failures)
         except KeyboardInterrupt:
-            display.say("interrupted; samples are kept, and the same command goes on from there")
+            display.say("interrupted; samples are kept, and the same command resumes from them")
             sys.exit(INTERRUPTED)
         if failures.lines:
             count = len(failures.lines)
-            display.say(f"{count} thing{'s' * (count > 1)} could not be evaluated; see the errors above")
+            display.say(f"{count} evaluation{'s' * (count > 1)} failed; see the errors above")
             sys.exit(1)
 
 
@@ -87,39 +88,37 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
     selection = select_targets(config)
     for note in selection.notes:
         display.say(f"note: {note}")
-    for line in selection.problems:
+    for line in selection.errors:
         failures.add(line)
     benchmarks = _load_benchmarks(config, failures)
     tokenizers = _load_tokenizers(selection.targets, config, failures)
     if not benchmarks or not tokenizers:
         return
-    default = Path(config.runs_dir, "evaluation", config.trainer.experiment_name, selection.name)
+    default = Path(config.runs_dir, "evaluation", config.trainer.experiment_name, selection.folder_name)
     folder = Path(config.trainer.default_local_dir or default).resolve()
     display.say(
         f"{', '.join(target.label for target in tokenizers)} on {', '.join(benchmarks)}: {config.n_sampling} samples "
         f"for each of {sum(map(len, benchmarks.values()))} problems, into {folder}"
     )
-    with locked(folder):
-        results: list[RunResult] = []
-        with ExitStack() as stack:
-            engines = stack.enter_context(Engines(config, device_type, workers_per_node))
-            # Its processes start with the first sample that needs them.
-            verifiers = VerifierPool(config.reward_score)
-            stack.callback(verifiers.close)
+    with run_lock(folder):
+        results: list[TaskResult] = []
+        session = RaySession(config.trainer.nnodes, workers_per_node, device_type)
+        # The verifiers' processes start with the first sample to score.
+        with session, closing(VerifierPool(config.reward_score)) as verifiers:
             for place, (target, tokenizer) in enumerate(tokenizers.items(), start=1):
                 try:
-                    jobs = make_jobs(target, tokenizer, benchmarks, config, folder, device_type)
+                    tasks = make_tasks(target, tokenizer, benchmarks, config, folder, device_type)
                 except ConfigError as error:
                     failures.add(error, target.label)
                     continue
                 title = f"{target.label} ({place}/{len(tokenizers)})" if len(tokenizers) > 1 else target.label
-                results += _evaluate_target(title, jobs, config, engines, verifiers, display, failures)
+                results += _evaluate_target(title, tasks, config, session, verifiers, display, failures)
         if results:
             publish(folder, results, config, display)
 
 
 def count_workers(config: EvaluationConfig, device_type: str) -> int:
-    """Workers per machine: as configured, or what this machine has in whole engines.
+    """Workers per machine: as configured, or as many as this machine has GPUs or cores for, in whole engines.
 
     Raises:
         ConfigError: an engine needs more GPUs than this machine has.
@@ -139,7 +138,7 @@ def count_workers(config: EvaluationConfig, device_type: str) -> int:
 
 
 def _load_benchmarks(config: EvaluationConfig, failures: Failures) -> dict[str, list[Problem]]:
-    """Name -> problems of those that can be loaded."""
+    """Name -> problems of the benchmarks that can be loaded."""
     loaded = {}
     for name in config.benchmarks:
         try:
@@ -152,7 +151,7 @@ def _load_benchmarks(config: EvaluationConfig, failures: Failures) -> dict[str, 
 def _load_tokenizers(
     targets: Sequence[Target], config: EvaluationConfig, failures: Failures
 ) -> dict[Target, PreTrainedTokenizerBase]:
-    """The targets that have a tokenizer and a template that go together; so that what has not is said at the start."""
+    """The targets whose tokenizer can be loaded and fits their template, so that others are reported at the start."""
     loaded = {}
     for target in targets:
         try:
@@ -162,84 +161,44 @@ def _load_tokenizers(
     return loaded
 
 
-class Engines:
-    """Worker groups for one model after another, on a Ray cluster that is started for the first; a context manager."""
-
-    def __init__(self, config: EvaluationConfig, device_type: str, workers_per_node: int) -> None:
-        self.config = config
-        self.device_type = device_type
-        self.workers_per_node = workers_per_node
-        self._stack = ExitStack()
-        self._started = False
-
-    def __enter__(self) -> "Engines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    @property
-    def world_size(self) -> int:
-        return self.config.trainer.nnodes * self.workers_per_node
-
-    @property
-    def num_engines(self) -> int:
-        return self.world_size // self.config.rollout.tensor_parallel_size
-
-    def start(self, model: EngineModel) -> WorkerGroup:
-        """Workers that hold ``model``; to be closed by the caller. Raises ``WorkerError`` if one cannot load it."""
-        if not self._started:
-            self._stack.enter_context(ray_cluster(self.world_size, self.device_type))
-            self._started = True
-        calculator = self.config.calculator
-        try:
-            return WorkerGroup(
-                "verl.workers.evaluation:EvaluationWorker",
-                self.config.rollout,
-                (model, calculator if calculator.enable else None),
-                self.config.trainer.nnodes,
-                self.workers_per_node,
-                self.device_type,
-                engine_environment(self.device_type),
-            )
-        except WorkerError:
-            # The group's other workers live on with their share of the machine; they go with the cluster.
-            self._stack.close()
-            self._started = False
-            raise
+def start_engines(session: RaySession, model: EngineModel, config: EvaluationConfig) -> WorkerGroup:
+    """Workers that hold ``model``, to be closed by the caller. Raises ``WorkerError`` if one cannot load it."""
+    calculator = config.calculator if config.calculator.enable else None
+    worker, environment = "verl.workers.evaluation:EvaluationWorker", engine_environment(session.device_type)
+    return session.start_workers(worker, config.rollout, (model, calculator), environment)
 
 
 def _evaluate_target(
     title: str,
-    jobs: Sequence[Job],
+    tasks: Sequence[EvaluationTask],
     config: EvaluationConfig,
-    engines: Engines,
+    session: RaySession,
     verifiers: VerifierPool,
     display: EvaluationDisplay,
     failures: Failures,
-) -> list[RunResult]:
-    """Generate what one model lacks, and score it; the results of the jobs that succeeded."""
+) -> list[TaskResult]:
+    """Generate the missing samples of one model and score all; the results of the tasks that succeeded."""
     results = []
     with ExitStack() as stack:
-        works = _open_works(jobs, config, stack, failures)
+        stores = _open_stores(tasks, config, stack, failures)
         try:
-            _generate(title, works, config, engines, display)
+            _generate(title, stores, config, session, display)
         except WorkerError as error:
             # <folder>/<run>/step_N, above benchmark and temperature.
-            failures.add(_in_one_line(error, jobs[0].folder.parents[1] / ENGINE_ERROR), jobs[0].target.label)
-            works = [work for work in works if not work.missing(config.n_sampling)]
-        for work in works:
-            display.phase(f"scoring {work.job.benchmark}")
+            failures.add(_in_one_line(error, tasks[0].folder.parents[1] / ENGINE_ERROR), tasks[0].target.label)
+            stores = {task: store for task, store in stores.items() if not store.missing(config.n_sampling)}
+        for task, store in stores.items():
+            display.phase(f"scoring {task.benchmark}")
             try:
-                results.append(score(work, config.n_sampling, verifiers))
+                results.append(score_samples(task, store.samples, config.n_sampling, verifiers))
             except ConfigError as error:
-                failures.add(error, work.job.target.label)
+                failures.add(error, task.target.label)
         display.finish()
     return results
 
 
 def _in_one_line(error: WorkerError, log: Path) -> str:
-    """What a worker said, whose traceback goes to the file ``log``."""
+    """A worker's error in one line; its traceback goes to the file ``log``."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if len(lines) == 1:
         return lines[0]
@@ -247,48 +206,52 @@ def _in_one_line(error: WorkerError, log: Path) -> str:
     return f"{lines[0]} {lines[-1]}; its traceback is in {log}"
 
 
-def _open_works(jobs: Sequence[Job], config: EvaluationConfig, stack: ExitStack, failures: Failures) -> list[Work]:
-    """The jobs whose prompts the model can take and whose folders are theirs."""
-    works = []
+def _open_stores(
+    tasks: Sequence[EvaluationTask], config: EvaluationConfig, stack: ExitStack, failures: Failures
+) -> dict[EvaluationTask, SampleStore]:
+    """The stores of the tasks whose prompts fit the model and whose folders hold no other samples."""
+    stores = {}
     try:
-        limit = sequence_limit(jobs[0].target.path, config.rollout.trust_remote_code)
+        limit = ModelInfo.read(tasks[0].target.path, config.rollout.trust_remote_code).max_length
     except ConfigError as error:
-        failures.add(error, jobs[0].target.label)
-        return []
-    for job in jobs:
+        failures.add(error, tasks[0].target.label)
+        return {}
+    for task in tasks:
         try:
-            check_prompts_fit(job.prompts, limit)
-            works.append(Work(job, stack.enter_context(job.open_store())))
+            check_prompts_fit(task.prompts, limit)
+            stores[task] = stack.enter_context(task.open_store())
         except ConfigError as error:
-            failures.add(error, job.label)
-    return works
+            failures.add(error, task.label)
+    return stores
 
 
 def _generate(
-    title: str, works: Sequence[Work], config: EvaluationConfig, engines: Engines, display: EvaluationDisplay
+    title: str,
+    stores: Mapping[EvaluationTask, SampleStore],
+    config: EvaluationConfig,
+    session: RaySession,
+    display: EvaluationDisplay,
 ) -> None:
-    """Generate what is missing, if anything is."""
-    missing = [(work, keys) for work in works if (keys := work.missing(config.n_sampling))]
+    """Generate the missing samples, if there are any."""
+    missing = {task: keys for task, store in stores.items() if (keys := store.missing(config.n_sampling))}
     if not missing:
         return
-    lacking = [work for work, _ in missing]
-    num_samples = sum(len(keys) for _, keys in missing)
-    total = sum(config.n_sampling * len(work.job.problems) for work in works)
+    tasks = list(missing)
+    num_samples = sum(map(len, missing.values()))
+    total = sum(config.n_sampling * len(task.problems) for task in stores)
     if num_samples < total:
-        display.say(f"{title}: {total - num_samples} of {total} samples are there already")
-    display.start(title, sum(len({problem for problem, _ in keys}) for _, keys in missing), num_samples)
-    job = lacking[0].job
-    limit = sequence_limit(job.target.path, config.rollout.trust_remote_code)
-    prompts = [ids for work in lacking for ids in work.job.prompts]
-    workers = engines.start(engine_model(job, prompts, config, limit))
+        display.say(f"{title}: {total - num_samples} of {total} samples already exist")
+    display.start(title, sum(len({problem for problem, _ in keys}) for keys in missing.values()), num_samples)
+    limit = ModelInfo.read(tasks[0].target.path, config.rollout.trust_remote_code).max_length
+    workers = start_engines(session, engine_model(tasks, config, limit), config)
     try:
         display.running()
         generate_missing(
-            lacking,
+            stores,
             config.n_sampling,
             config.seed,
             workers,
-            engines.num_engines,
+            session.world_size // config.rollout.tensor_parallel_size,
             config.rollout.max_num_seqs,
             display,
         )

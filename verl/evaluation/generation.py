@@ -1,45 +1,23 @@
-"""Feeding the engines with requests, and their responses to the stores."""
+"""Generation: requests to the engines, and their responses into the stores."""
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
 
-from verl.evaluation.jobs import Job
 from verl.evaluation.progress import EvaluationDisplay
-from verl.evaluation.store import SampleKey, SampleStore, StoredSample
-from verl.rollout.requests import FinishedSample, SampleRequest, sample_seed
+from verl.evaluation.store import SampleStore, StoredSample
+from verl.evaluation.tasks import EvaluationTask
+from verl.rollout.requests import SampleRequest, sample_seed
 from verl.single_controller import WorkerGroup
 
 STEPS_PER_CALL = 64
-"""Engine steps between two looks at what has finished: a second or two of decoding with a real model."""
+"""Engine steps between two collections of finished responses: a second or two of decoding with a real model."""
 
 QUEUED_PER_SEQUENCE = 2
-"""Requests that an engine holds for each sequence it decodes at once, so that none is idle until the next look."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """A job and the samples that it has so far."""
-
-    job: Job
-    store: SampleStore
-
-    def missing(self, n: int) -> list[SampleKey]:
-        """Which of the first ``n`` samples of all problems are not there."""
-        return self.store.missing(len(self.job.problems), n)
-
-
-@dataclass(frozen=True)
-class _Place:
-    """What a request is for."""
-
-    work: Work
-    problem: int
-    sample: int
+"""Requests that an engine holds per sequence it decodes at once, so that none idles until the next collection."""
 
 
 def generate_missing(
-    works: Sequence[Work],
+    stores: Mapping[EvaluationTask, SampleStore],
     n: int,
     seed: int,
     workers: WorkerGroup,
@@ -47,65 +25,47 @@ def generate_missing(
     max_num_seqs: int,
     display: EvaluationDisplay,
 ) -> None:
-    """Generate what is missing of the first ``n`` samples of every problem; each sample is stored as it comes.
+    """Generate what is missing of the first ``n`` samples of every problem; each sample is stored as it arrives.
 
-    All jobs are one stream, so that engines wait for the longest response once and not once per benchmark.
+    All tasks form one stream, so that engines wait for the longest response once and not once per benchmark.
 
     Raises:
-        WorkerError: a worker raised or died; what it had returned before is stored.
+        WorkerError: a worker raised or died; the samples it had returned are stored.
     """
-    places = [_Place(work, i, j) for work in works for i, j in work.missing(n)]
-    waiting = deque(range(len(places)))
+    # A request's key is its place in this list.
+    samples = [(task, problem, i) for task, store in stores.items() for problem, i in store.missing(n)]
+    waiting = deque(range(len(samples)))
     loads = [0] * num_engines
     engine_of: dict[int, int] = {}
-    left_of_problem: dict[tuple[int, int], int] = {}
-    for place in places:
-        problem = (id(place.work), place.problem)
-        left_of_problem[problem] = left_of_problem.get(problem, 0) + 1
+    left_of_problem = Counter((task, problem) for task, problem, _ in samples)
     while waiting or engine_of:
-        shares: list[list[SampleRequest]] = [[] for _ in range(num_engines)]
+        requests: list[list[SampleRequest]] = [[] for _ in range(num_engines)]
         while waiting and min(loads) < QUEUED_PER_SEQUENCE * max_num_seqs:
             engine = loads.index(min(loads))
             key = waiting.popleft()
-            shares[engine].append(_request(key, places[key], seed))
+            requests[engine].append(_request(key, *samples[key], seed))
             engine_of[key] = engine
             loads[engine] += 1
-        finished = [sample for part in workers.run("advance", shares, STEPS_PER_CALL) for sample in part]
+        finished = [sample for part in workers.run("advance", requests, STEPS_PER_CALL) for sample in part]
         problems_done = 0
-        for sample in finished:
-            loads[engine_of.pop(sample.key)] -= 1
-            place = places[sample.key]
-            problem = (id(place.work), place.problem)
-            left_of_problem[problem] -= 1
-            problems_done += left_of_problem[problem] == 0
-        _store(finished, places)
-        display.generated(problems_done, len(finished), sum(sample.num_tokens for sample in finished))
+        arrived: dict[EvaluationTask, list[StoredSample]] = defaultdict(list)
+        for found in finished:
+            loads[engine_of.pop(found.key)] -= 1
+            task, problem, i = samples[found.key]
+            left_of_problem[task, problem] -= 1
+            problems_done += left_of_problem[task, problem] == 0
+            arrived[task].append(
+                StoredSample(problem, i, found.response, found.num_tokens, found.truncated, found.metrics)
+            )
+        for task, new in arrived.items():
+            stores[task].append(new)
+        display.generated(problems_done, len(finished), sum(found.num_tokens for found in finished))
 
 
-def _request(key: int, place: _Place, seed: int) -> SampleRequest:
-    job = place.work.job
+def _request(key: int, task: EvaluationTask, problem: int, sample: int, seed: int) -> SampleRequest:
     return SampleRequest(
         key=key,
-        prompt_ids=job.prompts[place.problem],
-        seed=sample_seed(seed, job.benchmark, place.problem, place.sample),
-        temperature=job.temperature,
+        prompt_ids=task.prompts[problem],
+        seed=sample_seed(seed, task.benchmark, problem, sample),
+        temperature=task.temperature,
     )
-
-
-def _store(finished: Sequence[FinishedSample], places: Sequence[_Place]) -> None:
-    by_store: dict[int, tuple[SampleStore, list[StoredSample]]] = {}
-    for sample in finished:
-        place = places[sample.key]
-        _, samples = by_store.setdefault(id(place.work), (place.work.store, []))
-        samples.append(
-            StoredSample(
-                problem=place.problem,
-                sample=place.sample,
-                response=sample.response,
-                num_tokens=sample.num_tokens,
-                truncated=sample.truncated,
-                metrics=sample.metrics,
-            )
-        )
-    for store, samples in by_store.values():
-        store.append(samples)

@@ -1,4 +1,4 @@
-"""What a person sees of an evaluation: a bar over problems on a terminal, now and then a line elsewhere."""
+"""Progress of an evaluation: a bar on a terminal, a line every few seconds elsewhere."""
 
 import os
 import time
@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 SECONDS_BETWEEN_LINES = 15.0
-"""Off a terminal."""
+"""How often progress is printed without a terminal."""
 
 COLUMNS_OFF_TERMINAL = 140
-"""Width of tables in a log, where nothing says how wide it is."""
+"""Width of tables in a log whose width is unknown."""
 
 
 class EvaluationDisplay:
@@ -26,8 +26,8 @@ class EvaluationDisplay:
             TextColumn("{task.fields[problems]}/{task.fields[total_problems]} problems"),
             TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
-            TextColumn("left"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=self.console,
         )
         self._task: TaskID | None = None
@@ -55,7 +55,7 @@ class EvaluationDisplay:
         self.console.print(renderable)
 
     def start(self, title: str, problems: int, samples: int) -> None:
-        """A new bar: over ``problems`` of which ``samples`` responses are to come."""
+        """Start a new bar over ``problems``, for which ``samples`` responses are generated."""
         self.finish()
         self._title, self._total_problems, self._total_samples = title, problems, samples
         self._problems = self._samples = self._tokens = 0
@@ -67,43 +67,47 @@ class EvaluationDisplay:
             self.say(f"{title}: {samples} samples of {problems} problems to generate; starting the engines")
 
     def generated(self, problems: int, samples: int, tokens: int) -> None:
-        """So many further problems are complete, by so many responses of so many tokens."""
+        """Count completed problems, and responses with their tokens."""
         assert self._task is not None, "start comes first"
         if self._samples == 0 and samples:
-            # The engines' start is not their speed.
+            # The time left is estimated from here: starting the engines does not count.
             self._progress.reset(self._task, total=self._total_samples, start=True)
         self._problems += problems
         self._samples += samples
         self._tokens += tokens
         now = time.monotonic()
-        rate = f"{self._tokens / max(now - self._started, 1e-9):.0f} tok/s"
-        self._progress.update(self._task, completed=self._samples, problems=self._problems, rate=rate, refresh=True)
+        self._progress.update(
+            self._task, completed=self._samples, problems=self._problems, rate=self._rate(now), refresh=True
+        )
         if not self.console.is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            self._line(rate, now)
+            self._print_line(now)
 
     def phase(self, text: str) -> None:
-        """Show what is going on now in place of the speed."""
+        """Show the current phase in place of the speed."""
         if self._task is not None:
             self._progress.update(self._task, rate=text)
 
     def running(self) -> None:
-        """The engines are up: speed counts from here."""
+        """Measure speed from now on, because the engines have started."""
         self._started = self._last_line = time.monotonic()
 
     def finish(self) -> None:
-        """Take the bar away, and off a terminal say what it came to."""
+        """Remove the bar; off a terminal, print a last line."""
         if self._task is None:
             return
         if not self.console.is_terminal and self._samples:
-            seconds = max(time.monotonic() - self._started, 1e-9)
-            self._line(f"{self._tokens / seconds:.0f} tok/s", time.monotonic())
+            self._print_line(time.monotonic())
         self._progress.remove_task(self._task)
         self._task = None
 
-    def _line(self, rate: str, now: float) -> None:
+    def _rate(self, now: float) -> str:
+        return f"{self._tokens / max(now - self._started, 1e-9):.0f} tok/s"
+
+    def _print_line(self, now: float) -> None:
+        self._last_line = now
         left = (now - self._started) * (self._total_samples - self._samples) / max(self._samples, 1)
-        self.say(f"{self._title}: {self._problems}/{self._total_problems} problems  {rate}  left {left:.0f} s")
+        problems = f"{self._problems}/{self._total_problems} problems"
+        self.say(f"{self._title}: {problems}  {self._rate(now)}  {left:.0f} s left")
 
 
 def _console() -> Console:

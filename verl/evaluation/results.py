@@ -1,10 +1,8 @@
-"""What an evaluation found: the samples of a run on a benchmark with their verdicts, and their files."""
+"""Results of an evaluation: the samples of a checkpoint on a benchmark with their verdicts, and their files."""
 
 import json
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl.utils.files import replace_text, replacing
+
 RESULT_FILE = "results.json"
 SAMPLES_FILE = "samples.parquet"
 
@@ -20,7 +20,7 @@ REASONS = ("correct", "wrong", "no_answer", "unparsed", "timeout", "memory", "cr
 """Why a sample got its verdict, in the order of tables."""
 
 METRIC_PREFIX = "metric/"
-"""Before the names of rank metrics among the columns of ``samples.parquet``."""
+"""Prefix of the columns of ``samples.parquet`` that hold rank metrics."""
 
 SAMPLE_COLUMNS = {
     "problem": pa.int64(),
@@ -32,11 +32,11 @@ SAMPLE_COLUMNS = {
     "answer": pa.large_string(),
     "reason": pa.string(),
 }
-"""``problem`` is the problem's index in the benchmark, ``sample`` counts from 0."""
+"""Columns of ``samples.parquet``. ``problem`` is the problem's index in the benchmark; ``sample`` counts from 0."""
 
 
 @dataclass(frozen=True)
-class Sample:
+class ScoredSample:
     """One response and its verdict."""
 
     response: str
@@ -45,25 +45,25 @@ class Sample:
     """Cut at the length limit."""
     correct: bool
     answer: str
-    """The answer that the verifier found in the response; empty where there is none."""
+    """The answer that the verifier found in the response; empty if it found none."""
     reason: str
     """One of ``REASONS``."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Rank metrics of the response by name; not finite where undefined."""
+    """Rank metrics of the response by name; not finite if undefined."""
 
 
 @dataclass(frozen=True)
-class EvaluatedProblem:
-    """A problem and its samples; how many may differ between problems, and be none."""
+class ProblemResult:
+    """A problem and its samples. Problems may have different numbers of samples, or none."""
 
     index: int
     question: str
     answer: str
-    samples: list[Sample]
+    samples: list[ScoredSample]
 
 
 @dataclass(frozen=True)
-class RunResult:
+class TaskResult:
     """One checkpoint on one benchmark at one temperature."""
 
     run: str
@@ -72,16 +72,16 @@ class RunResult:
     """Training step of the checkpoint; 0 is the base model."""
     benchmark: str
     temperature: float
-    problems: list[EvaluatedProblem]
+    problems: list[ProblemResult]
 
     @property
     def label(self) -> str:
-        """``alias@step``; :func:`row_labels` adds the temperature where that does not tell results apart."""
+        """``alias@step``; :func:`row_labels` adds the temperature if results would share a label."""
         return f"{self.run}@{self.step}"
 
 
-def row_labels(results: Sequence[RunResult]) -> list[str]:
-    """A label for each result: ``alias@step``, and `` T=0.6`` where that checkpoint met a benchmark more than once.
+def row_labels(results: Sequence[TaskResult]) -> list[str]:
+    """A label for each result: ``alias@step``, and `` T=0.6`` if a benchmark has it at several temperatures.
 
     Raises:
         ValueError: two results of one checkpoint, benchmark and temperature.
@@ -107,22 +107,21 @@ def result_folder(folder: Path, run: str, step: int, benchmark: str, temperature
 
 
 def safe_name(name: str) -> str:
-    """``name`` as the name of one file, different for different names: what a path could misread becomes ``%2F``..."""
+    """``name`` as a file name; different names stay different. What a path could misread becomes ``%2F`` and so on."""
     quoted = quote(name, safe=" @+=,()", errors="surrogatepass")
     return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted
 
 
-def write_result(folder: Path, result: RunResult, figures: Mapping[str, Any] | None = None) -> Path:
+def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any] | None = None) -> Path:
     """Write ``results.json`` and ``samples.parquet`` of one result below ``folder``, and return their folder.
 
-    ``figures`` are kept in the JSON for whoever reads it; figures that are not finite become null. Lone surrogates,
-    which no UTF-8 file can hold, become U+FFFD. ``results.json`` comes last, so where it stands the result is whole.
+    ``figures`` are stored in the JSON for its readers; figures that are not finite become null. Lone surrogates, which
+    UTF-8 cannot represent, become U+FFFD. ``results.json`` is written last: if it exists, the result is complete.
     """
     target = result_folder(folder, result.run, result.step, result.benchmark, result.temperature)
     target.mkdir(parents=True, exist_ok=True)
-    table = sample_table(result)
     with replacing(target / SAMPLES_FILE) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(sample_table(result), temporary, compression="zstd")
     record = {
         "run": result.run,
         "step": result.step,
@@ -140,51 +139,28 @@ def write_result(folder: Path, result: RunResult, figures: Mapping[str, Any] | N
             for problem in result.problems
         ],
     }
-    write_text(target / RESULT_FILE, json.dumps(record, indent=1, allow_nan=False) + "\n")
+    replace_text(target / RESULT_FILE, json.dumps(record, indent=1, allow_nan=False) + "\n")
     return target
 
 
-def sample_table(result: RunResult) -> pa.Table:
-    """One row per sample; each rank metric that any sample has is a column, null where a sample lacks it."""
-    rows = [(p.index, i, sample) for p in result.problems for i, sample in enumerate(p.samples)]
-    columns: dict[str, list[Any]] = {
-        "problem": [index for index, _, _ in rows],
-        "sample": [i for _, i, _ in rows],
-    }
-    for name in list(SAMPLE_COLUMNS)[2:]:
-        values = [getattr(sample, name) for _, _, sample in rows]
-        columns[name] = [valid_unicode(value) for value in values] if name in ("response", "answer") else values
-    schema = dict(SAMPLE_COLUMNS)
-    for name in metric_names(result.problems):
-        schema[METRIC_PREFIX + name] = pa.float64()
-        columns[METRIC_PREFIX + name] = [sample.metrics.get(name) for _, _, sample in rows]
-    return pa.table(columns, schema=pa.schema(list(schema.items())))
-
-
-def metric_names(problems: Iterable[EvaluatedProblem]) -> list[str]:
-    """Names of the rank metrics, in the order in which samples bring them."""
-    return list(dict.fromkeys(name for p in problems for sample in p.samples for name in sample.metrics))
-
-
-def read_result(folder: Path) -> RunResult:
-    """The result that :func:`write_result` wrote into ``folder``.
-
-    Raises:
-        FileNotFoundError: no result, or no whole one.
-    """
-    record = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
-    table = pq.read_table(folder / SAMPLES_FILE)
-    metrics = [name for name in table.column_names if name.startswith(METRIC_PREFIX)]
-    samples: dict[int, list[Sample]] = {}
-    for row in table.to_pylist():
-        found = {name.removeprefix(METRIC_PREFIX): row[name] for name in metrics if row[name] is not None}
-        values = {name: row[name] for name in list(SAMPLE_COLUMNS)[2:]}
-        samples.setdefault(row["problem"], []).append(Sample(**values, metrics=found))
-    problems = [
-        EvaluatedProblem(p["index"], p["question"], p["answer"], samples.get(p["index"], []))
-        for p in record["problems"]
+def sample_table(result: TaskResult) -> pa.Table:
+    """One row per sample. Every rank metric that some sample has is a column, null for samples without it."""
+    names = metric_names(result.problems)
+    schema = pa.schema([*SAMPLE_COLUMNS.items(), *((METRIC_PREFIX + name, pa.float64()) for name in names)])
+    rows = [
+        vars(sample)
+        | {"problem": problem.index, "sample": i}
+        | {"response": valid_unicode(sample.response), "answer": valid_unicode(sample.answer)}
+        | {METRIC_PREFIX + name: value for name, value in sample.metrics.items()}
+        for problem in result.problems
+        for i, sample in enumerate(problem.samples)
     ]
-    return RunResult(record["run"], record["step"], record["benchmark"], record["temperature"], problems)
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def metric_names(problems: Iterable[ProblemResult]) -> list[str]:
+    """Names of the rank metrics, in order of first appearance."""
+    return list(dict.fromkeys(name for p in problems for sample in p.samples for name in sample.metrics))
 
 
 def valid_unicode(text: str) -> str:
@@ -193,26 +169,9 @@ def valid_unicode(text: str) -> str:
 
 
 def finite_or_null(value: Any) -> Any:
-    """``value`` with every float that is not finite replaced by None, so that it is JSON."""
+    """``value`` with every float that is not finite replaced by None, so that it is valid JSON."""
     if isinstance(value, Mapping):
         return {str(key): finite_or_null(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [finite_or_null(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place at the end, unless an error ends it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` in one piece: a reader sees the old file or the new one."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="")

@@ -1,7 +1,7 @@
-"""Verdicts on stored samples. They are kept beside the samples, and made anew when what they depend on changes.
+"""Verdicts on stored samples. They are stored beside the samples, and made again when what they depend on changes.
 
-``verdicts.jsonl`` begins with a line that says what the verdicts depend on: the verifiers' source and libraries, their
-limits, and the problems' answers. Each verdict names the response that it is on. Scoring never generates.
+The first line of ``verdicts.jsonl`` holds what the verdicts depend on: the verifiers' source and libraries, their
+limits, and the problems' answers. Each verdict names the response it belongs to. Scoring never generates.
 """
 
 import hashlib
@@ -17,89 +17,89 @@ import verl.rewards
 from verl.config.errors import ConfigError
 from verl.config.signal import RewardScoreConfig
 from verl.evaluation.benchmarks import Problem
-from verl.evaluation.generation import Work
-from verl.evaluation.results import EvaluatedProblem, RunResult, Sample
-from verl.evaluation.store import SampleKey, StoredSample, append_lines, open_to_append, read_lines
+from verl.evaluation.json_lines import append_lines, open_to_append, parse_record, read_lines
+from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult
+from verl.evaluation.store import SampleKey, StoredSample
+from verl.evaluation.tasks import EvaluationTask
 from verl.rewards import Score
 from verl.rewards.pool import VerifierPool
 
 VERDICTS_FILE = "verdicts.jsonl"
 
 BATCH_SIZE = 1024
-"""Samples between two writes of their verdicts."""
+"""Samples that are scored between two writes of their verdicts."""
 
 LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
-"""What verifiers compare answers with."""
+"""Libraries that verifiers compare answers with."""
 
 OWN_REASONS = ("unparsed", "timeout", "memory", "crash")
-"""Verifiers' reasons that are reason codes as they are; any other for a wrong answer is ``wrong``."""
+"""Verifiers' reasons that are kept as reason codes; any other reason for a wrong answer becomes ``wrong``."""
 
 
 @dataclass(frozen=True)
 class StoredVerdict:
-    """What a verifier said of one sample."""
+    """A verifier's verdict on one sample."""
 
     problem: int
     sample: int
     response: str
-    """Digest of the response, which may have been generated anew since."""
+    """Digest of the response, which may have been generated again since."""
     correct: bool
     answer: str
     reason: str
 
 
-def score(work: Work, n: int, verifiers: VerifierPool) -> RunResult:
-    """The result of a job whose samples are all there: verdicts that are missing, or out of date, are made.
+def score_samples(
+    task: EvaluationTask, samples: Mapping[SampleKey, StoredSample], n: int, verifiers: VerifierPool
+) -> TaskResult:
+    """The result of a task whose samples are complete; verdicts that are missing or out of date are made.
 
     Raises:
-        ConfigError: a user's own function failed, the verifiers could not be kept running, or a verdict's line is
+        ConfigError: a user's own function failed, the verifiers could not be kept running, or a line of verdicts is
             damaged.
     """
-    job, samples = work.job, work.store.samples
-    keys = [(i, j) for i in range(len(job.problems)) for j in range(n)]
-    with VerdictFile(work.store.folder / VERDICTS_FILE, verdict_settings(job.problems, verifiers.config)) as file:
-        digests = {key: _digest(samples[key].response.encode(errors="surrogatepass")) for key in keys}
+    keys = [(i, j) for i in range(len(task.problems)) for j in range(n)]
+    digests = {key: _digest(samples[key].response.encode(errors="surrogatepass")) for key in keys}
+    with VerdictFile(task.folder / VERDICTS_FILE, verdict_settings(task.problems, verifiers.config)) as file:
         waiting = [key for key in keys if key not in file.verdicts or file.verdicts[key].response != digests[key]]
         for start in range(0, len(waiting), BATCH_SIZE):
             batch = waiting[start : start + BATCH_SIZE]
+            problems = [task.problems[i] for i, _ in batch]
             try:
                 scores = verifiers.score_batch(
-                    [job.problems[i].data_source for i, _ in batch],
+                    [problem.data_source for problem in problems],
                     [samples[key].response for key in batch],
-                    [job.problems[i].answer for i, _ in batch],
-                    [job.problems[i].extra_info for i, _ in batch],
+                    [problem.answer for problem in problems],
+                    [problem.extra_info for problem in problems],
                 )
-            # The pool raises RuntimeError where its processes die again and again, as CustomFunctionError is one.
+            # CustomFunctionError is a RuntimeError, and so is what the pool raises if its processes keep dying.
             except (ValueError, RuntimeError) as error:
-                raise ConfigError(f"{job.benchmark}: cannot be scored: {error}") from error
-            file.append([_verdict(key, digests[key], verdict) for key, verdict in zip(batch, scores, strict=True)])
+                raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
+            file.append([_verdict(key, digests[key], score) for key, score in zip(batch, scores, strict=True)])
         verdicts = file.verdicts
-    problems = [
-        EvaluatedProblem(
+    results = [
+        ProblemResult(
             index=problem.index,
             question=problem.question,
             answer=problem.answer,
-            samples=[_judged(samples[i, j], verdicts[i, j]) for j in range(n)],
+            samples=[_scored(samples[i, j], verdicts[i, j]) for j in range(n)],
         )
-        for i, problem in enumerate(job.problems)
+        for i, problem in enumerate(task.problems)
     ]
-    return RunResult(job.target.run, job.target.step, job.benchmark, job.temperature, problems)
+    return TaskResult(task.target.run, task.target.step, task.benchmark, task.temperature, results)
 
 
 class VerdictFile:
-    """Verdicts on disk; a context manager. A file made with other settings is emptied."""
+    """Verdicts on disk; a context manager. A file that was made with other settings is emptied."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.verdicts: dict[SampleKey, StoredVerdict] = {}
-        lines = [record for _, record in read_lines(path)]
-        if lines and lines[0] == settings:
-            for record in lines[1:]:
-                verdict = _stored_verdict(record, path)
-                self.verdicts[verdict.problem, verdict.sample] = verdict
-            self._file = open_to_append(path)
-        else:
-            path.unlink(missing_ok=True)
-            self._file = open_to_append(path)
+        lines = list(read_lines(path))
+        current = bool(lines) and lines[0][1] == settings
+        stored = [parse_record(StoredVerdict, record, place) for place, record in lines[1:]] if current else []
+        self.verdicts: dict[SampleKey, StoredVerdict] = {(v.problem, v.sample): v for v in stored}
+        self._file = open_to_append(path)
+        if not current:
+            self._file.truncate(0)
             append_lines(self._file, [settings])
 
     def __enter__(self) -> "VerdictFile":
@@ -110,12 +110,12 @@ class VerdictFile:
 
     def append(self, verdicts: Sequence[StoredVerdict]) -> None:
         """Add verdicts and write them down."""
-        self.verdicts |= {(verdict.problem, verdict.sample): verdict for verdict in verdicts}
-        append_lines(self._file, [asdict(verdict) for verdict in verdicts])
+        self.verdicts |= {(v.problem, v.sample): v for v in verdicts}
+        append_lines(self._file, [asdict(v) for v in verdicts])
 
 
 def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> dict[str, Any]:
-    """What verdicts depend on besides the responses."""
+    """Everything besides the responses that verdicts depend on."""
     sources = [Path(file) for package in verl.rewards.__path__ for file in sorted(Path(package).glob("*.py"))]
     sources += [path for path in map(_source_of, config.paths_of_custom_functions().values()) if path is not None]
     truths = [[problem.answer, problem.data_source, dict(problem.extra_info)] for problem in problems]
@@ -149,15 +149,8 @@ def reason_code(score: Score) -> str:
     return score["reason"] if score["reason"] in OWN_REASONS else "wrong"
 
 
-def _stored_verdict(record: dict[str, Any], path: Path) -> StoredVerdict:
-    try:
-        return StoredVerdict(**record)
-    except TypeError as error:
-        raise ConfigError(f"{path}: is damaged; remove it to have the verdicts made again") from error
-
-
-def _judged(sample: StoredSample, verdict: StoredVerdict) -> Sample:
-    return Sample(
+def _scored(sample: StoredSample, verdict: StoredVerdict) -> ScoredSample:
+    return ScoredSample(
         response=sample.response,
         num_tokens=sample.num_tokens,
         truncated=sample.truncated,

@@ -1,9 +1,9 @@
-"""What is evaluated: checkpoints of training runs, and models by themselves."""
+"""Which models are evaluated: checkpoints of training runs, and models by themselves."""
 
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +11,26 @@ import yaml
 
 from verl.checkpoint.folders import POINTER, latest_checkpoint
 from verl.config.errors import ConfigError
-from verl.config.evaluation import LAST, CandidateConfig, EvaluationConfig
+from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
 from verl.config.load import require_model
 
 CHECKPOINT = re.compile(r"global_step_(\d+)")
 MODEL_IN_CHECKPOINT = Path("actor", "huggingface")
 
 MAX_FOLDER_NAME = 100
-"""Characters of a folder that is named after what is compared in it."""
+"""Characters in the name of a folder of results."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One model to evaluate."""
+    """One model to evaluate: a checkpoint of a training run, or a model by itself."""
 
     run: str
-    """Alias of the run, or the model's name."""
+    """The run's alias, or the model's name."""
     step: int
-    """0 for the base model and for a model by itself."""
+    """Training step; 0 for the base model and for a model by itself."""
     path: str
-    """The model: a folder or a hub id."""
+    """The model's folder or hub id."""
     template: str
     max_response_length: int
 
@@ -41,42 +41,36 @@ class Target:
 
 @dataclass(frozen=True)
 class Selection:
-    """What the configuration names."""
+    """What a configuration names."""
 
     targets: list[Target]
-    problems: list[str]
-    """What could not be found, one line each."""
+    errors: list[str]
+    """What was not found, one line each."""
     notes: list[str]
     """What the user should know."""
-    name: str
-    """Of the folder of results."""
+    folder_name: str
+    """Name of the folder of results."""
 
 
 def select_targets(config: EvaluationConfig) -> Selection:
     """The models that ``config`` names, in its order: runs, and within a run its steps."""
-    targets: list[Target] = []
-    problems: list[str] = []
-    notes: list[str] = []
+    selection = Selection([], [], [], "")
     names: list[str] = []
-    candidates: Mapping[str, CandidateConfig] = config.runs or {"": config.model}
-    for alias, candidate in candidates.items():
-        field = f"runs.{alias}" if alias else "model"
-        if candidate.path is None:
-            path = _newest_or_base(config.runs_dir, candidate, notes)
-        else:
-            path = candidate.path
+    entries: Mapping[str, TargetConfig] = config.runs or {"": config.model}
+    for alias, entry in entries.items():
+        path = entry.path or _newest_or_base(config.runs_dir, entry, selection.notes)
         try:
-            found, name = _targets_of(alias, field, path, candidate, problems)
+            targets, name = _targets_of(alias, path, entry, selection.errors)
         except ConfigError as error:
-            problems.append(str(error))
+            selection.errors.append(str(error))
             continue
-        targets += found
+        selection.targets.extend(targets)
         names.append(alias or name)
-    return Selection(targets, problems, notes, "+".join(names)[:MAX_FOLDER_NAME])
+    return replace(selection, folder_name="+".join(names)[:MAX_FOLDER_NAME])
 
 
 def newest_run(runs_dir: Path, base: str) -> Path | None:
-    """The folder of the training run below ``runs_dir`` from the model ``base`` whose newest checkpoint is newest."""
+    """The training run below ``runs_dir`` from the model ``base`` that has the newest checkpoint."""
     wanted = Path(base).resolve()
     runs = [run for run in _runs(runs_dir) if Path(_run_option(run, "model", "path") or "").resolve() == wanted]
     return max(runs, key=lambda run: (run / POINTER).stat().st_mtime, default=None)
@@ -90,78 +84,80 @@ def _runs(folder: Path) -> Iterator[Path]:
             yield Path(parent)
 
 
-def _newest_or_base(runs_dir: str, candidate: CandidateConfig, notes: list[str]) -> str:
-    assert candidate.base is not None, "the config names a path or a base"
-    run = newest_run(Path(runs_dir), candidate.base)
+def _newest_or_base(runs_dir: str, entry: TargetConfig, notes: list[str]) -> str:
+    assert entry.base is not None, "the config names a path or a base"
+    run = newest_run(Path(runs_dir), entry.base)
     if run is None:
         notes.append(
-            f"no run of train.sh from {candidate.base} with a checkpoint below {runs_dir}/: evaluating that model "
-            "alone; `bash train.sh` trains it"
+            f"{runs_dir}/ holds no training run from {entry.base} with a checkpoint; evaluating that model alone "
+            "(`bash train.sh` trains it)"
         )
-        return candidate.base
+        return entry.base
     return str(run)
 
 
-def _targets_of(
-    alias: str, field: str, path: str, candidate: CandidateConfig, problems: list[str]
-) -> tuple[list[Target], str]:
-    """The models of one candidate and a folder's name for them; a step that is missing goes to ``problems``.
+def _targets_of(alias: str, path: str, entry: TargetConfig, errors: list[str]) -> tuple[list[Target], str]:
+    """The models of one entry and a name for their folder; a step that is missing goes to ``errors``.
 
     Raises:
-        ConfigError: there is neither a model nor a training run.
+        ConfigError: ``path`` is neither a model nor a training run.
     """
-    root, steps = Path(path), candidate.steps
+    field = f"runs.{alias}" if alias else "model"
+    root, steps = Path(path), entry.steps
     checkpoint = _checkpoint_of(root)
     if checkpoint is not None:
         root, steps = checkpoint.parent, [_step_of(checkpoint)]
     if not _is_run(root):
         require_model(f"{field}.path", path)
         name = alias or _as_name(Path(path).resolve().name if root.exists() else root.name)
-        return [Target(name, 0, _full_path(path), candidate.template, candidate.max_response_length)], name
+        return [Target(name, 0, _full_path(path), entry.template, entry.max_response_length)], name
     own_name = _as_name(str(_run_option(root, "trainer", "experiment_name") or root.resolve().name))
-    targets = []
+    models: dict[int, str] = {}
     for step in steps:
         try:
-            step, model = _find_step(root, step, field, candidate.base)
+            found, model = _find_step(root, step, field, entry.base)
         except ConfigError as error:
-            problems.append(str(error))
+            errors.append(str(error))
             continue
-        if step not in [target.step for target in targets]:
-            targets.append(Target(alias or own_name, step, model, candidate.template, candidate.max_response_length))
+        models.setdefault(found, model)
+    targets = [
+        Target(alias or own_name, step, model, entry.template, entry.max_response_length)
+        for step, model in models.items()
+    ]
     return targets, _as_name(f"{own_name}_{root.resolve().name}")
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
-    """A run's step, the newest for ``LAST``, and the model's place. Raises ``ConfigError`` if it is not there."""
+    """A run's step (for ``LAST`` the newest) and its model. Raises ``ConfigError`` if it is missing."""
     if step == 0:
         model = base or _run_option(root, "model", "path")
         if model is None:
-            raise ConfigError(f"{field}.base=null: {root}/config.yaml names no model.path; name the base model")
+            raise ConfigError(f"{field}.base=null: {root}/config.yaml does not name model.path; name the base model")
         require_model(f"{field}.base", str(model))
         return 0, _full_path(str(model))
     known = sorted(_step_of(folder) for folder in root.glob("global_step_*") if CHECKPOINT.fullmatch(folder.name))
     if not known:
-        raise ConfigError(f"{field}.steps={step}: {root} has no checkpoint yet; name 0, the base model, alone")
+        raise ConfigError(f"{field}.steps={step}: {root} has no checkpoint yet; name only 0, the base model")
     found = step
     if step == LAST:
         newest = latest_checkpoint(root)
         found = known[-1] if newest is None else _step_of(newest)
     folder = root / f"global_step_{found}" / MODEL_IN_CHECKPOINT
     if not (folder / "config.json").is_file():
-        there = ", ".join(map(str, known))
         shards = (folder.parent / "shards").is_dir()
-        made_by = "; `python -m verl.trainer.main_export` makes it" if shards else ""
-        raise ConfigError(f"{field}.steps={step}: no model in {folder}{made_by}; there are {there}")
+        export = "; `python -m verl.trainer.main_export` creates it" if shards else ""
+        steps = ", ".join(map(str, known))
+        raise ConfigError(f"{field}.steps={step}: no model in {folder}{export}; the run's steps are {steps}")
     return found, _full_path(str(folder))
 
 
 def _full_path(model: str) -> str:
-    """A local folder's full path, as workers may have other working directories; a hub id stays as it is."""
+    """The absolute path of a local folder, because workers may have other working directories; a hub id stays."""
     return str(Path(model).resolve()) if Path(model).exists() else model
 
 
 def _checkpoint_of(path: Path) -> Path | None:
-    """The ``global_step_N`` that ``path`` is, or is the model of; None for anything else."""
+    """The ``global_step_N`` that ``path`` is, or whose model it is; None for anything else."""
     parts = MODEL_IN_CHECKPOINT.parts
     folder = path.parents[len(parts) - 1] if path.parts[-len(parts) :] == parts else path
     return folder if CHECKPOINT.fullmatch(folder.name) else None
@@ -178,7 +174,7 @@ def _is_run(root: Path) -> bool:
 
 
 def _run_option(root: Path, group: str, option: str) -> Any:
-    """An option that a run had, by its ``config.yaml``; None without one."""
+    """An option in a run's ``config.yaml``; None if it is not there."""
     path = root / "config.yaml"
     if not path.is_file():
         return None
@@ -189,5 +185,5 @@ def _run_option(root: Path, group: str, option: str) -> Any:
 
 
 def _as_name(text: str) -> str:
-    """``text`` as a folder may be called."""
+    """``text`` with everything replaced that a folder's name may not contain."""
     return re.sub(r"[^\w.+-]+", "_", text).strip("._-+") or "model"

@@ -1,10 +1,10 @@
-"""Attention over packed rows: several sequences joined to one without padding, each attending to itself alone.
+"""Attention over packed rows: several sequences joined to one without padding, each attending only to itself.
 
 ``transformers`` picks a model's attention function, and what makes its mask, by a name in the model's config. Importing
-this module registers functions of its own, named by :func:`packed_name`. The keyword arguments that ``transformers``
+this module registers its own functions, named by :func:`packed_name`. The keyword arguments that ``transformers``
 has for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...) tell them where the rows are, and ``sequence_group``
-which workers share the tokens. Without these they do what the implementation they stand for does, so that a model held
-for packed rows still reads padded ones.
+which workers share the tokens. Without these they do what the implementation they stand for does, so that a model
+loaded for packed rows still reads padded ones.
 
 Legend: H query heads, K key and value heads, T tokens, D head width.
 """
@@ -25,32 +25,33 @@ from transformers.masking_utils import eager_mask, flash_attention_mask, sdpa_ma
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from verl.config.common import ModelConfig
+from verl.config.errors import ConfigError
 from verl.models.sequence_parallel import gather_heads, split_heads
 
-MASKS = {
+MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "eager": eager_mask,
     "sdpa": sdpa_mask,
     "flash_attention_2": flash_attention_mask,
     "flash_attention_3": flash_attention_mask,
 }
-"""Implementations that packed rows are known for, and what makes the mask of their padded rows."""
+"""Implementations that support packed rows -> the function that makes the mask of their padded rows."""
 
 UNSUPPORTED = ("s_aux", "position_bias", "indices", "block_indices")
-"""Arguments of attention functions that change the result and that packed rows do not know."""
+"""Arguments of attention functions that change the result and that packed rows do not support."""
 
 FLASH_HEAD_WIDTH = 256
 """Largest head width of the variable-length kernel."""
 
 
-def grouped_heads(kernel: Callable[..., Any]) -> dict[str, bool]:
-    """What lets ``kernel``, torch's variable-length attention, have fewer heads of keys than of queries.
+def grouped_query_options(kernel: Callable[..., Any]) -> dict[str, Any]:
+    """Options of ``kernel``, torch's variable-length attention, for fewer heads of keys than of queries.
 
-    That of torch 2.11, which vLLM 0.24 to 0.26 pin, has no such argument and takes them as they are.
+    The kernel of torch 2.11, which vLLM 0.24 to 0.26 pin, has no such option and supports them without it.
     """
     return {"enable_gqa": True} if "enable_gqa" in signature(kernel).parameters else {}
 
 
-GROUPED_HEADS = grouped_heads(varlen_attn)
+GROUPED_QUERY_OPTIONS = grouped_query_options(varlen_attn)
 
 
 def attention_name(config: ModelConfig) -> str:
@@ -61,7 +62,8 @@ def attention_name(config: ModelConfig) -> str:
 def packed_name(implementation: str) -> str:
     """The name under which packed attention like ``implementation`` is registered.
 
-    ``transformers`` looks for "sdpa" and "flash" in names and would treat these by what it knows of the others.
+    It must contain neither "sdpa" nor "flash": ``transformers`` looks for these in names and would treat ours as its
+    own.
     """
     return {"sdpa": "packed_fused", "eager": "packed_eager"}.get(implementation, f"packed_fa{implementation[-1]}")
 
@@ -87,9 +89,9 @@ def packed_attention(
     """An attention function of ``transformers``, causal.
 
     Args:
-        query: [B, H, T, D]; with rows packed B is 1, and with ``sequence_group`` T are this worker's tokens alone.
+        query: [B, H, T, D]; with packed rows B is 1, and with ``sequence_group`` T counts this worker's tokens only.
         key, value: [B, K, T, D].
-        attention_mask: of padded rows, as the implementation wants it; None for packed ones.
+        attention_mask: of padded rows, as the implementation expects it; None for packed ones.
         implementation: the attention function of ``transformers`` that this one stands for.
         scaling: factor on the scores, by default 1 / sqrt(D).
         sliding_window: tokens that each one sees, itself included; None: all before it.
@@ -97,13 +99,13 @@ def packed_attention(
         cu_seq_lens_q: [rows + 1] int32, where rows start and end; None: the rows are padded.
         max_length_q: longest row.
         sequence_group: workers that share the tokens; None: this one has all.
-        is_causal: whether tokens see those before them alone; None: as the module has it.
+        is_causal: whether tokens see only those before them; None: as the module has it.
 
     Returns:
         [B, T, H, D], contiguous, and None in place of attention weights.
 
     Raises:
-        ValueError: the model's attention has a feature that is not computed here.
+        ConfigError: the model's attention has a feature that is not supported here.
     """
     assert dropout == 0.0, "models score and learn without dropout"
     wrong = [name for name in UNSUPPORTED if others.get(name) is not None]
@@ -112,9 +114,9 @@ def packed_attention(
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         wrong.append("is_causal=False")
     if wrong:
-        raise ValueError(
-            f"model.attn_implementation={implementation!r}: packed rows cannot have {', '.join(wrong)}, which the "
-            f"attention of {type(module).__name__} has; set model.use_remove_padding=false, or, for softcap alone, "
+        raise ConfigError(
+            f"model.attn_implementation={implementation!r}: packed rows do not support {', '.join(wrong)}, which "
+            f"{type(module).__name__} uses; set model.use_remove_padding=false, or, for softcap only, "
             "model.attn_implementation=eager or flash_attention_2"
         )
     options: dict[str, Any] = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
@@ -148,10 +150,7 @@ def _padded(
     if implementation.startswith("flash"):
         return _flash(implementation, query, key, value, attention_mask, None, None, **options)
     if implementation == "sdpa":
-        output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=options["scaling"])[
-            0
-        ]
-        return output
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=options["scaling"])[0]
     return _eager(query, key, value, attention_mask, options["scaling"], options["softcap"]).transpose(1, 2)
 
 
@@ -170,19 +169,21 @@ def _flash(
     """The FlashAttention package, by way of ``transformers``; it has one width for keys and values."""
     narrower = query.shape[-1] - value.shape[-1]
     value = F.pad(value, (0, narrower)) if narrower else value
+    rows: dict[str, Any] = {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens}
     output: Tensor = _flash_attention_forward(
-        *(states.transpose(1, 2) for states in (query, key, value)),
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
         attention_mask,
         query_length=query.shape[2],
         is_causal=True,
         softmax_scale=scaling,
         sliding_window=sliding_window,
         softcap=softcap,
-        cu_seq_lens_q=cu_seq_lens,
-        cu_seq_lens_k=cu_seq_lens,
         max_length_q=max_length,
         max_length_k=max_length,
         attn_implementation=implementation,
+        **rows,
     )
     return output[..., : query.shape[-1] - narrower]
 
@@ -203,18 +204,22 @@ def _varlen(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    # The window counts the tokens before the one that looks.
+    # The kernel's window does not count the token itself.
     before = -1 if sliding_window is None else sliding_window - 1
-    output: Tensor = varlen_attn(
-        *(states[0].transpose(0, 1).contiguous() for states in (query, key, value)),
+    query, key, value = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
+    output = varlen_attn(
+        query,
+        key,
+        value,
         cu_seq_lens,
         cu_seq_lens,
         max_length,
         max_length,
         scale=scaling,
         window_size=(before, 0),
-        **GROUPED_HEADS,
+        **GROUPED_QUERY_OPTIONS,
     )
+    assert isinstance(output, Tensor)
     return output[None]
 
 
@@ -228,7 +233,7 @@ def _row_by_row(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """[1, T, H, D] from ``attend`` over one row after the other."""
+    """[1, T, H, D] by ``attend``, one row after another."""
     outputs = []
     bounds = cu_seq_lens.tolist()
     for start, end in zip(bounds, bounds[1:], strict=False):
@@ -274,10 +279,10 @@ def _eager(
 
 
 def _mask_of_padded_rows(make: Callable[..., Tensor | None], *args: Any, **kwargs: Any) -> Tensor | None:
-    """No mask for packed rows, which come without one of their own: it would be as large as their tokens squared."""
+    """No mask for packed rows, which have none of their own: its size would be the square of their tokens."""
     return None if kwargs.get("attention_mask") is None else make(*args, **kwargs)
 
 
-for _implementation, _make in MASKS.items():
+for _implementation, _make in MASK_FUNCTIONS.items():
     AttentionInterface.register(packed_name(_implementation), partial(packed_attention, implementation=_implementation))
     AttentionMaskInterface.register(packed_name(_implementation), partial(_mask_of_padded_rows, _make))

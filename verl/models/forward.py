@@ -13,19 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from verl.config.common import ModelConfig
+from verl.config.errors import ConfigError
 from verl.models.hidden_states import record_states
-from verl.models.output_head import Targets, score_in_chunks, score_logits
+from verl.models.output_head import ScoringTargets, chunk_output_head, logprobs_and_entropy
 from verl.models.packing import Layout, PackedLayout, PaddedLayout
 from verl.models.sequence_parallel import sequence_group
 
-PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
-"""Kinds of layers in which rows joined to one sequence can be kept apart."""
-
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-"""Mean difference of a row up to which two ways to the same numbers agree, by precision of the products."""
+"""Largest mean difference of a row between two ways to the same numbers, by precision of the products."""
 
 
 class ForwardPass:
@@ -44,16 +42,16 @@ class ForwardPass:
         return PaddedLayout(input_ids, attention_mask)
 
     @torch.no_grad()
-    def _check(self, read: Callable[[Tensor, Tensor], list[list[Tensor]]], mends: list[str]) -> None:
-        """Try ways of reading a few tokens.
+    def _check_equal(self, read: Callable[[Tensor, Tensor], list[list[Tensor]]], fixes: list[str]) -> None:
+        """Compare several ways to read a few tokens.
 
         Args:
-            read: gives the results of all ways, each row's [n, ...] by itself, from tokens and attention mask; the
-                first way is the model's own.
-            mends: for each other way the option that avoids it.
+            read: from tokens and attention mask to the results of all ways, one [n, ...] per row; the first way is the
+                model's own.
+            fixes: for each other way the option that avoids it.
 
         Raises:
-            ValueError: a way gives other numbers than the first.
+            ConfigError: a way gives other numbers than the first.
         """
         mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1]], device=self.device)
         vocabulary = self.model.config.get_text_config().vocab_size
@@ -61,14 +59,14 @@ class ForwardPass:
         first, *others = read(tokens, mask)
         if isinstance(self.model, FSDPModule):
             self.model.reshard()
-        for other, mend in zip(others, mends, strict=True):
-            # Row by row: where joined rows mix, the first of them is as it should be.
+        for other, fix in zip(others, fixes, strict=True):
+            # Row by row: where packed rows mix, the first of them is still right.
             rows = [(a - b).abs().mean() for a, b in zip(other, first, strict=True)]
             difference = torch.stack(rows).max().item()
             if not difference <= TOLERANCE[self.config.param_dtype]:
-                raise ValueError(
-                    f"model.path={self.config.path!r}: {self.model.config.model_type} gives other results, "
-                    f"{difference:.3g} away on a row's average, than its own forward pass in transformers; set {mend}"
+                raise ConfigError(
+                    f"model.path={self.config.path!r}: {self.model.config.model_type} gives other results than its own "
+                    f"forward pass in transformers (mean difference in a row: {difference:.3g}); set {fix}"
                 )
 
 
@@ -85,23 +83,23 @@ class ScoredTokens(NamedTuple):
 
 
 class LogprobForward(ForwardPass):
-    """Of a causal language model: log-probabilities of tokens and entropies."""
+    """Forward passes of a causal language model: log-probabilities of tokens and entropies."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
         """As :class:`ForwardPass`.
 
         Raises:
-            ValueError: on a few tokens the configured way gives other numbers than the model's own forward pass.
+            ConfigError: on a few tokens the configured way gives other numbers than the model's own forward pass.
         """
         super().__init__(model, config, device)
-        mends = []
+        fixes = []
         if config.logits_chunk_size:
-            score_in_chunks(model, config.logits_chunk_size)
-            mends.append("model.logits_chunk_size=0")
+            chunk_output_head(model, config.logits_chunk_size)
+            fixes.append("model.logits_chunk_size=0")
         if config.use_remove_padding:
-            mends.append("model.use_remove_padding=false")
-        if mends:
-            self._check(self._read_all_ways, mends)
+            fixes.append("model.use_remove_padding=false")
+        if fixes:
+            self._check_equal(self._read_all_ways, fixes)
 
     def logprobs(
         self,
@@ -126,7 +124,7 @@ class LogprobForward(ForwardPass):
             logprobs, entropy = self._score(layout, input_ids, wanted, temperature, differentiable_entropy)
         states: list[Tensor] = []
         if recorded:
-            every = layout.restore(torch.stack([layer.flatten(0, 1) for layer in recorded], dim=1))
+            every = layout.unpack(torch.stack([layer.flatten(0, 1) for layer in recorded], dim=1))
             before = every[:, -wanted.shape[1] - 1 : -1]
             states = [row[mask.bool()] for row, mask in zip(before, wanted, strict=True)]
         return ScoredTokens(logprobs, entropy if differentiable_entropy else entropy.detach(), states)
@@ -137,25 +135,25 @@ class LogprobForward(ForwardPass):
         num_last = wanted.shape[1]
         if isinstance(layout, PaddedLayout) and not self.config.logits_chunk_size:
             return self._score_columns(layout, input_ids, wanted, temperature, differentiable_entropy)
-        # What a token knows of the next one stands in its own column.
+        # The prediction of the next token is in the column before it.
         columns = slice(-num_last - 1, -1)
         scored = torch.zeros_like(input_ids, dtype=torch.bool)
         scored[:, columns] = wanted.bool()
-        here = layout.take(scored)
+        here = layout.pack(scored)
         positions = here.nonzero().flatten()
         if not len(positions):
-            # All workers must reach the head, forward and backward, or others would wait for its weights.
+            # Every worker must reach the head, forward and backward, or the others wait for its weights.
             positions = positions.new_zeros(1)
-        targets = layout.take(input_ids.roll(-1, dims=1))[positions]
+        targets = layout.pack(input_ids.roll(-1, dims=1))[positions]
         if self.config.logits_chunk_size:
-            request = Targets(positions, targets, temperature, differentiable_entropy)
+            request = ScoringTargets(positions, targets, temperature, differentiable_entropy)
             values = self.model(**layout.inputs, use_cache=False, targets=request)
         else:
             logits = self.model(**layout.inputs, use_cache=False, logits_to_keep=positions).logits[0]
-            values = score_logits(logits, targets, temperature, differentiable_entropy)
+            values = logprobs_and_entropy(logits, targets, temperature, differentiable_entropy)
         found = torch.where(here[positions, None], torch.stack(values, dim=1), 0.0)
         tokens = found.new_zeros(len(here), 2).index_copy(0, positions, found)
-        logprobs, entropy = layout.restore(tokens)[:, columns].unbind(dim=2)
+        logprobs, entropy = layout.unpack(tokens)[:, columns].unbind(dim=2)
         return logprobs, entropy
 
     def _score_columns(
@@ -164,7 +162,7 @@ class LogprobForward(ForwardPass):
         """By the model's own forward pass over padded rows, as ``transformers`` has it."""
         num_last = wanted.shape[1]
         logits = self.model(**layout.inputs, use_cache=False, logits_to_keep=num_last + 1).logits[:, :-1]
-        logprobs, entropy = score_logits(logits, input_ids[:, -num_last:], temperature, differentiable_entropy)
+        logprobs, entropy = logprobs_and_entropy(logits, input_ids[:, -num_last:], temperature, differentiable_entropy)
         return torch.where(wanted.bool(), logprobs, 0.0), torch.where(wanted.bool(), entropy, 0.0)
 
     def _read_all_ways(self, input_ids: Tensor, attention_mask: Tensor) -> list[list[Tensor]]:
@@ -179,59 +177,30 @@ class LogprobForward(ForwardPass):
 
 
 class ValueForward(ForwardPass):
-    """Of a token classification model with one label: a number per token."""
+    """Forward passes of a token classification model with one label: a number per token."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
         """As :class:`LogprobForward`."""
         super().__init__(model, config, device)
         if config.use_remove_padding:
-            self._check(self._states_both_ways, ["use_remove_padding=false for it"])
+            self._check_equal(self._states_both_ways, ["use_remove_padding=false in its options"])
 
     def values(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The number that the model gives after each token has been read, [B, S] float32; of no meaning on padding.
+        """The number that the model gives at each token, [B, S] float32; undefined on padding.
 
         Args:
             input_ids, attention_mask: [B, S].
         """
         layout = self._layout(input_ids, attention_mask)
         logits: Tensor = self.model(**layout.inputs, use_cache=False).logits
-        return layout.restore(logits.flatten(0, 1).squeeze(-1).float())
+        return layout.unpack(logits.flatten(0, 1).squeeze(-1).float())
 
     def _states_both_ways(self, input_ids: Tensor, attention_mask: Tensor) -> list[list[Tensor]]:
-        """Last hidden states in units of their mean size; a head may still be 0."""
+        """Last hidden states in units of their mean size, because a new head gives 0 for everything."""
         found = []
         for layout in (PaddedLayout(input_ids, attention_mask), self._layout(input_ids, attention_mask)):
             states = self.model(**layout.inputs, use_cache=False, output_hidden_states=True).hidden_states[-1]
-            states, mask = layout.restore(states.flatten(0, 1)).float(), attention_mask.bool()
+            states, mask = layout.unpack(states.flatten(0, 1)).float(), attention_mask.bool()
             size = states[mask].abs().mean()
             found.append([row[read] / size for row, read in zip(states, mask, strict=True)])
         return found
-
-
-def check_layout(config: ModelConfig, field: str) -> None:
-    """Whether the model can be read as ``config`` asks, by what its own config says.
-
-    Raises:
-        ValueError: it cannot; the message names the config's ``field``.
-    """
-    if not config.use_remove_padding:
-        return
-    model = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code).get_text_config()
-    kinds = set(getattr(model, "layer_types", None) or PACKABLE_LAYERS)
-    if not kinds <= PACKABLE_LAYERS:
-        raise ValueError(
-            f"{field}.use_remove_padding=true: {model.model_type} at {config.path!r} has layers of kind "
-            f"{sorted(kinds - PACKABLE_LAYERS)}, which would mix joined rows; set it to false"
-        )
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model), None)
-    if kind is not None and not kind._can_set_attn_implementation():
-        raise ValueError(
-            f"{field}.use_remove_padding=true: {model.model_type} at {config.path!r} has an attention of its own, "
-            "which would mix joined rows; set it to false"
-        )
-    size = config.ulysses_sequence_parallel_size
-    if model.num_attention_heads % size:
-        raise ValueError(
-            f"{field}.ulysses_sequence_parallel_size={size}: must divide the {model.num_attention_heads} attention "
-            f"heads of {config.path!r}"
-        )

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from verl.config.errors import ConfigError
 from verl.models.output_head import causal_model, decoder_name
 
 
@@ -63,14 +64,14 @@ def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
     """``layers`` of a model that has ``depth``, counted from the first.
 
     Raises:
-        ValueError: the model has no such layer, or one is named twice.
+        ConfigError: the model has no such layer, or one is named twice.
     """
     for layer in layers:
         if not -depth <= layer < depth:
-            raise ValueError(
+            raise ConfigError(
                 f"calculator.layers={list(layers)!r}: the model has {depth} layers, from {-depth} to {depth - 1}"
             )
     resolved = [layer % depth for layer in layers]
     if len(set(resolved)) < len(resolved):
-        raise ValueError(f"calculator.layers={list(layers)!r}: names a layer of the model's {depth} twice")
+        raise ConfigError(f"calculator.layers={list(layers)!r}: names a layer of the model's {depth} twice")
     return resolved

@@ -1,58 +1,50 @@
 """Models as ``transformers`` and vLLM load them: folders in Hugging Face's layout, and models without weights."""
 
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
-    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+    revert_weight_conversion,
+)
 from transformers.dynamic_module_utils import custom_object_save
 
-CLASSES = {"actor": AutoModelForCausalLM, "critic": AutoModelForTokenClassification}
+from verl.models.fsdp import full_parameters
+from verl.models.info import ModelInfo
+from verl.models.lora import base_parameter_name, is_adapter
+
+AUTO_CLASSES = {"actor": AutoModelForCausalLM, "critic": AutoModelForTokenClassification}
 """Part of a checkpoint -> the class that its model is loaded with."""
 
 BUFFERS = "buffers.safetensors"
 """What holds a model's persistent buffers in a folder of its architecture; models without any have no such file."""
 
 
-class GenerationSettings(GenerationConfig):
-    """Settings for generation that are written as they were read.
-
-    ``transformers`` refuses to write what it only warns of when it reads it, such as a temperature without
-    ``do_sample``, which many models have. A run must not end at its first checkpoint for that.
-    """
-
-    def validate(self, strict: bool = False, **options: Any) -> None:
-        """Warn, and raise ``ValueError`` only for what could not have been read either."""
-        super().validate(**options)
-
-
 def empty_model(part: str, path: str | Path, trust_remote_code: bool) -> PreTrainedModel:
     """The architecture of the model at ``path`` on the meta device, with its configuration for generation.
 
     Args:
-        part: a key of ``CLASSES``; a critic has one output.
+        part: a key of ``AUTO_CLASSES``; a critic has one output.
     """
-    options = {"num_labels": 1} if part == "critic" else {}
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
-    with torch.device("meta"):
-        model: PreTrainedModel = CLASSES[part].from_config(
-            config, dtype=torch.float32, trust_remote_code=trust_remote_code
-        )
-    if model.can_generate():
-        try:
-            model.generation_config = GenerationSettings.from_pretrained(path)
-        except OSError:  # without the file the architecture's own defaults hold, as when the model was loaded
-            pass
+    info = ModelInfo.read(str(path), trust_remote_code)
+    model = info.meta_model(AUTO_CLASSES[part], num_labels=1 if part == "critic" else None)
+    # Without the file the architecture's own defaults hold, as when the model was loaded.
+    if model.can_generate() and info.generation_config is not None:
+        model.generation_config = deepcopy(info.generation_config)
     return model
 
 
@@ -66,8 +58,52 @@ def persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
 
     Most models have none; the mixtures of GLM 4 and DeepSeek V3 have one for each router. No step changes them.
     """
+    return {name: buffer.to("cpu", copy=True) for name, buffer in _saved_buffers(model)}
+
+
+def _saved_buffers(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
     saved = model.state_dict().keys()
-    return {name: buffer.to("cpu", copy=True) for name, buffer in model.named_buffers() if name in saved}
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+
+
+def checkpoint_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Everything that the model's files hold, gathered one tensor at a time; all ranks must iterate over it together.
+
+    The parameters of :func:`verl.models.fsdp.full_parameters` under the files' names and in their pieces, and the
+    buffers, which no step changes, but which an engine that slept has forgotten.
+    """
+    names = [base_parameter_name(name) for name in model.state_dict() if not is_adapter(name)]
+    return in_checkpoint_format(model, names, chain(full_parameters(model), _saved_buffers(model)))
+
+
+def in_checkpoint_format(
+    model: PreTrainedModel, names: Iterable[str], weights: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """``weights`` as the model's files have them, which ``transformers`` may have renamed, joined or cut on loading.
+
+    What was cut from one tensor is kept until the last part comes; anything else goes out at once.
+
+    Args:
+        model: loaded by ``from_pretrained``, which notes there what it converted.
+        names: of all ``weights``, and perhaps more.
+        weights: full tensors by their name in ``model``.
+    """
+    conversions: list[WeightConverter | WeightRenaming] = [
+        conversion.reverse_transform()
+        for conversion in reversed(model._weight_conversions)  # type: ignore[arg-type]  # nn.Module's __getattr__
+    ]
+    renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
+    converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
+    target = {name: rename_source_key(name, renamings, converters, reverse=True)[0] for name in names}
+    num_parts = Counter(target.values())
+    held: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, value in weights:
+        parts = held[target[name]]
+        parts[name] = value
+        if len(parts) == num_parts[target[name]]:
+            yield from revert_weight_conversion(model, held.pop(target[name])).items()
+        # Free this tensor before the next one is gathered.
+        del value, parts
 
 
 def write_architecture(
@@ -81,7 +117,7 @@ def write_architecture(
     config = model.config
     config.architectures = [type(model).__name__]
     if model.is_remote_code():
-        custom_object_save(model, folder, config=config)
+        custom_object_save(model, folder, config=config)  # type: ignore[arg-type]  # declared dict, takes a config
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
@@ -98,7 +134,7 @@ def read_buffers(folder: Path) -> dict[str, Tensor]:
 def write_huggingface(
     model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    """Write a folder that ``transformers`` and vLLM load as it is.
+    """Write a folder that ``transformers`` and vLLM load directly.
 
     Args:
         model: the architecture, such as from :func:`empty_model`; its own weights are not looked at.

@@ -1,32 +1,133 @@
-"""What the files of a model say of its sequences: how long they may be, and which tokens end them."""
+"""Facts about a model, read once per process from the files beside its weights."""
 
 from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
 
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+import torch
+from transformers import (
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 
+VALUE_HEAD = "score"
+"""The head of a value model."""
 
-def sequence_limit(path: str, trust_remote_code: bool) -> int | None:
-    """Longest sequence that the model was made for; None where its config does not say.
 
-    Raises:
-        ConfigError: there is no model.
+class GenerationSettings(GenerationConfig):
+    """Settings for generation that are written as they were read.
+
+    ``transformers`` refuses to write what it only warns of when it reads it, such as a temperature without
+    ``do_sample``, which many models have. A run must not end at its first checkpoint for that.
     """
-    return getattr(model_config(path, trust_remote_code).get_text_config(), "max_position_embeddings", None)
+
+    def validate(self, strict: bool = False, **options: Any) -> None:  # type: ignore[override]  # options vary by version
+        """Warn, and raise ``ValueError`` only for what could not have been read either."""
+        super().validate(**options)
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What ``config.json`` and ``generation_config.json`` say about a model.
+
+    All callers share it: copy ``config`` before changing it.
+    """
+
+    path: str
+    trust_remote_code: bool
+    config: PreTrainedConfig
+
+    @classmethod
+    @cache
+    def read(cls, path: str, trust_remote_code: bool) -> "ModelInfo":
+        """Read at the first call for each model; raises ``ConfigError`` if there is none."""
+        try:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: no model there: {str(error).splitlines()[0]}") from error
+        return cls(path, trust_remote_code, config)
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> "ModelInfo":
+        """As :meth:`read`, for the model that the options name."""
+        return cls.read(model.path, model.trust_remote_code)
+
+    @property
+    def text_config(self) -> Any:
+        """The config of the language model, which for a model that sees images is a part of ``config``."""
+        return self.config.get_text_config()
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return int(self.text_config.num_hidden_layers)
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest sequence that the model was made for; None where its config does not say."""
+        return getattr(self.text_config, "max_position_embeddings", None)
+
+    @cached_property
+    def generation_config(self) -> GenerationConfig | None:
+        """``generation_config.json``; None where there is no such file."""
+        try:
+            return GenerationSettings.from_pretrained(self.path)
+        except OSError:
+            return None
+
+    def end_tokens(self, tokenizer: PreTrainedTokenizerBase, further: Iterable[int] = ()) -> list[int]:
+        """Tokens that end a response, in ascending order.
+
+        The tokenizer's end-of-sequence token, those of ``generation_config.json`` (in a folder without that file, of
+        ``config.json``), and ``further`` ones.
+        """
+        settings = self.generation_config
+        named = (GenerationConfig.from_model_config(self.config) if settings is None else settings).eos_token_id
+        ids = {tokenizer.eos_token_id, *further, *(named if isinstance(named, list) else [named])}
+        return sorted(token for token in ids if token is not None)
+
+    def meta_model(self, auto_class: Any, num_labels: int | None = None) -> PreTrainedModel:
+        """A new model on the meta device in float32, by an auto class of ``transformers``.
+
+        ``num_labels``: outputs of a classifier; None: as ``config`` has it.
+        """
+        config = deepcopy(self.config)
+        if num_labels is not None:
+            config.num_labels = num_labels
+        options = {"dtype": torch.float32, "trust_remote_code": self.trust_remote_code}
+        with torch.device("meta"):
+            model: PreTrainedModel = auto_class.from_config(config, **options)
+        return model
+
+    @cached_property
+    def causal_model(self) -> PreTrainedModel:
+        """The language model on the meta device; shared, so do not change it."""
+        return self.meta_model(AutoModelForCausalLM)
+
+    @cached_property
+    def has_value_form(self) -> bool:
+        """Whether ``transformers`` has a token classification form of it, with a head named score."""
+        known = type(self.config) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+        return known and hasattr(self.meta_model(AutoModelForTokenClassification), VALUE_HEAD)
 
 
 def check_sequence_fits(field: str, length: int, model_field: str, path: str, trust_remote_code: bool) -> None:
-    """Whether the model at ``path`` takes sequences of ``length`` tokens.
+    """Raise ``ConfigError`` unless the model at ``path``, set by ``model_field``, takes sequences of ``length`` tokens.
 
-    Args:
-        field: the option, or the sum of options, that sets ``length``.
-        model_field: the option that names the model.
-
-    Raises:
-        ConfigError: it does not; the message names both fields.
+    ``field``: the option, or the sum of options, that sets ``length``.
     """
-    limit = sequence_limit(path, trust_remote_code)
+    limit = ModelInfo.read(path, trust_remote_code).max_length
     if limit is not None and length > limit:
         raise ConfigError(
             f"{field}={length}: {model_field}={path!r} takes sequences of {limit} tokens (max_position_embeddings in "
@@ -34,33 +135,23 @@ def check_sequence_fits(field: str, length: int, model_field: str, path: str, tr
         )
 
 
-def end_tokens(
-    path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool, further: Iterable[int] = ()
-) -> list[int]:
-    """Tokens that end a response, in ascending order.
+def check_length(config: ModelConfig, prefix: str, longest: int) -> None:
+    """Raise ``ConfigError`` if results for a sequence could depend on the other sequences of its micro-batch.
 
-    The tokenizer's end-of-sequence token, those of the model's ``generation_config.json`` (in a folder without that
-    file, of its ``config.json``), and ``further`` ones.
-
-    Raises:
-        ConfigError: there is no model.
+    Some rotary embeddings ("dynamic", "longrope") change their frequencies for the whole batch as soon as one sequence
+    is longer than those the model was first trained on. ``longest``: tokens of the longest sequence there may be.
     """
-    try:
-        generation = GenerationConfig.from_pretrained(path)
-    except OSError:
-        generation = GenerationConfig.from_model_config(model_config(path, trust_remote_code))
-    named = generation.eos_token_id
-    ids = {tokenizer.eos_token_id, *further, *(named if isinstance(named, list) else [named])}
-    return sorted(token for token in ids if token is not None)
-
-
-def model_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
-    """What a model's ``config.json`` says.
-
-    Raises:
-        ConfigError: there is no model.
-    """
-    try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no model there: {str(error).splitlines()[0]}") from error
+    model = ModelInfo.of(config).text_config
+    parameters = getattr(model, "rope_parameters", None) or {}
+    # One for all layers, or one for each kind of layer.
+    for rope in (parameters, *parameters.values()):
+        kind = rope.get("rope_type") if isinstance(rope, dict) else None
+        if kind not in ("dynamic", "longrope"):
+            continue
+        limit = rope["original_max_position_embeddings"] if kind == "longrope" else model.max_position_embeddings
+        if longest > limit:
+            raise ConfigError(
+                f"{prefix}.path={config.path!r}: sequences may have {longest} tokens, and beyond {limit} the rotary "
+                f"embedding of {model.model_type} ({kind}) makes results depend on the other sequences of a "
+                "micro-batch; allow shorter prompts and responses"
+            )

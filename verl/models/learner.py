@@ -1,4 +1,4 @@
-"""One optimizer step on a loss that comes in parts."""
+"""One optimizer step on a loss that is computed in parts."""
 
 from collections.abc import Iterable
 
@@ -19,8 +19,8 @@ class Learner:
     ) -> None:
         """
         Args:
-            offload: keep the optimizer's state in the host's memory but during its step.
-            copies: workers that compute each part of the loss, as those do who share its sequences' tokens.
+            offload: keep the optimizer's state in the host's memory except during its step.
+            copies: workers that compute the same part of the loss, because they share the tokens of its sequences.
         """
         self.model = model
         self.copies = copies
@@ -40,22 +40,22 @@ class Learner:
         """
         totals: dict[str, Tensor] = {}
         for loss, sums in parts:
-            # FSDP averages gradients over ranks, while the losses of the ranks add up. Where several compute one loss,
-            # each has the gradient by way of its own tokens, and these add up too.
+            # FSDP averages gradients over ranks, while the losses of the ranks add up. Workers that share a sequence
+            # each have the gradient through their own tokens, and these add up too.
             (loss * dist.get_world_size()).backward()
             for name, value in sums.items():
                 totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double().cpu()
         grad_norm = clip_gradients(self.model, self.grad_clip)
         with self.optimizer_state.loaded():
             self.optimizer.step()
-        # Gradients would fill the device until the next step, while the rollout engine wants the room.
+        # Gradients would occupy the device until the next step, while the rollout engine needs the memory.
         self.optimizer.zero_grad()
-        learning_rate = self.scheduler.get_last_lr()[0]
+        learning_rate = float(self.scheduler.get_last_lr()[0])
         self.scheduler.step()
         summed = torch.stack(list(totals.values()))
         dist.all_reduce(summed)
-        sums = dict(zip(totals, (summed / self.copies).tolist(), strict=True))
-        return sums, {"grad_norm": grad_norm, "lr": learning_rate}
+        averages: list[float] = (summed / self.copies).tolist()
+        return dict(zip(totals, averages, strict=True)), {"grad_norm": grad_norm, "lr": learning_rate}
 
     def _state_tensors(self) -> list[Tensor]:
         # AdamW counts its steps in tensors of one element, which it keeps on the CPU.

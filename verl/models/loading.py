@@ -1,43 +1,92 @@
-"""Weights on their way from disk into a sharded model, and from there to others.
+"""Loading causal language models onto shards, and checking their options before that.
 
-Rank 0 alone reads a checkpoint; the other ranks build the model without memory behind it, and get their shards by
-broadcast, parameter by parameter. So the host's memory holds a model once, and not once per worker.
+Only rank 0 reads a checkpoint. The other ranks build the model on the meta device and get their shards by broadcast,
+parameter by parameter, so that the host's memory holds a model once and not once per worker.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import PreTrainedModel
-from transformers.core_model_loading import (
-    WeightConverter,
-    WeightRenaming,
-    rename_source_key,
-    revert_weight_conversion,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.integrations.liger import apply_liger_kernel
 
-from verl.models.offload import is_away, local_part
+from verl.config.common import ModelConfig
+from verl.config.errors import ConfigError
+from verl.models.attention import attention_name
+from verl.models.fsdp import decoder_layers, shard_model, sharding_mesh
+from verl.models.info import ModelInfo
+from verl.models.lora import add_adapters, target_modules
+from verl.models.packing import check_packing
 
-State = dict[str, Tensor]
+GPU_PACKAGES = {
+    "flash_attention_2": ("flash_attn", "flash-attn", "`pip install flash-attn`"),
+    "flash_attention_3": (
+        "flash_attn_interface",
+        "flash-attn-3",
+        "build it from https://github.com/Dao-AILab/flash-attention, folder hopper",
+    ),
+    "liger": ("liger_kernel", "liger-kernel", "`pip install liger-kernel`"),
+}
+"""What runs on GPUs only -> the module that it needs, the package that has it, and how that is installed."""
 
 
-def read_once(build: Callable[[str], PreTrainedModel]) -> tuple[PreTrainedModel, State]:
-    """A model on the ``meta`` device, and on rank 0 the values of its parameters and buffers by name.
+def load_sharded_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
+    """Load a causal language model in float32 and shard its parameters over the workers of ``mesh``.
 
     Args:
-        build: makes the model on the device it is given, ``meta`` or ``cpu``.
+        mesh: all workers, one-dimensional.
+        trainable: whether it learns: all of it, or with ``config.lora`` the adapters that it then gets.
     """
-    model = build("meta")
-    return model, dict(_named_tensors(build("cpu"))) if dist.get_rank() == 0 else {}
+
+    def build(device: str) -> Any:
+        return AutoModelForCausalLM.from_pretrained(config.path, **pretrained_options(config, device))
+
+    return load_and_shard(build, config, mesh, trainable)
+
+
+def pretrained_options(config: ModelConfig, device: str) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for a model in float32 on ``device``, ``meta`` or ``cpu``."""
+    options = {
+        "dtype": torch.float32,
+        "attn_implementation": attention_name(config),
+        "trust_remote_code": config.trust_remote_code,
+    }
+    return options | ({"device_map": "meta"} if device == "meta" else {})
+
+
+def load_and_shard(
+    build: Callable[[str], PreTrainedModel], config: ModelConfig, mesh: DeviceMesh, trainable: bool
+) -> PreTrainedModel:
+    """Shard the model that ``build`` makes on the device it is given, ``meta`` or ``cpu``."""
+
+    def build_complete(device: str) -> PreTrainedModel:
+        model = build(device)
+        if config.use_liger:
+            # The losses are our own; what is left are norms, rotary embedding and gated linear units.
+            apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
+        if trainable and config.lora.rank:
+            add_adapters(model, config.lora, config.path)
+        return model
+
+    model = build_complete("meta")
+    state = dict(_named_tensors(build_complete("cpu"))) if dist.get_rank() == 0 else {}
+    shard_model(model, config, sharding_mesh(mesh, config.fsdp.fsdp_size), trainable)
+    _broadcast_from_rank_0(model, state, mesh.device_type)
+    # Dropout would make log-probabilities of one policy differ between two forward passes.
+    model.eval()
+    return model
 
 
 @torch.no_grad()
-def fill(model: nn.Module, state: State, device: str) -> None:
-    """Move ``model`` from ``meta`` to ``device`` with the values that rank 0 has in ``state``, which is used up."""
+def _broadcast_from_rank_0(model: nn.Module, state: dict[str, Tensor], device: str) -> None:
+    """Move ``model`` from the meta device to ``device`` with the values in rank 0's ``state``, which is used up."""
     model.to_empty(device=device)
     for name, target in _named_tensors(model):
         if dist.get_rank() == 0:
@@ -46,48 +95,63 @@ def fill(model: nn.Module, state: State, device: str) -> None:
             value = torch.empty(target.shape, dtype=target.dtype, device=device)
         dist.broadcast(value, src=0)
         if isinstance(target, DTensor):
-            # Every rank has the whole, and cuts its own part out without asking the others.
+            # Every rank has the full tensor, and cuts its own part out without asking the others.
             value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
         target.copy_(value)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor gathered from all ranks, without a gradient; all must ask for it together.
-
-    Raises:
-        RuntimeError: it is offloaded to the host just now.
-    """
-    if is_away(tensor):
-        raise RuntimeError("the model is offloaded to the host's memory; use it inside `with ....loaded():`")
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else local_part(tensor)
-
-
-def as_in_files(
-    model: nn.Module, names: Iterable[str], weights: Iterable[tuple[str, Tensor]]
-) -> Iterator[tuple[str, Tensor]]:
-    """``weights`` as the model's files have them, which ``transformers`` may have renamed, joined or cut on loading.
-
-    What was cut from one tensor is kept until the last part comes; anything else goes out at once.
-
-    Args:
-        model: loaded by ``from_pretrained``, which notes there what it converted.
-        names: of all ``weights``, and perhaps more.
-        weights: whole tensors by their name in ``model``.
-    """
-    conversions = [conversion.reverse_transform() for conversion in reversed(model._weight_conversions)]
-    renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
-    converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
-    target = {name: rename_source_key(name, renamings, converters, reverse=True)[0] for name in names}
-    num_parts = Counter(target.values())
-    held: dict[str, State] = defaultdict(dict)
-    for name, value in weights:
-        parts = held[target[name]]
-        parts[name] = value
-        if len(parts) == num_parts[target[name]]:
-            yield from revert_weight_conversion(model, held.pop(target[name])).items()
-        # Not to be here still while the next one is gathered.
-        del value, parts
-
-
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return chain(model.named_parameters(), model.named_buffers())
+
+
+def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
+    """Raise ``ConfigError`` if a package is missing or the model does not support one of its options.
+
+    Args:
+        prefix: where the options stand in the whole config, such as ``critic.model``.
+        device_type: ``cpu`` or ``cuda``.
+    """
+    info = ModelInfo.of(config)
+    _check_attention(config, info, prefix, device_type)
+    if config.use_liger:
+        _check_liger(info.config.model_type, f"{prefix}.use_liger=True", device_type)
+    check_packing(config, prefix)
+    if config.gradient_checkpointing and not decoder_layers(info.causal_model):
+        raise ConfigError(
+            f"{prefix}.gradient_checkpointing=True: {type(info.causal_model).__name__} does not name its layers "
+            "(_no_split_modules); set it to false"
+        )
+    if config.lora.rank:
+        target_modules(info.causal_model, config.lora, f"{prefix}.lora")
+
+
+def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_type: str) -> None:
+    field = f"{prefix}.attn_implementation={config.attn_implementation!r}"
+    if config.attn_implementation in GPU_PACKAGES:
+        _require_gpu_package(field, config.attn_implementation, device_type, "sdpa")
+        if config.param_dtype == "float32":
+            raise ConfigError(f"{field}: does not support float32; set {prefix}.param_dtype=bfloat16")
+    cap = getattr(info.text_config, "attn_logit_softcapping", None)
+    # sdpa ignores a cap on attention scores silently: it would compute another model.
+    if cap is not None and config.attn_implementation == "sdpa":
+        raise ConfigError(
+            f"{field}: does not support the soft cap on attention scores of {info.text_config.model_type} "
+            f"(attn_logit_softcapping={cap:g}); set it to eager or flash_attention_2"
+        )
+
+
+def _check_liger(model_type: str, field: str, device_type: str) -> None:
+    _require_gpu_package(field, "liger", device_type, "false")
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    if model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise ConfigError(f"{field}: liger-kernel has no kernels for {model_type}; set it to false")
+
+
+def _require_gpu_package(field: str, name: str, device_type: str, otherwise: str) -> None:
+    """``otherwise``: the value of ``field`` that does not need the package."""
+    module, package, how = GPU_PACKAGES[name]
+    if device_type != "cuda":
+        raise ConfigError(f"{field}: runs on GPUs only; set it to {otherwise}")
+    if find_spec(module) is None:
+        raise ConfigError(f"{field}: {package} is not installed; {how}, or set it to {otherwise}")

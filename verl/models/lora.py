@@ -4,7 +4,7 @@ An adapted linear layer computes ``W x + scaling * B (A x)``. Below it, ``W`` is
 ``lora_A.default`` and ``lora_B.default``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -19,33 +19,30 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from verl.config.common import ALL_LINEAR, LoraConfig
+from verl.config.errors import ConfigError
+from verl.models.info import VALUE_HEAD
+from verl.models.offload import full_tensor
 
 ADAPTER = "default"
 """peft's name of the one adapter."""
-VALUE_HEAD = "score"
-"""The head of a value model, which is trained whole beside the adapters."""
 
 
-def linear_names(model: PreTrainedModel) -> set[str]:
+def linear_layer_names(model: PreTrainedModel) -> set[str]:
     """Names, without their path, of the linear layers that can have an adapter: all but the output head."""
     head = model.get_output_embeddings() or getattr(model, VALUE_HEAD, None)
     layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
     return {name.rpartition(".")[2] for name in layers}
 
 
-def target_names(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """The names of the layers that ``config.target_modules`` asks for.
-
-    Raises:
-        ValueError: the model has no such layers; the message names those it has.
-    """
-    available = linear_names(model)
+def target_modules(model: PreTrainedModel, config: LoraConfig, prefix: str = "lora") -> list[str]:
+    """The names of the layers that the option asks for; raises ``ConfigError`` if the model does not have them."""
+    available = linear_layer_names(model)
     if config.target_modules == [ALL_LINEAR] and available:
         return sorted(available)
     unknown = sorted(set(config.target_modules) - available)
     if unknown:
-        raise ValueError(
-            f"lora.target_modules={config.target_modules!r}: {type(model).__name__} has no linear layers called "
+        raise ConfigError(
+            f"{prefix}.target_modules={config.target_modules!r}: {type(model).__name__} has no linear layers called "
             f"{', '.join(unknown)}; it has {', '.join(sorted(available)) or 'none'}"
         )
     return config.target_modules
@@ -58,15 +55,15 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, base_path: str) -> 
     """
     options = peft.LoraConfig(
         r=config.rank,
-        lora_alpha=config.alpha,
-        target_modules=target_names(model, config),
+        lora_alpha=config.alpha,  # type: ignore[arg-type]  # declared int, only divided
+        target_modules=target_modules(model, config),
         task_type="TOKEN_CLS" if hasattr(model, VALUE_HEAD) else "CAUSAL_LM",
         base_model_name_or_path=base_path,
     )
     peft.inject_adapter_in_model(options, model, ADAPTER, low_cpu_mem_usage=model.device.type == "meta")
 
 
-def train_adapters_alone(model: nn.Module) -> None:
+def train_adapters_only(model: nn.Module) -> None:
     """Freeze everything but the adapters and a value model's head."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name) or name.startswith(f"{VALUE_HEAD}."))
@@ -82,31 +79,32 @@ def is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def name_without_adapters(name: str) -> str:
+def base_parameter_name(name: str) -> str:
     """What a parameter is called in the model as it was before :func:`add_adapters`."""
     return name.replace(".base_layer.", ".")
 
 
-def merged(model: nn.Module, name: str, weight: Tensor, gather: Callable[[Tensor], Tensor]) -> Tensor:
-    """``weight`` as a model without adapters needs it: ``W + scaling * B A`` where it has one, or as it is.
+def merged_weight(model: nn.Module, name: str, weight: Tensor) -> Tensor:
+    """``weight`` as a model without adapters needs it: ``W + scaling * B A`` where it has one, else unchanged.
+
+    All ranks must call it together.
 
     Args:
         name: the parameter's name in ``model``.
-        weight: its value, whole, in float32.
-        gather: gives the whole value of an adapter's parameter.
+        weight: its full value in float32.
     """
     path, _, leaf = name.rpartition(".")
     if leaf != "weight" or not path.endswith(".base_layer"):
         return weight
     layer = model.get_submodule(path.removesuffix(".base_layer"))
     assert isinstance(layer, LoraLayer), type(layer)
-    down, up = (gather(factors[ADAPTER].weight) for factors in (layer.lora_A, layer.lora_B))
+    down, up = (full_tensor(factors.get_parameter(f"{ADAPTER}.weight")) for factors in (layer.lora_A, layer.lora_B))
     return torch.addmm(weight, up, down, alpha=layer.scaling[ADAPTER])
 
 
 @contextmanager
 def adapters_disabled(model: nn.Module) -> Iterator[None]:
-    """Have ``model`` compute what it computed before it got adapters, for the ``with`` block."""
+    """Inside the block, ``model`` computes what it computed before it got adapters."""
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -117,20 +115,17 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def save_adapters(model: PreTrainedModel, folder: Path, gather: Callable[[Tensor], Tensor]) -> None:
-    """Write what is trained as ``peft.PeftModel.from_pretrained`` loads it; all ranks must call it, rank 0 writes.
-
-    Args:
-        gather: gives the whole value of a parameter.
-    """
+def save_adapters(model: PreTrainedModel, folder: Path) -> None:
+    """Write what is trained as ``peft.PeftModel.from_pretrained`` loads it; all ranks must call it, rank 0 writes."""
     state = {
         # peft leaves the adapter's name out and puts the name of its wrapper before.
-        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": gather(parameter).cpu()
+        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": full_tensor(parameter).cpu()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
     if dist.get_rank() == 0:
         options = copy(model.peft_config[ADAPTER])
+        assert isinstance(options, peft.LoraConfig)
         if hasattr(model, VALUE_HEAD):
             options.modules_to_save = [VALUE_HEAD]
         options.inference_mode = True

@@ -21,7 +21,7 @@ class MicroBatching:
     rows: int
     """Rows of a micro-batch where ``max_tokens`` is None."""
     max_tokens: int | None
-    """Most tokens of a micro-batch, padding included unless ``packed``; a row that has more is alone."""
+    """Most tokens of a micro-batch, padding included unless ``packed``; a longer row is a micro-batch by itself."""
     packed: bool
     """Rows are joined without padding."""
 
@@ -45,13 +45,13 @@ class MicroBatching:
         num_response = batch.response_mask.shape[1]
         prompts = batch.attention_mask[:, :-num_response].sum(dim=1)
         responses = batch.attention_mask[:, -num_response:].sum(dim=1)
-        parts = cut_by_tokens(prompts.tolist(), responses.tolist(), self.max_tokens, self.packed)
+        parts = split_by_tokens(prompts.tolist(), responses.tolist(), self.max_tokens, self.packed)
         count = torch.tensor(len(parts))
         dist.all_reduce(count, dist.ReduceOp.MAX)
-        return [torch.tensor(rows) for rows in split_further(parts, int(count))]
+        return [torch.tensor(rows) for rows in split_to_count(parts, int(count))]
 
 
-def cut_by_tokens(prompts: list[int], responses: list[int], max_tokens: int, packed: bool) -> list[list[int]]:
+def split_by_tokens(prompts: list[int], responses: list[int], max_tokens: int, packed: bool) -> list[list[int]]:
     """Rows from long to short, cut where the next would not fit.
 
     A packed micro-batch takes the sum of its rows' tokens. A padded one takes, for every row, the longest prompt and
@@ -72,7 +72,7 @@ def cut_by_tokens(prompts: list[int], responses: list[int], max_tokens: int, pac
     return parts
 
 
-def split_further(parts: list[list[int]], count: int) -> list[list[int]]:
+def split_to_count(parts: list[list[int]], count: int) -> list[list[int]]:
     """Halve the part with the most rows until there are ``count``, at most one a row."""
     parts = list(parts)
     while len(parts) < count:
@@ -83,7 +83,7 @@ def split_further(parts: list[list[int]], count: int) -> list[list[int]]:
     return parts
 
 
-def in_order(parts: Sequence[Tensor], cuts: Sequence[Tensor]) -> Tensor:
+def restore_order(parts: Sequence[Tensor], cuts: Sequence[Tensor]) -> Tensor:
     """Results of micro-batches, ``parts`` [b, ...] each, in the order of the rows they were cut from, [B, ...]."""
     order = torch.cat(list(cuts))
     joined = torch.cat(list(parts))

@@ -19,14 +19,14 @@ class Offloaded:
     """A set of tensors that is on its device only inside ``with offloaded.loaded():``, and on the host between.
 
     What moves is the memory behind the tensors: they stay the same objects, so that whoever holds them (FSDP, an
-    optimizer, a checkpoint) needs not know. Between, the tensors are empty shells that must not be read.
+    optimizer, a checkpoint) does not notice. Between, the tensors are empty shells that must not be read.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]], enabled: bool, constant: bool = False) -> None:
         """Send the tensors to the host.
 
         Args:
-            tensors: what to move; asked anew each time, for an optimizer has no state before its first step.
+            tensors: what to move; called each time, for an optimizer has no state before its first step.
             enabled: if not, nothing ever moves.
             constant: whether their values never change, so that the host's copy is made only once.
         """
@@ -72,7 +72,7 @@ class Offloaded:
             self._on_host = [(storage, _copy_on_host(storage)) for storage in storages.values()]
         on_gpu = any(storage.device.type == "cuda" for storage, _ in self._on_host)
         if on_gpu:
-            # Other streams, such as FSDP's, may still read what is let go of next.
+            # Other streams, such as FSDP's, may still read what is freed next.
             torch.cuda.synchronize()
         for storage, _ in self._on_host:
             storage.resize_(0)
@@ -86,10 +86,22 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def is_away(tensor: Tensor) -> bool:
-    """Whether an :class:`Offloaded` keeps the tensor's values on the host just now."""
+def is_offloaded(tensor: Tensor) -> bool:
+    """Whether an :class:`Offloaded` currently holds the tensor's values on the host."""
     local = local_part(tensor)
     return local.numel() > 0 and len(local.untyped_storage()) == 0
+
+
+def require_loaded(tensors: Iterable[Tensor]) -> None:
+    """Raise ``RuntimeError`` if any of a model's tensors is currently offloaded."""
+    if any(map(is_offloaded, tensors)):
+        raise RuntimeError("the model is offloaded to the host's memory; use it inside `with ....loaded():`")
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """A loaded tensor gathered from all ranks, without a gradient; all must call it together."""
+    require_loaded([tensor])
+    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else local_part(tensor)  # type: ignore[attr-defined]  # detach keeps the class
 
 
 def _storage(tensor: Tensor) -> UntypedStorage:
@@ -102,7 +114,7 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 def _copy_on_host(storage: UntypedStorage) -> list[Tensor]:
     """The bytes of ``storage`` in pieces of :func:`piece_sizes`."""
-    # Page-locked memory is what a GPU copies at full speed, and while the CPU goes on.
+    # A GPU copies page-locked memory at full speed, and while the CPU continues.
     pinned = storage.device.type == "cuda"
     parts = _bytes_of(storage).split(piece_sizes(len(storage)))
     pieces = [torch.empty(len(part), dtype=torch.uint8, pin_memory=pinned) for part in parts]

@@ -1,4 +1,4 @@
-"""AdamW over a sharded model: its learning-rate schedule and the bound on its gradients."""
+"""AdamW over a sharded model: its learning-rate schedule and gradient clipping."""
 
 import math
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""The output head in pieces: log-probabilities without the logits of all tokens.
+"""The output head in chunks: log-probabilities without the logits of all tokens.
 
-The head's weights are gathered, and their gradients reduced, by FSDP's hooks on the model's ``forward``: it must run
-within. So a model gets a ``forward`` that scores tokens when asked to, and is the old one otherwise.
+FSDP's hooks on the model's ``forward`` gather the head's weights and reduce their gradients: the head must run inside
+it. A model therefore gets a ``forward`` that scores tokens when it is given targets, and is unchanged otherwise.
 
 Legend: T tokens as the model reads them (rows flattened), N of them to score, V vocabulary.
 """
@@ -12,16 +12,17 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 
-class Targets(NamedTuple):
-    """What to score."""
+class ScoringTargets(NamedTuple):
+    """The tokens to score."""
 
     positions: Tensor
-    """[N] int64, the tokens of the T after which a target stands."""
+    """[N] int64, the tokens of the T that each target follows."""
     tokens: Tensor
     """[N] int64, the targets."""
     temperature: float
@@ -30,7 +31,7 @@ class Targets(NamedTuple):
     """Whether the entropy carries a gradient."""
 
 
-def score_logits(
+def logprobs_and_entropy(
     logits: Tensor, tokens: Tensor, temperature: float, differentiable_entropy: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of ``tokens [...]`` and entropies in nats [...], float32, from logits [..., V]."""
@@ -43,7 +44,7 @@ def score_logits(
 
 def causal_model(model: nn.Module) -> nn.Module:
     """The language model itself where adapters are wrapped around it (``peft``)."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[no-any-return]
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def decoder_name(model: nn.Module) -> str:
@@ -51,20 +52,20 @@ def decoder_name(model: nn.Module) -> str:
     return str(model.base_model_prefix)
 
 
-def score_in_chunks(model: nn.Module, chunk_size: int) -> None:
-    """Give a causal language model a ``forward`` that, called with ``targets``, returns their :func:`score_logits`.
+def chunk_output_head(model: nn.Module, chunk_size: int) -> None:
+    """Give a causal language model a ``forward`` that, given ``targets``, scores them by :func:`logprobs_and_entropy`.
 
-    Logits of at most ``chunk_size`` tokens exist at a time, in the backward pass too, which computes them anew. They
+    Logits of at most ``chunk_size`` tokens exist at a time, in the backward pass too, which computes them again. They
     are the model's own, with all that its ``forward`` does to them (scales, soft caps).
     """
     causal = causal_model(model)
-    whole = causal.forward
+    original = causal.forward
 
     # The signature stays that of the model's class, which generation reads.
-    @functools.wraps(whole)
-    def forward(*args: Any, targets: Targets | None = None, **kwargs: Any) -> Any:
+    @functools.wraps(original)
+    def forward(*args: Any, targets: ScoringTargets | None = None, **kwargs: Any) -> Any:
         if targets is None:
-            return whole(*args, **kwargs)
+            return original(*args, **kwargs)
         decoder = getattr(causal, decoder_name(causal))
         given = {name: value for name, value in kwargs.items() if value is not None}
         decoded = decoder(*args, **given)
@@ -72,9 +73,9 @@ def score_in_chunks(model: nn.Module, chunk_size: int) -> None:
         del decoded
 
         def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            with _replaced(causal, decoder_name(causal), _Decoded(decoder, kind)):
-                logits = whole(inputs_embeds=states[None], use_cache=False).logits[0]
-            return score_logits(logits, tokens, targets.temperature, targets.differentiable_entropy)
+            with _submodule_replaced(causal, decoder_name(causal), _PrecomputedDecoder(decoder, kind)):
+                logits = original(inputs_embeds=states[None], use_cache=False).logits[0]
+            return logprobs_and_entropy(logits, tokens, targets.temperature, targets.differentiable_entropy)
 
         chunks = zip(states.split(chunk_size), targets.tokens.split(chunk_size), strict=True)
         scored = [checkpoint(score, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
@@ -84,10 +85,10 @@ def score_in_chunks(model: nn.Module, chunk_size: int) -> None:
     causal.forward = forward
 
 
-class _Decoded:
-    """Stands for a decoder that is done: its result is what it is given as input embeddings.
+class _PrecomputedDecoder:
+    """A decoder that has already run: it returns what it is given as input embeddings.
 
-    In all else it is the decoder, of which a model's ``forward`` may ask more than its states.
+    Its attributes are the decoder's, because a model's ``forward`` may read more from it than states.
     """
 
     def __init__(self, decoder: nn.Module, kind: type[ModelOutput]) -> None:
@@ -103,8 +104,8 @@ class _Decoded:
 
 
 @contextmanager
-def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Within, the submodule ``name`` of ``module`` is ``value``."""
+def _submodule_replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Replace the submodule ``name`` of ``module`` by ``value`` inside the block."""
     # In the instance's own dictionary, which comes before submodules: these stay as they are.
     module.__dict__[name] = value
     try:

@@ -1,4 +1,4 @@
-"""How a micro-batch lies in memory while a model reads it: padded rows, or rows joined to one sequence.
+"""How a micro-batch is laid out for a model: padded rows, or rows packed into one sequence.
 
 Legend: B rows, S columns, T tokens as the model of this worker reads them.
 """
@@ -9,8 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from verl.config.common import ModelConfig
+from verl.config.errors import ConfigError
+from verl.models.info import ModelInfo
 from verl.models.sequence_parallel import gather_tokens
+
+PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers that can keep packed rows apart."""
 
 
 class Layout(ABC):
@@ -20,14 +27,14 @@ class Layout(ABC):
     """Keyword arguments of the model."""
 
     @abstractmethod
-    def take(self, columns: Tensor) -> Tensor:
-        """[T] in the order of the model's tokens, from what each of [B, S] columns has."""
+    def pack(self, columns: Tensor) -> Tensor:
+        """From [B, S] to [T], the values of the tokens that the model of this worker reads, in its order."""
 
     @abstractmethod
-    def restore(self, tokens: Tensor) -> Tensor:
-        """[B, S, ...] from what each of [T, ...] tokens of this worker got; 0 on padding that the model did not read.
+    def unpack(self, tokens: Tensor) -> Tensor:
+        """From [T, ...] of this worker back to [B, S, ...]; 0 on padding that the model did not read.
 
-        Differentiable. With several workers to a sequence they must call it together.
+        Differentiable. Workers that share a sequence must call it together.
         """
 
 
@@ -43,33 +50,33 @@ class PaddedLayout(Layout):
             "position_ids": position_ids(attention_mask),
         }
 
-    def take(self, columns: Tensor) -> Tensor:
+    def pack(self, columns: Tensor) -> Tensor:
         return columns.flatten()
 
-    def restore(self, tokens: Tensor) -> Tensor:
+    def unpack(self, tokens: Tensor) -> Tensor:
         return tokens.view(*self.shape, *tokens.shape[1:])
 
 
 class PackedLayout(Layout):
-    """Rows joined to one sequence without padding.
+    """Rows packed into one sequence without padding.
 
-    With ``group`` each of its workers reads a slice of that sequence, all of one length: the last one ends in a row of
-    fillers where the tokens cannot be divided evenly.
+    With ``group`` each of its workers reads a slice of that sequence, all of one length: where the tokens cannot be
+    divided evenly, the last slice ends in a row of fillers.
     """
 
     def __init__(self, input_ids: Tensor, attention_mask: Tensor, group: ProcessGroup | None) -> None:
         """``input_ids``, ``attention_mask``: [B, S], the same on all workers of ``group``."""
         self.group = group
         self.shape = input_ids.shape
-        self.at = attention_mask.flatten().nonzero().flatten()
-        self.num_fillers = 0 if group is None else -len(self.at) % group.size()
+        self.indices = attention_mask.flatten().nonzero().flatten()
+        self.num_fillers = 0 if group is None else -len(self.indices) % group.size()
         lengths = [length for length in attention_mask.sum(dim=1).tolist() if length]
         lengths += [self.num_fillers] if self.num_fillers else []
         ends = torch.tensor([0, *lengths]).cumsum(dim=0)
         positions = torch.cat([torch.arange(length) for length in lengths])
         cu_seq_lens = ends.to(torch.int32).to(input_ids.device)
         self.inputs = {
-            "input_ids": self.take(input_ids)[None],
+            "input_ids": self.pack(input_ids)[None],
             "position_ids": self._slice(positions.to(input_ids.device))[None],
             "cu_seq_lens_q": cu_seq_lens,
             "cu_seq_lens_k": cu_seq_lens,
@@ -79,23 +86,23 @@ class PackedLayout(Layout):
         if group is not None:
             self.inputs["sequence_group"] = group
 
-    def take(self, columns: Tensor) -> Tensor:
-        tokens = columns.flatten()[self.at]
+    def pack(self, columns: Tensor) -> Tensor:
+        tokens = columns.flatten()[self.indices]
         return self._slice(torch.cat([tokens, tokens.new_zeros(self.num_fillers)]))
 
-    def restore(self, tokens: Tensor) -> Tensor:
+    def unpack(self, tokens: Tensor) -> Tensor:
         if self.group is not None:
             tokens = gather_tokens(tokens, self.group)
         rows, columns = self.shape
-        restored = tokens.new_zeros(rows * columns, *tokens.shape[1:])
-        return restored.index_copy(0, self.at, tokens[: len(self.at)]).view(rows, columns, *tokens.shape[1:])
+        padded = tokens.new_zeros(rows * columns, *tokens.shape[1:])
+        return padded.index_copy(0, self.indices, tokens[: len(self.indices)]).view(rows, columns, *tokens.shape[1:])
 
     def _slice(self, tokens: Tensor) -> Tensor:
         return tokens if self.group is None else tokens.tensor_split(self.group.size())[self.group.rank()]
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
-    """[B, S] positions that count real tokens alone, so that left padding does not shift a row."""
+    """[B, S] positions that count real tokens only, so that left padding does not shift a row."""
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
@@ -111,3 +118,29 @@ def trim_columns(input_ids: Tensor, attention_mask: Tensor, response_mask: Tenso
     cut = attention_mask.shape[1] - last
     num_response = response_mask.shape[1]
     return input_ids[:, first:last], attention_mask[:, first:last], response_mask[:, : num_response - cut]
+
+
+def check_packing(config: ModelConfig, prefix: str) -> None:
+    """Raise ``ConfigError`` naming an option under ``prefix`` if the model cannot read packed rows and should."""
+    if not config.use_remove_padding:
+        return
+    info = ModelInfo.of(config)
+    model = f"{info.text_config.model_type} at {config.path!r}"
+    kinds = set(getattr(info.text_config, "layer_types", None) or PACKABLE_LAYERS)
+    if not kinds <= PACKABLE_LAYERS:
+        raise ConfigError(
+            f"{prefix}.use_remove_padding=true: {model} has layers of kind {sorted(kinds - PACKABLE_LAYERS)}, which "
+            "would mix packed rows; set it to false"
+        )
+    auto_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(info.text_config), None)
+    if auto_class is not None and not auto_class._can_set_attn_implementation():
+        raise ConfigError(
+            f"{prefix}.use_remove_padding=true: {model} has its own attention function, which would mix packed rows; "
+            "set it to false"
+        )
+    size, heads = config.ulysses_sequence_parallel_size, info.text_config.num_attention_heads
+    if heads % size:
+        raise ConfigError(
+            f"{prefix}.ulysses_sequence_parallel_size={size}: must divide the {heads} attention heads of "
+            f"{config.path!r}"
+        )

@@ -10,8 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl.config.common import ModelConfig
 from verl.config.ppo import ActorConfig
 from verl.models.forward import LogprobForward
-from verl.models.fsdp import load_sharded_model, offloaded_parameters
-from verl.models.micro_batches import MicroBatching, in_order
+from verl.models.fsdp import offloaded_parameters
+from verl.models.loading import load_sharded_model
+from verl.models.micro_batches import MicroBatching, restore_order
 from verl.models.packing import trim_columns
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics, RolloutBatch
 
@@ -57,7 +58,8 @@ class Policy:
             if measure is not None:
                 rows += measure(scored.states).to_rows()
         metrics = RankMetrics.from_rows(rows)[torch.cat(cuts).argsort()] if rows else RankMetrics.none(len(batch))
-        return PolicyScores(in_order(logprobs, cuts), in_order(entropies, cuts), metrics, batch_size=[len(batch)])
+        ordered, entropy = (restore_order(parts, cuts) for parts in (logprobs, entropies))
+        return PolicyScores(ordered, entropy, metrics, batch_size=[len(batch)])
 
     def _columns(self, micro: RolloutBatch | PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and attention mask [B, S] and response mask [B, R] on the device, as few columns as rows need."""

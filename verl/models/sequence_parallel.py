@@ -1,7 +1,7 @@
 """Ulysses sequence parallelism (arXiv 2309.14509): neighbouring workers share the tokens of each sequence.
 
-Everything but attention works on each token alone, so each worker of a group holds a slice of them. For attention a
-worker gets all tokens of a share of the heads: one exchange before it, one after.
+Everything but attention works on single tokens, so each worker of a group holds a slice of them. For attention a worker
+gets all tokens of a share of the heads: one exchange before it, one after.
 
 Legend: G workers of a group, H heads, t tokens of this worker, T = G t tokens of all, D head width.
 """
@@ -21,8 +21,8 @@ from torch.distributed import ProcessGroup
 def sequence_group(size: int) -> ProcessGroup | None:
     """The group of ``size`` neighbours in rank that this worker belongs to; None for a size of 1.
 
-    All workers must call it together. Models share one group, as each has a communicator of its own, and that takes GPU
-    memory.
+    All workers must call it together. Models share one group, because each group has its own communicator, and that
+    takes GPU memory.
     """
     if size == 1:
         return None
@@ -40,21 +40,21 @@ def split_heads(states: Tensor, group: ProcessGroup) -> Tensor:
     repeats = group.size() // math.gcd(states.shape[0], group.size())
     if repeats > 1:
         states = states.repeat_interleave(repeats, dim=0)
-    return _SplitHeads.apply(states, group)  # type: ignore[no-any-return]
+    return _SplitHeads.apply(states, group)  # type: ignore[no-any-return, no-untyped-call]  # torch's
 
 
 def gather_heads(states: Tensor, group: ProcessGroup) -> Tensor:
-    """The way back: from [H / G, T, D] to [H, t, D]."""
-    return _GatherHeads.apply(states, group)  # type: ignore[no-any-return]
+    """The inverse of :func:`split_heads`: from [H / G, T, D] to [H, t, D]."""
+    return _GatherHeads.apply(states, group)  # type: ignore[no-any-return, no-untyped-call]  # torch's
 
 
 def gather_tokens(values: Tensor, group: ProcessGroup) -> Tensor:
     """From [t, ...] of each worker to [T, ...] on all.
 
-    The gradient that comes back must be the same on all workers, as it is where all go on to compute the same loss:
-    each keeps its own slice of it.
+    The gradient that comes back must be the same on all workers, which it is if all compute the same loss from here on:
+    each worker keeps its own slice of it.
     """
-    return _GatherTokens.apply(values, group)  # type: ignore[no-any-return]
+    return _GatherTokens.apply(values, group)  # type: ignore[no-any-return, no-untyped-call]  # torch's
 
 
 def _exchange(parts: Tensor, group: ProcessGroup) -> Tensor:

@@ -1,6 +1,6 @@
-"""Verifiers: what a response's answer is, and whether it equals the ground truth.
+"""Verifiers: they extract the answer of a response and compare it with the ground truth.
 
-Importing this package loads neither sympy nor math-verify; a verifier's module is loaded when first used.
+Importing this package loads neither sympy nor math-verify; a verifier's module is loaded on first use.
 """
 
 from verl.rewards.registry import compute_score, register_verifier, use_custom_functions

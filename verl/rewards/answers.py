@@ -1,7 +1,7 @@
-"""Finding the answer in a response, and comparing answers as far as that needs no algebra.
+"""Extracts the answer of a response, and compares answers where no algebra is needed.
 
 Responses are hostile input: a policy under training writes megabytes of braces. Every function here takes time linear
-in the text's length, raises nothing on any string, and never converts a long digit string to a number.
+in the length of the text, never raises, whatever the string, and never converts a long digit string to a number.
 """
 
 import re
@@ -10,18 +10,18 @@ from decimal import Decimal
 from typing import NamedTuple
 
 MAX_ALGEBRA_CHARS = 400
-"""Longer answers are equal only as text; hardly a ground truth comes near it."""
+"""Longer answers are compared only as text; ground truths are much shorter."""
 
 MAX_NUMBER_CHARS = 64
 """Longer digit strings are compared as text."""
 
 TAIL_CHARS = 4096
-"""How far from its end a response is searched for an unboxed answer."""
+"""An unboxed answer is searched for in this many characters at the end of a response."""
 
 DECIMAL_TOLERANCE = Decimal("1e-6")
 
 SENTENCE_END = re.compile(r"\n|。|\.(?=\s|$)")
-"""A full stop inside a number ends no sentence."""
+"""A full stop inside a number does not end a sentence."""
 
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox|framebox)[ \t\n]*\{|\\[{}]|[{}]")
 _AFTER_HASHES = re.compile(r"[\s$]*(-?[0-9][0-9,]*(?:\.[0-9]+)?)[ \t.]*(?:\n|\Z)")
@@ -33,10 +33,10 @@ _FRACTION = re.compile(r"\\[dt]frac(?![a-zA-Z])")
 
 
 def extract_answer(text: str) -> tuple[str | None, bool]:
-    """The answer of a response, and whether it stood in a box.
+    """The answer of a response, and whether it was in a box.
 
-    In order: the last box; the number after the last ``####``; the rest of the sentence after the last "answer is"
-    (or "answer:", 答案是); the last number. None when there is none of these.
+    The first that exists of: the last box; the number after the last ``####``; the rest of the sentence after the last
+    "answer is" (or "answer:", 答案是); the last number. None if none of them does.
     """
     boxed = extract_boxed(text)
     if boxed is not None:
@@ -49,13 +49,13 @@ def extract_answer(text: str) -> tuple[str | None, bool]:
 
 
 class Box(NamedTuple):
-    """Where a ``\\boxed{...}`` stands in a text."""
+    """Position of a ``\\boxed{...}`` in a text."""
 
     start: int
     content: int
-    """Where its content begins."""
+    """Start of its content."""
     end: int
-    """After its closing brace."""
+    """One past its closing brace."""
 
 
 def boxes_in(text: str) -> Iterator[Box]:
@@ -77,16 +77,16 @@ def extract_boxed(text: str) -> str | None:
     """The content of the last ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``) whose braces balance, stripped; None if
     blank or absent.
 
-    Of nested boxes the innermost counts: it starts last.
+    Of nested boxes the innermost counts, because it starts last.
     """
     box = max(boxes_in(text), default=None)
     return text[box.content : box.end - 1].strip() or None if box else None
 
 
 def extract_gsm8k(text: str) -> str | None:
-    """The number alone on its line after the last ``####``, without thousands separators; None where there is none.
+    """The number after the last ``####``, without thousands separators; None if there is none.
 
-    Alone, because Markdown headings such as ``#### 2. Solve for x`` begin the same way.
+    It must be alone on its line, because Markdown headings such as ``#### 2. Solve for x`` begin the same way.
     """
     position = text.rfind("####")
     if position < 0:
@@ -106,7 +106,7 @@ def extract_stated(text: str) -> str | None:
 
 
 def extract_tagged(text: str, tag: str) -> str | None:
-    """The content of the last ``<tag>`` that is closed, stripped; None if blank or absent."""
+    """The content of the last closed ``<tag>``, stripped; None if blank or absent."""
     start = text.rfind(f"<{tag}>", 0, max(0, text.rfind(f"</{tag}>")))
     if start < 0:
         return None
@@ -120,9 +120,9 @@ def numbers_in(text: str) -> list[str]:
 
 
 def normalise(answer: str) -> str:
-    """``answer`` without what does not change its meaning.
+    """``answer`` without presentation.
 
-    Dropped: whitespace except between digits, dollar signs, LaTeX spacing and ``{,}``, ``\\left`` and ``\\right``, a
+    Removes whitespace except between digits, dollar signs, LaTeX spacing and ``{,}``, ``\\left`` and ``\\right``, a
     final full stop and a final percent sign; ``\\dfrac`` and ``\\tfrac`` become ``\\frac``.
     """
     text = _FRACTION.sub(r"\\frac", _IGNORED.sub("", answer)).rstrip(".")
@@ -137,10 +137,10 @@ def plain_number(text: str) -> Decimal | None:
 
 
 def quick_equal(answer: str, ground_truth: str) -> bool | None:
-    """Whether the two are equal, where that is decided by their text or as plain numbers; None where it is not.
+    """Whether the two are equal as text or as plain numbers; None if that does not decide it.
 
-    Integers are equal exactly; with a fractional part on either side, up to a millionth of the smaller of the ground
-    truth and 1.
+    Integers must be equal exactly. With a fractional part on either side, the tolerance is a millionth of the smaller
+    of the ground truth and 1.
     """
     a, b = normalise(answer), normalise(ground_truth)
     if a == b:

@@ -1,4 +1,4 @@
-"""Verifier of the embedded arithmetic task: the answer is an integer in digits, and nothing else will do."""
+"""Verifier of the embedded arithmetic task: the answer must be an integer in digits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from verl.rewards.score import Verdict
 def verify_arithmetic(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict:
-    """The verdict on a response, always reached at once. ``extra_info`` and ``quick`` are not used."""
+    """The verdict on a response, which is always immediate. ``extra_info`` and ``quick`` are not used."""
     answer, boxed = extract_answer(solution)
     if answer is None:
         return Verdict(False, boxed, "missing")

@@ -26,13 +26,13 @@ class CustomFunctionError(RuntimeError):
 def load_function(path: str) -> Callable[..., Any]:
     """The function that ``module:function`` names.
 
-    Raises ``ConfigError`` when the module cannot be imported, has no such function, or the function does not take
+    Raises ``ConfigError`` if the module cannot be imported or has no such function, or if the function does not take
     veRL's four arguments.
     """
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the module is the user's: its import may raise anything
+    except Exception as error:  # the user's module may raise anything
         raise ConfigError(
             f"{FIELD}={path!r}: importing {module_name} raised {type(error).__name__}: {error}; is its folder on "
             "PYTHONPATH?"
@@ -54,8 +54,8 @@ def custom_verdict(
 ) -> Verdict:
     """The verdict of the user's function ``path``, with its score.
 
-    Raises ``CustomFunctionError`` naming the function, the data source and what went wrong. ``MemoryError`` and
-    ``RecursionError`` pass unchanged: these are the response's doing.
+    Raises ``CustomFunctionError`` naming the function, the data source and the mistake. ``MemoryError`` and
+    ``RecursionError`` pass unchanged: the response causes them.
     """
     where = f"{FIELD}: {path} on data_source={data_source!r}"
     try:
@@ -64,7 +64,7 @@ def custom_verdict(
         )
     except (MemoryError, RecursionError):
         raise
-    except (Exception, SystemExit) as error:  # the function is the user's: the error says so, and keeps its traceback
+    except (Exception, SystemExit) as error:  # the user's function may raise anything; the traceback is kept
         raise CustomFunctionError(f"{where} raised {type(error).__name__}: {error}") from error
     if isinstance(result, Mapping):
         if "score" not in result:

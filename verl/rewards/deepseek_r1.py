@@ -4,32 +4,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl.rewards.answers import extract_boxed, extract_stated, extract_tagged, quick_equal
-from verl.rewards.math import judge
+from verl.rewards.math import verdict_of
 from verl.rewards.score import Verdict
 
 
 def verify_deepseek_r1(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """The verdict on a response; with ``quick`` None where deciding needs algebra. ``extra_info`` is not used.
+    """The verdict on a response; with ``quick``, None if it needs algebra. ``extra_info`` is not used.
 
-    The answer is what the last ``<answer>`` holds: its box, what it states ("the answer is 5"), or else all of it. It
-    is compared as mathematics, also where the form of the response is wrong; a response without an ``<answer>`` has
-    none. ``boxed`` says whether the form is right, so ``mode=independent`` gives 1 for a right answer in the right
-    form, 0.5 in another form, and -0.5 and -1 for wrong ones.
+    The answer is read from the last ``<answer>``: its box, else what it states ("the answer is 5"), else all of it. It
+    is compared as mathematics, even if the form of the response is wrong; a response without an ``<answer>`` has no
+    answer. ``boxed`` says whether the form is correct. So ``mode=independent`` gives a correct answer 1 in the correct
+    form and 0.5 in another, and a wrong one -0.5 and -1.
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(solution, "answer")
     if content is None:
         return Verdict(False, well_formed, "missing")
     answer = extract_boxed(content) or extract_stated(content) or content
-    return judge(answer, well_formed, ground_truth, quick_equal(answer, ground_truth), quick)
+    return verdict_of(answer, well_formed, ground_truth, quick_equal(answer, ground_truth), quick)
 
 
 def has_r1_form(solution: str) -> bool:
-    """Whether a response is one thought and one non-empty answer in their tags, with nothing but blanks around them.
+    """Whether a response is one thought and one non-empty answer in their tags, with only whitespace around them.
 
-    The opening ``<think>`` may be missing: chat templates write it at the end of the prompt.
+    The opening ``<think>`` may be missing, because chat templates write it at the end of the prompt.
     """
     if any(solution.count(tag) != 1 for tag in ("</think>", "<answer>", "</answer>")):
         return False

@@ -1,4 +1,4 @@
-"""Verifier of Knights and Knaves: every person is a knight or a knave, and the answer says of each which."""
+"""Verifier of Knights and Knaves: every person is a knight or a knave, and the answer says which."""
 
 import json
 import re
@@ -20,13 +20,14 @@ _BETWEEN_NAMES = re.compile(r"[\s,&*]*(?:and[\s*]+)?")
 def verify_knights_and_knaves(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict:
-    """The verdict on a response, always reached at once. ``extra_info`` and ``quick`` are not used.
+    """The verdict on a response, which is always immediate. ``extra_info`` and ``quick`` are not used.
 
-    Right is an answer that calls every person of the ground truth what they are and nobody both. It is read from the
-    last ``<answer>``, else from the last box, else from what follows the last "CONCLUSION:"; failing these, the last
-    statements of the response count, as many as there are people. ``boxed`` says whether it stood in tags or a box.
+    An answer is correct if it names the role of every person of the ground truth and gives nobody both roles. It is
+    read from the last ``<answer>``, else from the last box, else from the text after the last "CONCLUSION:". Without
+    any of these, the last statements of the response count, as many as there are people. ``boxed`` says whether the
+    answer was in tags or a box.
 
-    Raises ``ValueError`` for a ground truth that names nobody.
+    Raises ``ValueError`` if the ground truth names nobody.
     """
     truth = read_truth(ground_truth)
     marked = extract_tagged(solution, "answer") or extract_boxed(solution)
@@ -35,7 +36,7 @@ def verify_knights_and_knaves(
         answer = marked or solution[conclusions[-1] :].strip()
         statements = read_statements(answer, truth)
     else:
-        # A proof supposes before it concludes: only its end is the answer.
+        # A proof makes assumptions before it concludes, so only its end is the answer.
         answer = solution[-TAIL_CHARS:]
         statements = read_statements(answer, truth)[-len(truth) :]
     if not statements:
@@ -48,7 +49,7 @@ def read_truth(ground_truth: str) -> dict[str, str]:
     """Name in lower case -> ``knight`` or ``knave``.
 
     From a JSON object ``{"Alice": "knight"}`` or from sentences like ``(1) Alice is a knight``. Raises ``ValueError``
-    when there is no person in it, or one whose role is neither.
+    if it names nobody, or a person whose role is neither.
     """
     pairs: Iterable[tuple[str, Any]]
     if ground_truth.lstrip().startswith("{"):
@@ -61,17 +62,17 @@ def read_truth(ground_truth: str) -> dict[str, str]:
     truth = {name.strip().lower(): str(role).strip().lower() for name, role in pairs}
     if not truth or not set(truth.values()) <= {KNIGHT, KNAVE}:
         raise ValueError(
-            f"ground_truth={ground_truth!r}: must say of each person whether they are a knight or a knave, as "
-            '{"Alice": "knight"} or as (1) Alice is a knight'
+            f"ground_truth={ground_truth!r}: must say of each person whether they are a knight or a knave, for example "
+            '{"Alice": "knight"} or (1) Alice is a knight'
         )
     return truth
 
 
 def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
-    """What ``text`` calls each of ``people`` (lower case), in its order: (name, ``knight`` or ``knave``).
+    """The statements of ``text`` about ``people`` (lower case), in order: (name, ``knight`` or ``knave``).
 
-    A role belongs to the names before it in its sentence, so "Alice and Bob are knights" says two things, and so does
-    "Alice is a knight or a knave", which contradict each other. "Not a knight" is a knave.
+    A role belongs to the names before it in its sentence, so "Alice and Bob are knights" is two statements. So is
+    "Alice is a knight or a knave", and the two contradict each other. "Not a knight" means a knave.
     """
     names = "|".join(re.escape(name) for name in sorted(people, key=len, reverse=True))
     token = re.compile(

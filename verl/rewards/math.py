@@ -1,6 +1,7 @@
-"""Verifier of mathematical answers: equal text, equal numbers, or the same expression by math-verify.
+"""Verifier of mathematical answers: equal text, equal numbers, or the same expression according to math-verify.
 
-Run it in a ``VerifierPool``: sympy has no time limit of its own here, and an answer like ``10^{10^{10}}`` never ends.
+Run it in a ``VerifierPool``: there is no time limit on sympy here, and it never finishes an answer like
+``10^{10^{10}}``.
 """
 
 import logging
@@ -15,28 +16,28 @@ from verl.rewards.answers import extract_answer, quick_equal
 from verl.rewards.notation import has_variables, keep_variable
 from verl.rewards.score import Verdict
 
-# It warns once a process that its own time limit is off. That limit needs SIGALRM in the main thread and does not
-# interrupt long C calls; the pool's does.
+# math-verify warns once per process that its own time limit is off. That limit needs SIGALRM in the main thread and
+# does not interrupt long C calls; the pool's limit does.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _LATEX = [LatexExtractionConfig()]
 
 REASONS = {True: "equivalent", False: "different", None: "unparsed"}
-"""What ``compare_latex`` returns -> the reason of the verdict."""
+"""Result of ``compare_latex`` -> the reason of the verdict."""
 
 
 def verify_math(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """The verdict on a response; with ``quick`` None where deciding needs algebra. ``extra_info`` is not used."""
+    """The verdict on a response; with ``quick``, None if it needs algebra. ``extra_info`` is not used."""
     answer, boxed = extract_answer(solution)
     if answer is None:
         return Verdict(False, boxed, "missing")
-    return judge(answer, boxed, ground_truth, quick_equal(answer, ground_truth), quick)
+    return verdict_of(answer, boxed, ground_truth, quick_equal(answer, ground_truth), quick)
 
 
-def judge(answer: str, boxed: bool, ground_truth: str, equal: bool | None, quick: bool) -> Verdict | None:
-    """The verdict on an answer whose quick comparison gave ``equal``; where that is None, algebra decides."""
+def verdict_of(answer: str, boxed: bool, ground_truth: str, equal: bool | None, quick: bool) -> Verdict | None:
+    """The verdict on an answer whose quick comparison gave ``equal``; if that is None, algebra decides."""
     if equal is not None:
         return Verdict(equal, boxed, "exact" if equal else "different", answer)
     if quick:
@@ -46,26 +47,26 @@ def judge(answer: str, boxed: bool, ground_truth: str, equal: bool | None, quick
 
 
 def equivalent(answer: str, ground_truth: str) -> bool:
-    """Whether two LaTeX expressions mean the same; False where one of them cannot be read. May take for ever."""
+    """Whether two LaTeX expressions mean the same; False if one of them cannot be parsed. May take forever."""
     return compare_latex(answer, ground_truth) is True
 
 
 def compare_latex(
     answer: str, ground_truth: str, allows: Callable[[Decimal, Decimal], bool] | None = None
 ) -> bool | None:
-    """Whether two LaTeX expressions mean the same; None where the answer cannot be read. May take for ever.
+    """Whether two LaTeX expressions mean the same; None if the answer cannot be parsed. May take forever.
 
-    Letters that end an expression are variables rather than units (``keep_variable``), most of all where the ground
-    truth has variables.
+    Letters at the end of an expression are read as variables rather than units (``keep_variable``), especially if the
+    ground truth has variables.
 
-    ``allows(value, truth)`` says whether a number may stand for the ground truth, where one of the two is a decimal
+    ``allows(value, truth)`` decides whether a number is close enough to the ground truth if either is a decimal
     fraction; without it, they must agree to six decimals.
     """
     truth = keep_variable(ground_truth)
     ours, theirs = _parse(keep_variable(answer, short=not has_variables(truth))), _parse(truth)
     if verify(theirs, ours, allow_set_relation_comp=True, timeout_seconds=None):
         return True
-    # The readings end in the text itself, which is all there is of what cannot be read.
+    # math-verify's parses end with the text itself; if that comes first, nothing was parsed.
     if not ours or isinstance(ours[0], str):
         return None
     if not allows or not theirs or not _has_decimals(ours[0], theirs[0]):
@@ -84,7 +85,7 @@ def _has_decimals(*readings: Any) -> bool:
 
 
 def _number(expression: Any) -> Decimal | None:
-    """Its value, if it is a real number."""
+    """The value of an expression, or of an equation's right side, if it is a real number."""
     if isinstance(expression, Eq):
         expression = expression.rhs
     if not isinstance(expression, Expr) or not expression.is_number or not expression.is_real:

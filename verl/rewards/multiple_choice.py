@@ -1,15 +1,15 @@
-"""Verifier of multiple-choice questions: the answer is an option's letter, or the option itself."""
+"""Verifier of multiple-choice questions: the answer is the letter of an option, or its text."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl.rewards.answers import SENTENCE_END, TAIL_CHARS, extract_boxed, quick_equal
-from verl.rewards.math import equivalent, judge, verify_math
+from verl.rewards.math import equivalent, verdict_of, verify_math
 from verl.rewards.score import Verdict
 
 MAX_LETTERS_CHARS = 200
-"""Longer text is no list of letters."""
+"""Longer text is not a list of letters."""
 
 _MARKUP = re.compile(
     r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|mathit|rm|bf|boxed|fbox)(?![A-Za-z])"
@@ -35,20 +35,20 @@ _REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
 _GOES_ON = re.compile(r"\s+(?!(?:because|since|as|which)\b)[A-Za-z]")
 
 WORDS = "AI"
-"""Letters that are English words: without brackets they count only where no sentence goes on after them."""
+"""Letters that are English words: without brackets they count only if no sentence continues after them."""
 
 
 def verify_multiple_choice(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """The verdict on a response; with ``quick`` None where deciding needs algebra.
+    """The verdict on a response; with ``quick``, None if it needs algebra.
 
-    ``ground_truth`` is a letter, several (``AD``: all of them and no other are right), a labelled option or the text
-    of one; anything else is compared as mathematics. ``extra_info`` may hold ``options`` as ``read_options`` takes
-    them; then the text of the right option, or an expression equal to it, is right as well.
+    ``ground_truth`` is a letter, several letters (``AD``: exactly these are correct), a labelled option or the text of
+    one; anything else is compared as mathematics. ``extra_info`` may hold ``options`` in the form that ``read_options``
+    takes; then the text of the correct option, or an expression equal to it, is correct too.
 
-    The answer is what the last box holds, else what the response states last ("the answer is (B)"), else a lone letter
-    at its end. Two letters are wrong where one is asked for.
+    The answer is read from the last box, else from the last statement ("the answer is (B)"), else it is a single letter
+    at the end. Two letters are wrong if the ground truth is one.
     """
     options = read_options((extra_info or {}).get("options"))
     truth = letters_in(ground_truth, options) or _matching(ground_truth, options)
@@ -65,20 +65,20 @@ def verify_multiple_choice(
     if letters and not (matching and len(letters) > 1):
         equal = letters == truth
     elif matching:
-        # Two options of the same text are both right.
+        # Two options with the same text are both correct.
         equal = truth <= matching
     elif right in options:
         equal = quick_equal(_unwrap(answer), _unwrap(options[right]))
     if equal is None and not quick and _equals_another(answer, right, options):
         equal = False
-    return judge(answer, boxed, options.get(right, ""), equal, quick)
+    return verdict_of(answer, boxed, options.get(right, ""), equal, quick)
 
 
 def read_options(options: Any) -> dict[str, str]:
-    """Letter -> text of each option, in order; empty where there are none.
+    """Letter -> text of each option, in order; empty if there are none.
 
-    From a mapping of just that; a list of texts, whose labels (``A) 5``, ``(A) 5``, ``A. 5``) are left out if all have
-    them; or one text in which the labels follow each other.
+    ``options`` is such a mapping; or a list of texts, whose labels (``A) 5``, ``(A) 5``, ``A. 5``) are removed if all
+    have one; or one text with the labels in order.
     """
     if isinstance(options, Mapping):
         return {str(letter): str(text) for letter, text in options.items() if text is not None}
@@ -103,7 +103,7 @@ def _inline_options(text: str) -> dict[str, str]:
 
 
 def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """The options that ``text`` names by letter and by nothing but letters or labelled options; empty if it does not.
+    """The options that ``text`` names, if it consists only of letters or labelled options; otherwise empty.
 
     ``B``, ``(B)``, ``\\text{(B)}``, ``B. 42``, ``A, C``, and ``b`` unless that is an option's text. A label before the
     text of another option names both.
@@ -126,7 +126,7 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """The options whose text ``text`` is; no option is longer than ``TAIL_CHARS``."""
+    """The options whose text is ``text``; no option is longer than ``TAIL_CHARS``."""
     if len(text) > TAIL_CHARS:
         return frozenset()
     unwrapped = _unwrap(text)
@@ -134,19 +134,19 @@ def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _equals_another(answer: str, right: str, options: Mapping[str, str]) -> bool:
-    """Whether algebra takes ``answer`` for an option besides the right one.
+    """Whether algebra finds ``answer`` equal to an option other than the right one.
 
-    It overlooks units, so ``8 \\mathrm{i}`` is 8 to it; where options differ in just that, it cannot tell.
+    Algebra ignores units and takes ``8 \\mathrm{i}`` for 8, so it cannot tell options that differ only in that.
     """
     others = [text for text in options.values() if not quick_equal(_unwrap(text), _unwrap(options[right]))]
     return any(equivalent(answer, text) for text in others)
 
 
 def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:
-    """The answer of a response without a box, None if there is none, and the options that it names by letter."""
+    """The answer of a response without a box (None if there is none), and the options that it names by letter."""
     tail = solution[-TAIL_CHARS:].translate(_WIDE).rstrip()
     stated = [_first_sentence(tail[found.end() :]) for found in _STATED.finditer(tail)]
-    # What ends in "the answer is a" was cut off.
+    # "The answer is a" at the end of a line was cut off.
     stated = [sentence for sentence in stated if sentence not in ("", "a", "i")]
     for sentence in reversed(stated):
         letters = letters_in(sentence, options) or _matching(sentence, options) or _leading_letter(sentence)
@@ -163,7 +163,7 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
 
 
 def _first_sentence(text: str) -> str:
-    """The first sentence up to a "not", where the full stop of a label (``B. 42``) ends none."""
+    """The first sentence, up to a "not"; the full stop of a label (``B. 42``) does not end it."""
     line = _REJECTED.sub("", text.lstrip(" \t\n:=*").partition("\n")[0][:MAX_LETTERS_CHARS])
     label = _LABEL.match(line)
     start = label.end() if label else 0
@@ -201,12 +201,12 @@ def _letter(label: re.Match[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """``text`` without markup, so that letters and their brackets are left."""
+    """``text`` without markup; letters and their brackets remain."""
     return _MARKUP.sub("", text.translate(_WIDE)).strip().rstrip(". \t")
 
 
 def _unwrap(text: str) -> str:
-    """``text`` without dollar signs, emphasis and a ``\\text{}`` around all of it."""
+    """``text`` without dollar signs, emphasis, or a ``\\text{}`` around all of it."""
     bare = text.strip(" \t\n$*")
     wrapped = _WRAPPED.fullmatch(bare)
     return wrapped.group(1).strip() if wrapped else bare

@@ -1,6 +1,6 @@
-"""One notation for answers: full-width and Unicode signs as LaTeX, wrappers and spacing gone, units told from numbers.
+"""Normalises the notation of answers: Unicode and full-width signs to LaTeX, no wrappers or spacing, units parsed.
 
-Every function takes time linear in the text's length, up to the small factor of a fixed number of passes.
+Every function takes time linear in the length of the text, with a fixed number of passes.
 """
 
 import re
@@ -44,7 +44,7 @@ _WRAPPER = re.compile(
 _CIRCLED = re.compile(r"\\textcircled\s*\{\s*(\w)\s*\}")
 _REWRITES = [
     (re.compile(r"\\(?:left|right|displaystyle|limits|bigl?|bigr|Bigl?|Bigr)(?![A-Za-z])\.?"), ""),
-    # Two backslashes end the row of a matrix.
+    # Not after a backslash: two of them end the row of a matrix.
     (re.compile(r"(?<!\\)\\[()\[\],!;:]|\\?\$|\{,\}(?=\d{3})"), ""),
     (re.compile(r"\\q?quad(?![A-Za-z])|(?<!\\)\\ |~|\s+"), " "),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
@@ -60,7 +60,7 @@ _REWRITES = [
     (re.compile(r"(?<![A-Za-z\\])(ln|lg|log|sin|cos|tan|cot|arcsin|arccos|arctan|pi)(?![A-Za-z])"), r"\\\1 "),
     (re.compile(r"C_\{?(\w+)\}?\s*\^\s*\{?(\w+)\}?"), r"\\binom{\1}{\2}"),
     (re.compile(r"\+\s*\\infty"), r"\\infty"),
-    # Not 2e-1, which may be twice e, less one.
+    # Not 2e-1, which may mean 2 times e minus 1.
     (re.compile(r"(?<![\w.])(\d+\.\d+(?=[eE][+-]?\d)|\d+(?=[eE]\d\d))[eE]\+?(-?\d+)(?![\d.])"), r"\1 \\times 10^{\2}"),
 ]
 _SET_OF_REALS = re.compile(
@@ -73,7 +73,7 @@ _BUILDER = re.compile(r"\\?\{\s*([A-Za-z])\s*(?:\\in\s*\S+?\s*)?[|:]\s*([^|]*?)\
 
 
 def unify(text: str) -> str:
-    """``text`` in one notation; what it means mathematically stays, what is only presentation goes."""
+    """``text`` in one notation: its mathematical meaning is kept and presentation is removed."""
     text = _CIRCLED.sub(r"(\1)", text.translate(_TRANSLATION))
     for _ in range(2):
         text = _WRAPPER.sub(_unwrapped, text)
@@ -94,16 +94,16 @@ def unify(text: str) -> str:
 
 def _unwrapped(found: re.Match[str]) -> str:
     content, before = found.group(1).strip(" ~\t\n"), found.string[max(0, found.start() - 9) : found.start()]
-    # 5\\text{ m} is a length, 5m five times m: the brackets keep that.
+    # 5\\text{ m} is a length, 5m is 5 times m: the brackets keep the difference.
     if content.lower() in SHORT_UNITS and before.rstrip(" ~\\,$")[-1:].isdigit():
         return f" ({content}) "
     return f" {content} "
 
 
 def squeeze(text: str) -> str:
-    """Unified text without needless braces and spaces, for comparison as text.
+    """Unified text without redundant braces and spaces, for comparison as text.
 
-    A space between two numbers stays, unless it parts thousands: ``1 1/2`` is not ``11/2``.
+    A space between two numbers stays unless it separates thousands: ``1 1/2`` is not ``11/2``.
     """
     text = re.sub(r"\s+", " ", text)
     text = re.sub(r"(?<=\d) (?=\d{3}(?![\d/.]))|(?<!\d) | (?!\d)|\\(?=[{}])", "", text)
@@ -114,14 +114,14 @@ _WORDS = re.compile(r"[A-Za-z\u4e00-\u9fff0-9 .,:'’!?()&/-]+")
 _JOINERS = re.compile(r"\b(?:and|or)\b|[和或与及且]")
 _WORD = re.compile(r"[A-Za-z]{3,}|[\u4e00-\u9fff]|\b[ap]\.?m\b", re.IGNORECASE)
 _NOT_SAID = re.compile(
-    # Points, commas and bars count between two digits, a minus before a digit or all of the text.
+    # Full stops, commas and slashes count between two digits; a minus counts before a digit or at the start.
     r"(?<=\d),(?=\d{3}(?!\d))|(?<!\d)[.,/]|[.,/](?!\d)|(?<=[a-z\u4e00-\u9fff])-|(?<!^)-(?!\d)"
     r"|[^0-9a-z:.,/\u4e00-\u9fff-]+"
 )
 
 
 def words_in(text: str) -> str | None:
-    """What unified ``text`` says, in lower case and without signs, where it is words; None where it is mathematics."""
+    """Unified ``text`` in lower case and without signs, if it consists of words; None if it is mathematics."""
     if not _WORDS.fullmatch(text) or not _WORD.search(_JOINERS.sub("", text)):
         return None
     joined = re.sub(r"(?<=\d)\s*/\s*(?=\d)", "/", text.lower())
@@ -129,13 +129,13 @@ def words_in(text: str) -> str | None:
 
 
 class Quantity(NamedTuple):
-    """A plain number with what stands behind it."""
+    """A plain number with its unit."""
 
     value: Decimal
     unit: str
-    """Canonical, as ``UNITS`` has it; ``%``; another word as it is; empty where there is none."""
+    """The canonical name in ``UNITS``; ``%``; another word as it is; empty if there is none."""
     known: bool
-    """Whether the unit is one of ``UNITS``, so that another known one means another answer."""
+    """Whether the unit is one of ``UNITS`` or ``%``; two known units that differ mean different answers."""
 
 
 UNITS = {
@@ -171,16 +171,16 @@ UNITS = {
     )
     for name in names.split()
 }
-"""Name of a unit -> the name that stands for it here."""
+"""Name of a unit -> its canonical name."""
 
 SHORT_UNITS = {"s", "m", "g", "l", "h", "t"}
 """Names that are variables more often than units."""
 
 _OTHER_SHORT_UNITS = {"am", "pm", "st", "th", "yr", "gm", "cc", "sq", "rs"}
-"""Further names of two letters that math-verify leaves out as units, and that are no products of variables."""
+"""More two-letter names that math-verify drops as units and that are not products of variables."""
 
 _FACTORS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "万": 4, "亿": 8}
-"""Words behind a number that multiply it -> the power of ten."""
+"""Word after a number that multiplies it -> the power of ten."""
 
 _FACTOR = re.compile(r"(?:(hundred|thousand|million|billion|trillion)(?![a-z])|([万亿]))\s*")
 _OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z])\b")
@@ -194,8 +194,8 @@ _QUANTITY = re.compile(
 def read_quantity(text: str, short: bool = False) -> Quantity | None:
     """The number and unit of unified ``text`` such as ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
 
-    None where there is no plain number or what follows it may be a variable (``3x``, ``2 ab``, and without ``short``
-    ``5 m``).
+    None if there is no plain number, or if the text after it may be a variable (``3x``, ``2 ab``, and without ``short``
+    also ``5 m``).
     """
     found = _QUANTITY.fullmatch(text) if len(text) <= 120 else None
     if found is None:
@@ -233,10 +233,10 @@ _SUM = re.compile(r"(?<=[^\s({\[])\s*[+-]")
 
 
 def keep_variable(text: str, short: bool = False) -> str:
-    """LaTeX in which a variable that ends it is in braces, for math-verify leaves out what it takes for a unit.
+    """LaTeX with braces around a variable at its end, because math-verify drops what it takes for a unit.
 
-    It takes ``t`` for one in ``2+3t``, ``ab`` in ``5ab`` and the imaginary unit in ``5\\mathrm{i}``. Names of two
-    letters in ``UNITS`` stay units; with ``short`` those of ``SHORT_UNITS`` do too, behind a number alone.
+    It takes ``t`` in ``2+3t``, ``ab`` in ``5ab`` and the imaginary unit in ``5\\mathrm{i}`` for units. Two-letter names
+    in ``UNITS`` stay units; with ``short`` so do those of ``SHORT_UNITS`` after a single number.
     """
     text = _CONSTANT.sub(r" \1 ", text)
     found = _LAST_LETTERS.search(text)
@@ -248,24 +248,24 @@ def keep_variable(text: str, short: bool = False) -> str:
         is_unit = short and not has_variables(rest) and not _SUM.search(rest)
     if not rest or is_unit:
         return text
-    # Behind a sign, braces would make it a set.
+    # After a sign, braces would make it a set.
     return rest + (letters if rest[-1] in "+-*/=<>(,;:|&" else f"{{{letters}}}")
 
 
 def has_variables(text: str) -> bool:
-    """Whether letters are left in LaTeX without its commands and words."""
+    """Whether LaTeX has letters outside its commands and words."""
     return re.search("[A-Za-z]", _NO_VARIABLES.sub("", text)) is not None
 
 
 _SPLIT = re.compile(r"(?P<open>\\?[({\[])|(?P<close>\\?[)}\]])|(?P<mark>[,;]|\b(?:and|or)\b|[和或与及且])")
-"""The last are the words of ``_JOINERS``."""
+"""The words are those of ``_JOINERS``."""
 
 
 def split_answers(text: str, thousands: bool = True) -> tuple[list[str], bool]:
-    """The answers that unified ``text`` lists, and whether their order counts because semicolons part them.
+    """The answers that unified ``text`` lists, and whether their order counts because semicolons separate them.
 
-    One surrounding pair of set braces is left out. With ``thousands`` a comma between a digit and three digits parts
-    nothing.
+    One surrounding pair of set braces is removed. With ``thousands``, a comma between a digit and three digits is not a
+    separator.
     """
     inner = text[2:-2] if text.startswith(r"\{") and text.endswith(r"\}") else text
     parts, depth, start, ordered = [], 0, 0, False
@@ -274,7 +274,7 @@ def split_answers(text: str, thousands: bool = True) -> tuple[list[str], bool]:
             depth += 1
         elif found.lastgroup == "close":
             depth -= 1
-        elif depth == 0 and not (thousands and found.group() == "," and _parts_thousands(inner, found.start())):
+        elif depth == 0 and not (thousands and found.group() == "," and _is_thousands(inner, found.start())):
             ordered = ordered or found.group() == ";"
             parts.append(inner[start : found.start()])
             start = found.end()
@@ -282,6 +282,6 @@ def split_answers(text: str, thousands: bool = True) -> tuple[list[str], bool]:
     return [part.strip() for part in parts if part.strip()], ordered
 
 
-def _parts_thousands(text: str, comma: int) -> bool:
+def _is_thousands(text: str, comma: int) -> bool:
     before, after = text[max(0, comma - 3) : comma], text[comma + 1 : comma + 5]
     return before[-1:].isdigit() and bool(re.fullmatch(r"\d{3}(?!\d).?", after))

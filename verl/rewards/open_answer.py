@@ -1,6 +1,6 @@
-"""Verifier of answers in any open form: numbers with units, expressions, sets, intervals, several answers, words.
+"""Verifier of open-ended answers: numbers with units, expressions, sets, intervals, lists of answers, words.
 
-For English and Chinese. What text, numbers and units do not decide, math-verify does, so run it in a ``VerifierPool``.
+For English and Chinese. math-verify decides what text, numbers and units do not, so run it in a ``VerifierPool``.
 """
 
 import re
@@ -14,13 +14,13 @@ from verl.rewards.notation import Quantity, read_quantity, split_answers, squeez
 from verl.rewards.score import Verdict
 
 ROUNDING = Decimal("1e-4")
-"""Relative error up to which a decimal fraction is right, as is usual in evaluations; whole numbers must be exact."""
+"""Largest relative error of a correct decimal fraction, as is usual in evaluations; whole numbers must be exact."""
 
 MAX_CHARS = 2000
-"""Longer answers are right only if they are the ground truth's own text."""
+"""Longer answers are correct only if their text is that of the ground truth."""
 
 MAX_LISTED = 12
-"""Longer lists of answers are compared as a whole."""
+"""Longer lists of answers are compared as one expression."""
 
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]*=")
 _BETWEEN_BOXES = re.compile(
@@ -31,13 +31,13 @@ _BETWEEN_BOXES = re.compile(
 def verify_open_answer(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """The verdict on a response; with ``quick`` None where deciding needs algebra.
+    """The verdict on a response; with ``quick``, None if it needs algebra.
 
-    Units, wrappers such as ``\\text{}``, full-width signs and the order of a list's entries do not matter; different
-    units of measure do, and so does the order of answers that the ground truth parts with semicolons. A number with a
-    fractional part is right up to ``ROUNDING``. ``extra_info`` may widen that: ``relative_tolerance`` is a share of
-    the ground truth, ``tolerance`` a number. An answer that math-verify cannot read is wrong for the reason
-    ``unparsed``.
+    A missing unit, wrappers such as ``\\text{}``, full-width signs and the order of a list's entries do not matter.
+    Different units of measure do, and so does the order of answers that the ground truth separates with semicolons. A
+    number with a fractional part is correct up to ``ROUNDING``. ``extra_info`` may widen that: ``relative_tolerance``
+    is a fraction of the ground truth, ``tolerance`` a number. An answer that math-verify cannot parse is wrong for the
+    reason ``unparsed``.
     """
     answer, boxed = _find_answer(solution, ground_truth)
     if answer is None:
@@ -60,7 +60,7 @@ class Tolerance:
         self.absolute = _decimal(extra_info.get("tolerance"))
 
     def allows(self, value: Decimal, truth: Decimal) -> bool:
-        """Whether ``value`` is right where ``truth`` is."""
+        """Whether ``value`` is close enough to ``truth``."""
         error = abs(value - truth)
         whole = truth == truth.to_integral_value()
         relative = max(self.relative, Decimal(0) if whole else ROUNDING)
@@ -75,7 +75,7 @@ def _decimal(value: Any) -> Decimal:
 
 
 def _find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
-    """As ``extract_answer``; where several answers are asked for, all boxes that stand side by side at the end."""
+    """As ``extract_answer``; if the ground truth is a list, the answer is all boxes side by side at the end."""
     answer, boxed = extract_answer(solution)
     if not boxed or answer is None or len(ground_truth) > MAX_CHARS:
         return answer, boxed
@@ -90,7 +90,7 @@ def _find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
 
 
 def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | None:
-    """Whether the two are the same where text, words, numbers and units tell; None where they do not."""
+    """Whether the two are the same by text, words, numbers and units; None if these do not decide it."""
     if quick_equal(answer, ground_truth):
         return True
     if len(answer) > MAX_CHARS or len(ground_truth) > MAX_CHARS:
@@ -102,7 +102,7 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
 
 
 def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """The same for unified text."""
+    """As ``_quick_same``, for unified text."""
     if not answer or not truth:
         return False
     if squeeze(answer) == squeeze(truth):
@@ -123,14 +123,14 @@ def _same_quantity(a: Quantity, b: Quantity, tolerance: Tolerance) -> bool:
         return False
     if tolerance.allows(a.value, b.value):
         return True
-    # 25% is 0.25, whichever of the two is asked for.
+    # 25% is 0.25, whichever of the two is the ground truth.
     if percent == [True, False]:
         return tolerance.allows(a.value / 100, b.value)
     return percent == [False, True] and tolerance.allows(a.value, b.value / 100)
 
 
 def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Whether unified texts mean the same; None where the answer cannot be read. May take for ever."""
+    """Whether unified texts mean the same; None if the answer cannot be parsed. May take forever."""
     for thousands in (True, False):
         ours, _ = split_answers(answer, thousands)
         theirs, ordered = split_answers(truth, thousands)
@@ -146,10 +146,10 @@ def _same_list(ours: list[str], theirs: list[str], ordered: bool, tolerance: Tol
     labels = [[_LABEL.match(squeeze(part)) for part in parts] for parts in (ours, theirs)]
     left = list(ours)
     for truth in theirs:
-        # What is x for one must not be y for the other.
+        # If all entries are labelled (x=1, y=2), x is compared with x.
         named = all(map(all, labels)) and squeeze(truth).partition("=")[0] + "="
         candidates = [a for a in left if not named or squeeze(a).startswith(named)]
-        # Text first: algebra on every pair would take the square of the list's length.
+        # Text first: algebra on every pair would be quadratic in the length of the list.
         match = next((a for a in candidates if squeeze(a) == squeeze(truth)), None)
         match = match or next((a for a in candidates if _same_single(a, truth, tolerance)), None)
         if match is None:
@@ -163,5 +163,5 @@ def _same_single(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
     if equal is not None:
         return equal
     a, b = read_quantity(answer), read_quantity(truth)
-    # Algebra takes the number alone: math-verify knows fewer units.
+    # Algebra gets the number without its unit: math-verify knows fewer units.
     return compare_latex(str(a.value) if a else answer, str(b.value) if b else truth, tolerance.allows)

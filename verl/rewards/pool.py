@@ -1,7 +1,7 @@
-"""Verifiers in processes that can be killed, so that no response can hang or exhaust the trainer.
+"""Verifiers in processes that can be killed, so that no response can hang the trainer or exhaust its memory.
 
-A batch is first asked for quick verdicts, many responses a message: most answers are equal or different as text or as
-numbers. Only what needs algebra is then verified one response a message, each under its own time limit.
+A batch gets quick verdicts first, with many responses per message: most answers are equal or different as text or as
+numbers. Answers that need algebra are then verified one per message, each under its own time limit.
 """
 
 import ctypes
@@ -34,21 +34,22 @@ CHUNK_SIZE = 32
 """Responses in one message of the quick pass."""
 
 STALL_S = 120.0
-"""Seconds beyond the time limit without any progress after which the pool is started anew; more than a worker's start
-takes on a loaded machine."""
+"""The pool is restarted after this many seconds beyond the time limit without progress; more than a worker takes to
+start on a loaded machine."""
 
 MAX_STARTS = 3
 """Starts of the pool within one batch before giving up."""
 
 PR_SET_PDEATHSIG = 1
-"""``prctl`` option of Linux: the signal sent to this process when the thread that started it ends."""
+"""Linux ``prctl`` option: the signal that this process gets when the thread that started it ends."""
 
 WARM_UP = ("math", r"\boxed{x^2+2x+1}", "(x+1)^2")
-"""Scored before the first response, so that its time limit pays for no import and no filling of sympy's caches."""
+"""Scored before the first response, so that its time limit does not include imports and the filling of sympy's
+caches."""
 
 
-class Job(NamedTuple):
-    """One response as it travels to a verifier process."""
+class VerifierJob(NamedTuple):
+    """One response, as it is sent to a verifier process."""
 
     scorer: Scorer
     data_source: str
@@ -57,34 +58,25 @@ class Job(NamedTuple):
     extra_info: Mapping[str, Any] | None
 
 
-class PendingScores:
-    """The scores of a submitted batch, in the order of its responses."""
+PendingScores = Future[list[Score]]
+"""The scores of a submitted batch, in the order of its responses.
 
-    def __init__(self, future: Future[list[Score]]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        """Whether ``result`` would return at once."""
-        return self._future.done()
-
-    def result(self) -> list[Score]:
-        """Wait for the scores. Raises what a verifier raised, or ``RuntimeError`` if the pool was closed meanwhile."""
-        return self._future.result()
+``result`` waits for them. It raises what a verifier raised, or ``RuntimeError`` if the pool was closed.
+"""
 
 
 class VerifierPool:
     """A context manager of ``config.num_workers`` verifier processes.
 
     A response whose verifier exceeds ``timeout_s`` or its memory, or dies, counts as wrong with the reason
-    ``timeout``, ``memory`` or ``crash`` and costs no other response. ``memory_limit_mb`` bounds what a process
-    allocates beyond its size after its imports, which is not the verifier's doing. Any other exception of a verifier
-    is an error in it, and is raised.
+    ``timeout``, ``memory`` or ``crash``; other responses are not affected. ``memory_limit_mb`` bounds the memory of a
+    process beyond its size after imports. Any other exception of a verifier is a bug in it and is raised.
 
-    ``config.custom_functions`` are a user's own and come before the verifiers; a response that one does not survive
-    scores 0. Raises ``ConfigError`` when one cannot be loaded.
+    ``config.custom_functions`` are a user's own functions and come before the verifiers; a response on which one of
+    them runs out of time or memory or dies scores 0. Raises ``ConfigError`` if one cannot be loaded.
 
-    The processes are spawned, not forked: this one holds threads and accelerators. They end with it even when it is
-    killed. One pool may be used from several threads; its batches are scored in turn.
+    The processes are spawned, not forked, because this process holds threads and accelerators. They end with it even if
+    it is killed. One pool may be used from several threads; its batches are scored one after another.
     """
 
     def __init__(self, config: RewardScoreConfig) -> None:
@@ -97,7 +89,7 @@ class VerifierPool:
         self._dispatcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier-pool")
 
     def __enter__(self) -> Self:
-        # Starts the processes, so that their imports overlap with whatever comes before the first batch.
+        # Starts the processes now, so that their imports overlap with the work before the first batch.
         self._dispatcher.submit(self._run, _verify_quickly, [[]])
         return self
 
@@ -123,9 +115,9 @@ class VerifierPool:
         ground_truths: Sequence[str],
         extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> PendingScores:
-        """Start scoring a batch: for each response its data source, its text, its ground truth and extra information.
+        """Start scoring a batch: for each response its data source, text, ground truth and extra information.
 
-        Returns at once. Raises ``ValueError`` for an unknown data source or sequences of unequal length,
+        Returns immediately. Raises ``ValueError`` for an unknown data source or sequences of unequal length, and
         ``RuntimeError`` if the pool is closed.
         """
         infos = [None] * len(solutions) if extra_infos is None else extra_infos
@@ -134,26 +126,26 @@ class VerifierPool:
         self._check_open()
         scorers = {source: find_scorer(source, self._custom) for source in set(data_sources)}
         jobs = [
-            Job(scorers[source], source, solution, truth, info)
+            VerifierJob(scorers[source], source, solution, truth, info)
             for source, solution, truth, info in zip(data_sources, solutions, ground_truths, infos, strict=True)
         ]
-        return PendingScores(self._dispatcher.submit(self._score, jobs))
+        return self._dispatcher.submit(self._score, jobs)
 
     def close(self) -> None:
-        """End the verifier processes, also in the middle of a batch. Harmless when repeated."""
+        """Stop the verifier processes, even in the middle of a batch. May be called twice."""
         if not self._closed:
             self._closed = True
-            # The dispatching thread started the processes, and they die when it ends: it has to stop them itself.
+            # The processes end with the dispatching thread, which started them, so that thread has to stop them.
             self._dispatcher.submit(self._stop_processes)
             self._dispatcher.shutdown(wait=True)
 
-    def _score(self, jobs: list[Job]) -> list[Score]:
+    def _score(self, jobs: list[VerifierJob]) -> list[Score]:
         verdicts: list[Verdict | None] = [None] * len(jobs)
         starts = range(0, len(jobs), CHUNK_SIZE)
         for start, chunk in zip(
             starts, self._run(_verify_quickly, [jobs[i : i + CHUNK_SIZE] for i in starts]), strict=True
         ):
-            # A chunk that failed leaves its responses undecided: they are verified one by one below.
+            # The responses of a failed chunk stay undecided and are verified one by one below.
             if not isinstance(chunk, BaseException):
                 verdicts[start : start + len(chunk)] = chunk
         undecided = [index for index, verdict in enumerate(verdicts) if verdict is None]
@@ -164,7 +156,7 @@ class VerifierPool:
         return [score_of(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
 
     def _run(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
-        """For each argument the function's result or the exception that ended it, from the verifier processes."""
+        """The function's result for each argument, or the exception that ended it, from the verifier processes."""
         outcomes: list[Any] = [None] * len(arguments)
         unfinished = list(range(len(arguments)))
         for _ in range(MAX_STARTS):
@@ -183,7 +175,7 @@ class VerifierPool:
                 else:
                     outcomes[index] = future.exception() or future.result()
             if unfinished:
-                logger.warning("verifier processes lost %d responses; starting them anew", len(unfinished))
+                logger.warning("verifier processes lost %d responses; restarting the processes", len(unfinished))
                 self._stop_processes()
         if unfinished:
             raise RuntimeError(
@@ -193,8 +185,8 @@ class VerifierPool:
         return outcomes
 
     def _wait(self, futures: list[Future[Any]]) -> None:
-        """Return when all are done, or when nothing was done for too long: a process that dies holding the pool's
-        lock leaves the others waiting for it for ever."""
+        """Return when all are done, or after too long without progress: if a process dies while it holds the pool's
+        lock, the others wait for the lock forever."""
         progress, num_done = time.monotonic(), 0
         while True:
             done, pending = wait(futures, timeout=0.5)
@@ -214,7 +206,7 @@ class VerifierPool:
         if self._processes is not None and not self._processes.active:
             self._stop_processes()
         if self._processes is None:
-            # Not a fork server: it lives as long as its children, so a hanging one would keep both alive for ever.
+            # Not a fork server: it lives as long as its children, so a hanging child would keep both alive forever.
             self._processes = ProcessPool(
                 max_workers=self.config.num_workers,
                 initializer=_prepare_process,
@@ -225,13 +217,13 @@ class VerifierPool:
 
     def _stop_processes(self) -> None:
         if self._processes is not None:
-            self._processes.stop()
+            self._processes.stop()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
             self._processes.join()
             self._processes = None
 
 
-def _failure(error: BaseException, job: Job) -> Verdict:
-    """The verdict on a response that its verifier did not survive; raises ``error`` if it says something else."""
+def _failure(error: BaseException, job: VerifierJob) -> Verdict:
+    """The verdict on a response whose verifier ran out of time or memory or died; raises any other ``error``."""
     if isinstance(error, TimeoutError):
         reason = "timeout"
     elif isinstance(error, MemoryError):
@@ -245,7 +237,8 @@ def _failure(error: BaseException, job: Job) -> Verdict:
 
 def _prepare_process(memory_limit_mb: int, custom_functions: list[str]) -> None:
     """Runs first in every verifier process."""
-    # A process deep in a C call (an integer power) never reaches a Python signal handler; the default action ends it.
+    # A process inside a long C call (an integer power) never reaches a Python signal handler; the default action ends
+    # it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     compute_score(*WARM_UP)
@@ -253,7 +246,7 @@ def _prepare_process(memory_limit_mb: int, custom_functions: list[str]) -> None:
         load_function(path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        # Nobody would end a hanging process whose parent was killed.
+        # Otherwise nothing would end a hanging process whose parent was killed.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         parent = multiprocessing.parent_process()
         if parent is None or not parent.is_alive():
@@ -265,11 +258,11 @@ def _prepare_process(memory_limit_mb: int, custom_functions: list[str]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-def _verify_quickly(jobs: list[Job]) -> list[Verdict | None]:
-    """Runs in a verifier process: the verdicts that take no time, None for the others."""
+def _verify_quickly(jobs: list[VerifierJob]) -> list[Verdict | None]:
+    """Runs in a verifier process: the quick verdicts, None for the other responses."""
     return [quick_verdict(*job) for job in jobs]
 
 
-def _verify(job: Job) -> Verdict:
-    """Runs in a verifier process: the verdict, whatever it takes."""
+def _verify(job: VerifierJob) -> Verdict:
+    """Runs in a verifier process: the verdict, however long it takes."""
     return final_verdict(*job)

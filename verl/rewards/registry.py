@@ -1,4 +1,4 @@
-"""Which verifier, or which function of the user, scores which data source."""
+"""Which verifier or custom function scores which data source."""
 
 import importlib
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ VERIFIERS: dict[str, str] = {
     "kk": KNIGHTS_AND_KNAVES,
     "K-and-K/knights-and-knaves": KNIGHTS_AND_KNAVES,
 }
-"""``data_source`` of a record -> ``module:function`` of its verifier, loaded on first use so that sympy is loaded
-only where it is needed. ``math`` serves every set whose answers are numbers or LaTeX."""
+"""``data_source`` of a record -> ``module:function`` of its verifier, loaded on first use, so that sympy is loaded only
+where it is needed. ``math`` serves every data set whose answers are numbers or LaTeX."""
 
 PREFIXES: dict[str, str] = {
     "simplelr_": MATH,
@@ -43,15 +43,15 @@ PREFIXES: dict[str, str] = {
     "kk_": KNIGHTS_AND_KNAVES,
     "kk/": KNIGHTS_AND_KNAVES,
 }
-"""How a ``data_source`` that is not in ``VERIFIERS`` begins -> its verifier: families with one name per variant."""
+"""Prefix of a ``data_source`` that is not in ``VERIFIERS`` -> its verifier, for families with one name per variant."""
 
 CUSTOM_FUNCTIONS: dict[str, str] = {}
-"""``data_source``, or ``*`` for every one -> ``module:function`` of a user's own reward function, which comes before
-any verifier; filled by ``use_custom_functions``."""
+"""``data_source``, or ``*`` for all -> ``module:function`` of a user's own reward function, which comes before any
+verifier; filled by ``use_custom_functions``."""
 
 
 class Scorer(NamedTuple):
-    """What judges a response: a verifier or a user's own function."""
+    """A verifier or a user's own function."""
 
     path: str
     """``module:function``."""
@@ -59,10 +59,10 @@ class Scorer(NamedTuple):
 
 
 class Verifier(Protocol):
-    """The form of a verifier.
+    """The signature of a verifier.
 
-    With ``quick=True`` it answers only if that takes well under a millisecond, whatever the response, and returns None
-    otherwise; the pool asks so first. With ``quick=False`` it always returns a verdict, taking the time it takes.
+    With ``quick=True``, which the pool tries first, it returns None unless the verdict takes well under a millisecond,
+    whatever the response. With ``quick=False`` it always returns a verdict, however long that takes.
     """
 
     def __call__(
@@ -71,9 +71,9 @@ class Verifier(Protocol):
 
 
 def register_verifier(data_source: str, path: str) -> None:
-    """Let ``path``, a ``module:function`` that verifier processes can import, score ``data_source``.
+    """Register ``path``, a ``module:function`` that verifier processes can import, as the verifier of ``data_source``.
 
-    Raises ``ConfigError`` when ``path`` does not have that form or ``data_source`` already has another verifier.
+    Raises ``ConfigError`` if ``path`` does not have that form or ``data_source`` already has another verifier.
     """
     module, _, function = path.partition(":")
     require(bool(module and function), f"verifier of {data_source}", path, "must have the form module:function")
@@ -82,10 +82,7 @@ def register_verifier(data_source: str, path: str) -> None:
 
 
 def use_custom_functions(paths: Mapping[str, str]) -> None:
-    """Let a user's own functions, and no others, score their data sources from now on (``CUSTOM_FUNCTIONS``).
-
-    Raises ``ConfigError`` when one cannot be loaded.
-    """
+    """Replace ``CUSTOM_FUNCTIONS`` by ``paths``. Raises ``ConfigError`` if a function cannot be loaded."""
     for path in paths.values():
         load_function(path)
     CUSTOM_FUNCTIONS.clear()
@@ -93,7 +90,7 @@ def use_custom_functions(paths: Mapping[str, str]) -> None:
 
 
 def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> Scorer:
-    """What scores ``data_source``: its custom function, else its verifier.
+    """The scorer of ``data_source``: its custom function, else its verifier.
 
     Raises ``ConfigError`` naming the known sources if it has neither.
     """
@@ -122,7 +119,7 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     mode: str = "independent",
 ) -> Score:
-    """Score one response in this process, without any limit on time or memory; see ``VerifierPool`` for limits.
+    """Score one response in this process, without limits on time or memory; see ``VerifierPool`` for limits.
 
     ``mode`` is ``independent`` (+1 correct and boxed, +0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed) or
     ``mix`` (1 or 0); a custom function gives its own score. Raises ``ConfigError`` for an unknown data source or mode.
@@ -133,7 +130,7 @@ def compute_score(
 def quick_verdict(
     scorer: Scorer, data_source: str, solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None
 ) -> Verdict | None:
-    """The verdict if it takes no time, None otherwise; a custom function is not asked, as it may take any."""
+    """The verdict if it is quick, else None. Custom functions are not called: they may take any time."""
     if scorer.is_custom:
         return None
     return load_verifier(scorer.path)(solution, ground_truth, extra_info, quick=True)
@@ -142,7 +139,8 @@ def quick_verdict(
 def final_verdict(
     scorer: Scorer, data_source: str, solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None
 ) -> Verdict:
-    """The verdict, whatever time it takes. Raises ``TypeError`` if a verifier gives none, ``CustomFunctionError``."""
+    """The verdict, however long it takes. Raises ``CustomFunctionError``, or ``TypeError`` if a verifier returns
+    None."""
     if scorer.is_custom:
         return custom_verdict(scorer.path, data_source, solution, ground_truth, extra_info)
     verdict = load_verifier(scorer.path)(solution, ground_truth, extra_info)

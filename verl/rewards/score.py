@@ -1,4 +1,4 @@
-"""What verifiers say about a response, and the score that follows from it."""
+"""The verdict of a verifier on a response, and the score that follows from it."""
 
 from dataclasses import dataclass
 from typing import TypedDict, get_args
@@ -7,24 +7,24 @@ from verl.config.checks import require_choice
 from verl.config.signal import ScoreMode
 
 MAX_LOGGED_ANSWER = 200
-"""Characters of an answer that a score keeps."""
+"""Maximum number of characters of an answer in a score."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verifier's finding on one response."""
+    """A verifier's result for one response."""
 
     correct: bool
     boxed: bool
-    """Whether the response holds a closed, non-empty ``\\boxed{...}``, or the form its verifier asks for instead."""
+    """Whether the response has a closed, non-empty ``\\boxed{...}``, or the form that its verifier requires instead."""
     reason: str
     """``exact`` or ``equivalent`` (correct); ``different``, ``missing`` (no answer found), ``unparsed`` (algebra cannot
-    read the answer), ``timeout``, ``memory``, ``crash`` (the verifier did not survive the response); ``custom`` (a
-    user's function judged)."""
+    parse the answer), ``timeout``, ``memory``, ``crash`` (the verifier crashed); ``custom`` (a user's function
+    decided)."""
     answer: str = ""
     """The answer found in the response."""
     score: float | None = None
-    """The score where a user's function gives it; None where it follows from ``correct`` and ``boxed``."""
+    """The score if a user's function set it; None if it follows from ``correct`` and ``boxed``."""
 
 
 class Score(TypedDict):
@@ -38,9 +38,7 @@ class Score(TypedDict):
 
 
 def score_of(verdict: Verdict, mode: str) -> Score:
-    """The score of ``verdict``; ``mode`` is ``independent`` or ``mix`` as in ``RewardScoreConfig.mode``.
-
-    A score that the verdict holds itself is used as it is.
+    """The score of ``verdict``: its own, or by ``mode``, ``independent`` or ``mix`` as in ``RewardScoreConfig.mode``.
 
     Raises ``ConfigError`` for another mode.
     """

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verl.config.ppo import SamplingConfig
-from verl.models.fsdp import kept_whole
+from verl.models.fsdp import keep_unsharded
 from verl.models.policy import Policy
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
@@ -40,7 +40,7 @@ class HFRollout:
         rows = prompts.repeat_interleave(sampling.n)
         draws = self._draws(rows, sampling, seed)
         responses: list[SampledResponse] = []
-        with self.policy.parameters.loaded(), kept_whole(self.policy.model):
+        with self.policy.parameters.loaded(), keep_unsharded(self.policy.model):
             for start in range(0, len(rows), self.batch_size):
                 part = slice(start, start + self.batch_size)
                 responses += self._decode(rows[part], draws[part], sampling)

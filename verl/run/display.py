@@ -1,4 +1,4 @@
-"""What a person sees: a live bar on a terminal, one line per step elsewhere, tables at the end."""
+"""Output for people: a live bar on a terminal, one line per step elsewhere, tables at the end."""
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -9,17 +9,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+Columns = Mapping[str, tuple[str, str]]
+"""The metrics that a progress bar shows: header -> (metric name, format)."""
+
 
 class RunDisplay:
-    """A progress bar over training steps with the latest figures below it; use it as a context manager.
+    """A progress bar over training steps with the latest metrics below it; use it as a context manager.
 
     Args:
-        title: what runs.
+        title: name of the run.
         total_steps: length of the bar.
-        columns: header -> (metric name, format), the figures shown.
     """
 
-    def __init__(self, title: str, total_steps: int, columns: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, title: str, total_steps: int, columns: Columns) -> None:
         self.console = Console()
         self._columns = columns
         self._shown: dict[str, float] = {}
@@ -35,7 +37,7 @@ class RunDisplay:
         )
         self._task = self._progress.add_task(title, total=total_steps, phase="")
         self._figures = Text()
-        # Off a terminal there is no line to redraw: every step prints its own.
+        # Without a terminal, no line can be redrawn: every step prints its own.
         self._live = (
             Live(Group(self._progress, self._figures), console=self.console) if self.console.is_terminal else None
         )
@@ -52,7 +54,7 @@ class RunDisplay:
             self._live.stop()
 
     def phase(self, name: str) -> None:
-        """Show what is going on now."""
+        """Show the current phase."""
         self._progress.update(self._task, phase=name)
 
     def say(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""How a run ends: its exit code and one clear message."""
+"""The exit code of a run, and its last message."""
 
 import signal
 import sys
@@ -9,15 +9,15 @@ from verl.config.errors import ConfigError
 from verl.single_controller import WorkerError
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell gives it."""
+"""Exit code after Ctrl-C, as in a shell."""
 TERMINATED = 143
 """Exit code after SIGTERM."""
 
 
-def exit_with(run: Callable[[], None]) -> None:
-    """Call ``run`` and leave the process with a code and one clear message: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM.
+def run_to_exit_code(run: Callable[[], None]) -> None:
+    """Call ``run`` and exit with a code and one message: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM.
 
-    Errors that are no user's or worker's keep their traceback.
+    Errors other than ``ConfigError`` and ``WorkerError`` keep their traceback.
     """
     terminated = False
 
@@ -35,7 +35,7 @@ def exit_with(run: Callable[[], None]) -> None:
         print("interrupted; complete checkpoints are kept", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except SystemExit:
-        # While Ray waits, it replaces the code of what a signal handler raises.
+        # While Ray waits, it replaces the exit code that a signal handler raises.
         if terminated:
             sys.exit(TERMINATED)
         raise

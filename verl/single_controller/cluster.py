@@ -1,5 +1,6 @@
-"""The Ray cluster that a run's workers live on, and the device they compute on."""
+"""The Ray cluster of a run's workers, and the device they compute on."""
 
+import logging
 import os
 import signal
 import threading
@@ -14,10 +15,10 @@ from verl.config.errors import ConfigError
 
 
 def resolve_device(device: str) -> str:
-    """``auto`` becomes ``cuda`` where torch sees a GPU and ``cpu`` elsewhere.
+    """``cuda`` or ``cpu``; ``auto`` is ``cuda`` where torch sees a GPU.
 
     Raises:
-        ConfigError: ``cuda`` is asked for and torch sees no GPU.
+        ConfigError: ``device`` is ``cuda`` and torch sees no GPU.
     """
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
@@ -27,22 +28,22 @@ def resolve_device(device: str) -> str:
 
 @contextmanager
 def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
-    """A Ray cluster for the ``with`` block: the one that RAY_ADDRESS names, or one of this machine's own.
+    """A Ray cluster for the ``with`` block: the one at RAY_ADDRESS, or a local one.
 
-    The local cluster ends with the block and leaves no processes.
+    A local cluster ends with the block and leaves no processes.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Workers have an environment of their own: processes that Ray starts beforehand would serve nobody.
+    # Workers have their own environment, so processes that Ray starts in advance would never be used.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     options: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):
-        # Workers are one process each; on a machine with fewer cores they share them, rather than wait for ever.
+        # One process per worker: on a machine with fewer cores they share them instead of waiting forever.
         cpus = max(os.cpu_count() or 1, world_size)
         # Only tokens and metrics cross processes, so the object store can be small.
         options = {"address": "local", "num_cpus": cpus, "object_store_memory": 256 << 20, "include_dashboard": False}
     on_terminate = signal.getsignal(signal.SIGTERM)
-    ray.init(log_to_driver=False, logging_level="ERROR", **options)
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     if threading.current_thread() is threading.main_thread():
         # Ray's own handler prints a stack trace and aborts the process.
         signal.signal(signal.SIGTERM, on_terminate)

@@ -1,7 +1,7 @@
-"""Spectra of every prefix of a matrix: pure linear algebra on tensors, depends on torch alone.
+"""Spectra of every prefix of a matrix: pure linear algebra on tensors. Depends on torch alone.
 
 Start at :func:`prefix_functionals` (effective ranks and entropies) or :func:`prefix_spectral_sums` (any sum of
-powers of singular values); the method and its errors are derived in docs/spectral.md.
+powers of singular values). docs/spectral.md derives the method and its errors.
 """
 
 from verl.spectral.functions import (

@@ -1,4 +1,4 @@
-"""Which method is cheaper: a model of time with constants measured once per kind of device."""
+"""Which method is faster: a cost model with constants measured once per kind of device."""
 
 import math
 from typing import NamedTuple
@@ -13,13 +13,13 @@ class Rates(NamedTuple):
     """Speed of one kind of device."""
 
     products: float
-    """Floating-point operations a second of batched float64 matrix products."""
+    """Floating-point operations per second of batched float64 matrix products."""
     panel: float
-    """Seconds that the diagonal block of one panel takes beyond the products."""
+    """Seconds for the diagonal block of one panel, in addition to the products."""
     eigen_call: float
-    """Seconds that the eigenvalues of one matrix take, whatever its size."""
+    """Constant part, in seconds, of the eigenvalues of one k x k matrix."""
     eigen_square: float
-    """Seconds per k^2 of a k x k matrix."""
+    """Seconds per k^2."""
     eigen_cube: float
     """Seconds per k^3."""
 
@@ -33,14 +33,19 @@ RATES = {
 
 
 def cheapest_method(lengths: Tensor, prefixes: Tensor, width: int, shifts: int) -> str:
-    """``nested`` or ``eigh`` for responses of ``lengths [B]``, their ``prefixes [B, P]`` and D = ``width``."""
+    """The faster method, ``nested`` or ``eigh``, for responses of ``lengths [B]`` and D = ``width``.
+
+    ``prefixes [B, P]`` are the rows of each prefix, ``shifts`` the number of nodes of the fit.
+    """
     device = device_kind(prefixes.device)
     rates = RATES[device]
+    # nested: one factorisation per response and shift, whatever the prefixes.
     sizes, counts = (part.tolist() for part in lengths[lengths >= 2].unique(return_counts=True))
     nested = sum(
         count * _nested_seconds(rows, width, shifts, rates, PANEL[device])
         for rows, count in zip(sizes, counts, strict=True)
     )
+    # eigh: one decomposition per prefix, of size k or D, whichever is smaller.
     size = prefixes[prefixes >= 2].clamp(max=width).double()
     eigen = rates.eigen_call + rates.eigen_square * size**2 + rates.eigen_cube * size**3
     return "nested" if nested <= float(eigen.sum()) else "eigh"
@@ -49,8 +54,9 @@ def cheapest_method(lengths: Tensor, prefixes: Tensor, width: int, shifts: int) 
 def _nested_seconds(rows: int, width: int, shifts: int, rates: Rates, panel: int) -> float:
     size = block_rows(rows, width)
     blocks = math.ceil(rows / size)
-    # A block after the first also has the D x D system of what came before it.
+    # Several blocks: each also factors its D x D system.
     panels = math.ceil(size / panel) if blocks == 1 else 2 * blocks * math.ceil(width / panel)
+    # A partial panel costs the square of its share.
     share = min(1.0, size / panel) ** 2
     per_shift = factor_operations(rows, width, size) / rates.products + panels * share * rates.panel
     return shifts * per_shift + rows * rows * width / rates.products

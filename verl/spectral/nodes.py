@@ -1,9 +1,9 @@
 """Spectral functions as sums of logarithms: f(l) ~ sum_q w_q log(1 + l / t_q) + a l.
 
-A determinant gives sum_i log(1 + l_i / t) without any eigenvalue, and the trace gives sum_i l_i, so a fit on the
-interval that holds the eigenvalues turns determinants at a few shifts t_q into any spectral sum. The shifts are
-spaced evenly in log t: scaling the spectrum by the spacing then shifts the nodes by one, and one fit serves every
-prefix, whatever its scale (docs/spectral.md, "Nodes").
+A determinant gives sum_i log(1 + l_i / t) without computing eigenvalues, and the trace gives sum_i l_i. So a fit on the
+interval that holds the eigenvalues turns determinants at a few shifts t_q into any spectral sum. The shifts are spaced
+evenly in log t: scaling the spectrum by the spacing moves the nodes by one, so one fit serves every prefix, whatever
+its scale. The equations cited below are those of docs/spectral.md.
 """
 
 import math
@@ -16,10 +16,10 @@ from torch import Tensor
 from verl.spectral.functions import SpectralFunction
 
 MAX_CONDITION = 1e6
-"""Largest ratio of singular values that may be asked for; beyond it the rounding of their squares decides."""
+"""Largest ratio of singular values that may be requested; beyond it the rounding of their squares dominates."""
 
 MAX_POWER = 3.0
-"""Largest power of a singular value; with more, the fit's range of values exceeds float64's digits."""
+"""Largest power of a singular value; beyond it the range of the fitted values exceeds float64's digits."""
 
 CLUSTER = 4096
 """Number of equal small singular values for which a sum of powers below 2 stays within the tolerance."""
@@ -29,7 +29,7 @@ _MAX_NODES = 64
 
 
 class NodeSet(NamedTuple):
-    """A fit for eigenvalues in ``[lo, 1]``; below ``lo`` its error grows to that of counting them as 0."""
+    """A fit (eq. 4) for eigenvalues in ``[lo, 1]``; further below ``lo``, eigenvalues increasingly count as 0."""
 
     functions: tuple[SpectralFunction, ...]
     shifts: Tensor
@@ -44,13 +44,14 @@ class NodeSet(NamedTuple):
     """Largest error of the fit over [lo, 1], relative to s^power (for powers below 2: to s^power + 1/CLUSTER)."""
 
     def sums(self, logs: Tensor, trace: Tensor, norm: Tensor) -> Tensor:
-        """Spectral sums ``[F, b, P]`` from log-determinants ``[b, n, P]``, traces and Frobenius norms ``[b, P]``.
+        """Spectral sums ``[F, b, P]`` (eq. 5) from log-determinants ``[b, n, P]``, traces and norms ``[b, P]``.
 
-        f(N) + sum_q w_q (log det(I + S / t_q) - log(1 + N / t_q)) + a (L - N) with L = tr S and N = sqrt(tr S^2), at
-        most 1: the fit's error at a spectrum of the one eigenvalue N is subtracted. So a spectrum of one eigenvalue is
-        exact, and an entropy near 0 keeps digits of its own.
+        f(N) + sum_q w_q (log det(I + S / t_q) - log(1 + N / t_q)) + a (L - N), with L = tr S and N = sqrt(tr S^2) <= 1.
+        This subtracts the fit's error at the spectrum of one eigenvalue N. Such a spectrum is exact, and an entropy
+        near 0 keeps its digits.
         """
         weights, slopes, shifts = (part.to(logs.device) for part in (self.weights, self.slopes, self.shifts))
+        # The fit's terms, and f itself, at the single eigenvalue N.
         single = (norm[:, None] / shifts[:, None]).log1p()
         exact = torch.stack([function(norm.sqrt()) for function in self.functions])
         return torch.einsum("fq,bqp->fbp", weights, logs - single) + exact + slopes[:, None, None] * (trace - norm)
@@ -58,11 +59,11 @@ class NodeSet(NamedTuple):
 
 @lru_cache(maxsize=64)
 def node_set(functions: tuple[SpectralFunction, ...], tolerance: float, condition: float) -> NodeSet:
-    """The fewest nodes that fit every function within ``tolerance`` for singular values in ``[1/condition, 1]``.
+    """The smallest set of nodes that fits every function within ``tolerance`` for singular values in [1/condition, 1].
 
     Raises:
-        ValueError: a power, the tolerance or the condition is out of range, or no set of at most 64 nodes reaches
-            the tolerance.
+        ValueError: no function; a power, the tolerance or the condition out of range; or no set of at most 64 nodes
+            reaches the tolerance.
     """
     if not functions:
         raise ValueError("functions: name at least one spectral function")
@@ -73,6 +74,7 @@ def node_set(functions: tuple[SpectralFunction, ...], tolerance: float, conditio
         raise ValueError(f"tolerance={tolerance}: must be between 1e-9 and 1e-2")
     if not 10 <= condition <= MAX_CONDITION:
         raise ValueError(f"condition={condition}: must be between 10 and {MAX_CONDITION:g}, the limit of float64")
+    # For each number of nodes, the best of several margins around the interval.
     for count in range(8, _MAX_NODES + 1):
         fits = (
             _fit(functions, condition, count, below, above) for below in (3.5, 4.5) for above in (0.5, 1.5, 2.5, 3.5)
@@ -84,8 +86,9 @@ def node_set(functions: tuple[SpectralFunction, ...], tolerance: float, conditio
 
 
 def _fit(functions: tuple[SpectralFunction, ...], condition: float, count: int, below: float, above: float) -> NodeSet:
-    """Weighted least squares on log-spaced eigenvalues, with shifts from ``e^above`` down to ``lo * e^-below``."""
+    """Weighted least squares (eq. 4) on log-spaced eigenvalues; shifts from ``e^above`` down to ``lo * e^-below``."""
     cpu = torch.device("cpu")  # whatever the default device: the fit is small
+    # 1. The shifts, the eigenvalues that are fitted, and the basis log(1 + l / t_q), l.
     lowest = -2 * math.log(condition)
     shifts = torch.linspace(above, lowest - below, count, dtype=torch.float64, device=cpu).exp()
     eigenvalues = torch.linspace(lowest, 0.0, _SAMPLES, dtype=torch.float64, device=cpu).exp()
@@ -93,14 +96,17 @@ def _fit(functions: tuple[SpectralFunction, ...], condition: float, count: int, 
     basis = torch.cat([(eigenvalues[:, None] / shifts).log1p(), eigenvalues[:, None]], dim=1)
     columns, error = [], 0.0
     for function in functions:
+        # 2. The weights make the error relative to s^power, or to s^power + 1/CLUSTER for powers below 2.
         target = function(singular_values)
         floor = 1 / CLUSTER if function.power < 2 else 0.0
         weight = 1 / (singular_values**function.power + floor)
         weighted = basis * weight[:, None]
+        # 3. Columns of unit length; gelsd cuts off the directions that are lost to rounding.
         norms = weighted.norm(dim=0)
         solution = torch.linalg.lstsq(weighted / norms, (target * weight)[:, None], driver="gelsd", rcond=1e-15)
         coefficients = solution.solution[:, 0] / norms
         columns.append(coefficients)
+        # 4. The largest error on the interval.
         error = max(error, float(((basis @ coefficients - target) * weight).abs().max()))
     ratio = math.exp((above - lowest + below) / (count - 1))
     fitted = torch.stack(columns)

@@ -1,18 +1,16 @@
 """Spectral functionals of the prefixes of hidden states (arXiv 2509.23808, section 3): the public functions.
 
-For one response Z ``[T, D]`` and a prefix of k rows, the mean of those k rows is subtracted and
-s_1 >= s_2 >= ... are the singular values of what is left.
+For one response Z ``[T, D]`` and a prefix of k rows, subtract the mean of those k rows; s_1 >= s_2 >= ... are the
+singular values of the result.
 
-Three methods: ``nested`` gives the sums over the spectra of all prefixes from some 27 Cholesky factorisations per
+Three methods: ``nested`` computes the sums over the spectra of all prefixes from about 27 Cholesky factorisations per
 response (:mod:`verl.spectral.nested`); ``eigh`` and ``svd`` decompose each prefix (:mod:`verl.spectral.decompose`).
-``auto`` takes the cheaper of ``nested`` and ``eigh`` by :mod:`verl.spectral.cost`.
+``auto`` takes the faster of ``nested`` and ``eigh`` by :mod:`verl.spectral.cost`.
 
-What is degenerate is defined: a prefix of 0 or 1 rows, or of equal rows, has an empty spectrum, with all sums 0,
-effective rank 1, entropy 0 and rank 0.
+Degenerate prefixes have defined results: a prefix of 0 or 1 rows, or of equal rows, has an empty spectrum, with all
+sums 0, effective rank 1, entropy 0 and rank 0. Results carry no gradient.
 
-Nothing here is differentiable: results carry no gradient.
-
-Shapes: B responses, T padded rows, D hidden size, P prefixes asked for per response, F functions.
+Shapes: B responses, T padded rows, D hidden size, P prefixes per response, F functions; b responses of a chunk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,29 +42,31 @@ METHODS = ("auto", "nested", "eigh", "svd")
 
 @dataclass(frozen=True)
 class SpectralOptions:
-    """How spectra are computed; the defaults suit hidden states of language models."""
+    """How spectra are computed. The defaults suit the hidden states of language models."""
 
     method: str = "auto"
     """``auto``, or one of ``nested``, ``eigh`` and ``svd`` for every prefix."""
     tolerance: float = 3e-7
     """Bound on the error that the fit of ``nested`` adds to a sum, relative to the sum; 1e-9 to 1e-2."""
     condition: float = 1e6
-    """``nested`` resolves singular values down to about 2 / condition of (sum of s^4)^(1/4): of the largest one if it
-    stands alone, of n^(1/4) times it if n are equal. Smaller ones are counted too low. 10 to 1e6; a decade less saves
-    3 of 27 factorisations."""
+    """``nested`` resolves singular values down to about 2 / condition of (sum of s^4)^(1/4), which is s_max if it
+    stands alone and n^(1/4) s_max if n values are equal. Smaller ones are counted too low. 10 to 1e6; a decade less
+    saves 3 of 27 factorisations."""
     svd_rank: int | None = None
-    """Keep only this many largest singular values of each prefix; not with ``nested``, and ``auto`` means ``eigh``."""
+    """Keep only the largest singular values of each prefix, this many. Not with ``nested``; ``auto`` means ``eigh``."""
     on_nonfinite: str = "raise"
-    """``raise`` names the response that holds NaN or infinity; ``mask`` gives NaN for its results."""
+    """``raise`` names the response that holds NaN or infinity; ``mask`` makes its results NaN."""
     workspace_bytes: int | None = None
-    """Bound on the float64 matrices held at once, unless a single one exceeds it; by default 24 MiB on a CPU (its
+    """Bound on the float64 matrices held at once, unless a single one exceeds it. Default: 24 MiB on a CPU (about its
     cache), 1 GiB on a GPU."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"method={self.method!r}: must be one of {METHODS}")
         if self.svd_rank is not None and (self.svd_rank < 1 or self.method == "nested"):
-            raise ValueError(f"svd_rank={self.svd_rank}, method={self.method!r}: at least 1, and not with 'nested'")
+            raise ValueError(
+                f"svd_rank={self.svd_rank}, method={self.method!r}: set svd_rank to at least 1, and not with 'nested'"
+            )
         if self.workspace_bytes is not None and self.workspace_bytes < 1:
             raise ValueError(f"workspace_bytes={self.workspace_bytes}: must be at least 1")
 
@@ -74,22 +74,22 @@ class SpectralOptions:
 DEFAULTS = SpectralOptions()
 
 ENTROPIES = {"effective_rank": (SUM_S, SUM_S_LOG_S), "response_entropy": (ENERGY, ENERGY_LOG_S)}
-"""The sums that an entropy is made of; an effective rank is exp of one."""
+"""Name -> the two sums that its entropy is computed from; an effective rank is the exp of an entropy."""
 
 
 class _Piece(NamedTuple):
-    """Results of b responses."""
+    """Results of the b responses of a chunk."""
 
     which: Tensor
     """``[b]`` positions in the batch."""
     prefixes: Tensor
-    """``[b, P]``"""
+    """``[b, P]`` rows of each prefix."""
     sums: Tensor
     """``[F, b, P]`` over singular values divided by ``scale``."""
     scale: Tensor
-    """``[b, P]``"""
+    """``[b, P]`` in the units of ``hidden``."""
     ranks: Tensor | None
-    """Traditional ranks ``[b, P]``, if the method gives them."""
+    """Traditional ranks ``[b, P]``; None from ``nested``."""
 
 
 @torch.no_grad()
@@ -106,16 +106,17 @@ def prefix_spectral_sums(
         hidden: ``[B, T, D]`` floating point, row j the state from which response token j was sampled; rows at or
             past the response's length are ignored, whatever they hold.
         lengths: ``[B]`` integer, valid rows of each response, 0 <= length <= T.
-        prefix_rows: ``[B, P]`` integer, rows k of each prefix asked for, 0 <= k <= length.
+        prefix_rows: ``[B, P]`` integer, rows k of each prefix, 0 <= k <= length.
         functions: the F functions to sum.
-        options: method, accuracy, memory, and what to do about NaN and infinity.
+        options: method, accuracy, memory, and the handling of NaN and infinity.
 
     Returns:
         float64 ``[F, B, P]`` on the device of ``hidden``, in the units of ``hidden``.
 
     Raises:
-        ValueError: shapes, ranges or options do not fit, or a valid row holds NaN or infinity (names the response).
+        ValueError: a shape, range or option is wrong, or a valid row holds NaN or infinity (names the response).
     """
+    # A sum with a logarithm is rescaled with the help of the plain one, so both are computed.
     fitted = tuple(dict.fromkeys(g for f in functions for g in (SpectralFunction(f.power), f)))
     shape = (len(functions), *prefix_rows.shape)
     result = torch.zeros(shape, dtype=torch.float64, device=hidden.device)
@@ -136,12 +137,12 @@ def prefix_functionals(
 ) -> dict[str, Tensor]:
     """Effective rank, response entropy and numerical rank of chosen prefixes of every response.
 
-    ``names`` are of ``effective_rank``, ``response_entropy``, ``traditional_rank``; the other arguments and the
-    errors are those of :func:`prefix_spectral_sums`. A traditional rank counts singular values, which no sum of
-    smooth functions does: with it ``auto`` means ``eigh`` for all names, and ``nested`` is an error.
+    ``names`` are among ``effective_rank``, ``response_entropy`` and ``traditional_rank``; the other arguments and the
+    errors are those of :func:`prefix_spectral_sums`. A traditional rank counts singular values, which is not a sum of
+    smooth functions: with it ``auto`` means ``eigh`` for all names, and ``nested`` is an error.
 
     Returns:
-        Name to float64 ``[B, P]``. Effective ranks lie in [1, min(k - 1, D)], response entropies in
+        Name -> float64 ``[B, P]``. Effective ranks lie in [1, min(k - 1, D)], response entropies in
         [0, log min(k - 1, D)].
     """
     if not names:
@@ -157,6 +158,7 @@ def prefix_functionals(
     if "effective_rank" in results:
         results["effective_rank"].fill_(1.0)
     for piece in _pieces(hidden, lengths, prefix_rows, functions, options):
+        # A prefix of k rows has at most min(k - 1, D) nonzero singular values; this bounds its entropies.
         most = (piece.prefixes - 1).clamp(max=min(hidden.shape[2], options.svd_rank or hidden.shape[2]))
         most = most.clamp(min=1).double().log()
         for name, result in results.items():
@@ -177,8 +179,8 @@ def prefix_singular_values(
 ) -> Tensor:
     """Singular values of the centred prefixes, descending, then zeros: float64 ``[B, P, min(T, D)]``.
 
-    Arguments and errors as in :func:`prefix_spectral_sums`; ``auto`` means ``eigh``, and ``nested``, which never
-    has singular values, is an error.
+    Arguments and errors as in :func:`prefix_spectral_sums`; ``auto`` means ``eigh``, and ``nested``, which computes no
+    singular values, is an error.
     """
     options = _decomposing(options)
     prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
@@ -201,15 +203,17 @@ def _pieces(
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
 ) -> Iterator[_Piece]:
-    """Sums, chunk by chunk; responses without rows are left out, those masked get NaN."""
+    """Sums chunk by chunk. Responses without rows are left out; masked ones get NaN."""
     prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
     if prefix_rows.numel() == 0:
         return
     width = hidden.shape[2]
+    # 1. Responses that hold NaN or infinity.
     masked = largest.isnan().nonzero()[:, 0]
     if len(masked):
         nan = torch.full((len(masked), prefix_rows.shape[1]), torch.nan, dtype=torch.float64, device=hidden.device)
         yield _Piece(masked, prefix_rows[masked], nan.expand(len(functions), -1, -1), torch.ones_like(nan), nan)
+    # 2. The method, and the memory that it takes per response.
     limit = _workspace_bytes(options, hidden.device)
     method, nodes = _method_and_nodes(lengths, prefix_rows, width, functions, options)
     if nodes is not None:
@@ -217,6 +221,7 @@ def _pieces(
     else:
         bytes_for = partial(decomposition_bytes, width=width)
     decomposed = partial(decomposed_sums, functions=functions, svd_rank=options.svd_rank, eps=rank_eps(hidden.dtype))
+    # 3. Chunks of responses of similar length, each in its own scale.
     for chunk in chunks(hidden, lengths, largest, bytes_for, limit):
         prefixes = prefix_rows[chunk.which]
         ranks: Tensor | None = None
@@ -230,6 +235,7 @@ def _pieces(
         else:
             sums, scale, ranks = decomposed(states, prefixes, method=method)
             failed = lost_to_underflow(states)
+        # 4. Responses on which the squares failed: their singular values themselves.
         if bool(failed.any()):
             exact = decomposed(chunk.rows[failed], prefixes[failed], method="svd")
             sums[:, failed], scale[failed] = exact.sums, exact.scale
@@ -245,7 +251,7 @@ def _method_and_nodes(
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
 ) -> tuple[str, NodeSet | None]:
-    """The method to take, never ``auto``, and the nodes if it is ``nested``."""
+    """The method, never ``auto``, and its nodes if it is ``nested``."""
     method = options.method
     if method == "auto" and options.svd_rank is not None:
         method = "eigh"
@@ -271,9 +277,9 @@ def _checked(hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: Spec
 
 
 def _decomposing(options: SpectralOptions) -> SpectralOptions:
-    """The options with a method that gives singular values; raises ``ValueError`` for ``nested``."""
+    """The options with a method that computes singular values; raises ``ValueError`` for ``nested``."""
     if options.method == "nested":
-        raise ValueError("method='nested': gives sums, no singular values; use 'auto', 'eigh' or 'svd'")
+        raise ValueError("method='nested': it computes sums, no singular values; set method to 'auto', 'eigh' or 'svd'")
     return replace(options, method="eigh") if options.method == "auto" else options
 
 

@@ -23,9 +23,9 @@ def run(tree: DictConfig) -> None:
 
     # Late, so that --help, --cfg and a wrong config answer at once.
     from verl.evaluation.evaluate import run_evaluation
-    from verl.run.exit_codes import exit_with
+    from verl.run.exit_codes import run_to_exit_code
 
-    exit_with(lambda: run_evaluation(config))
+    run_to_exit_code(lambda: run_evaluation(config))
 
 
 def main() -> None:

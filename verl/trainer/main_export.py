@@ -1,18 +1,18 @@
-"""Entry point: the Hugging Face folder of a checkpoint, ``python -m verl.trainer.main_export <checkpoint or run>``."""
+"""Entry point of the export: ``python -m verl.trainer.main_export <checkpoint or run>``."""
 
 import argparse
 from pathlib import Path
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="verl-export", description="Write the model of a checkpoint as transformers and vLLM load it."
     )
-    parser.add_argument("source", type=Path, help="a checkpoint, .../global_step_N, or a run's folder: its newest one")
-    parser.add_argument("--out", type=Path, help="new folder to write; <checkpoint>/<part>/huggingface if not given")
+    parser.add_argument("source", type=Path, help="a checkpoint (.../global_step_N), or a run, whose latest is used")
+    parser.add_argument("--out", type=Path, help="new folder to write (default: <checkpoint>/<part>/huggingface)")
     parser.add_argument("--part", choices=["actor", "critic"], default="actor", help="which model (default: actor)")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run code that the model's folder holds")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code from the model's folder")
     return parser.parse_args()
 
 

@@ -18,10 +18,10 @@ def run(tree: DictConfig) -> None:
         raise SystemExit(f"error: {error}") from None
 
     # Late, so that --help, --cfg and a wrong config answer at once.
-    from verl.run.exit_codes import exit_with
+    from verl.run.exit_codes import run_to_exit_code
     from verl.trainer.sft_trainer import run_sft
 
-    exit_with(lambda: run_sft(config))
+    run_to_exit_code(lambda: run_sft(config))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Counting steps over epochs."""
+"""Steps over epochs, and what is due after them."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -13,10 +13,13 @@ def endless(loader: Iterable[BatchT]) -> Iterator[BatchT]:
 
 
 def numbered_batches(loader: Iterable[BatchT], done: int, total_steps: int) -> Iterator[tuple[int, BatchT]]:
-    """``(done + 1, batch), ...`` up to ``total_steps``, going through ``loader`` as often as that takes."""
+    """``(done + 1, batch), ...`` up to ``total_steps``, repeating ``loader`` as often as needed."""
     return zip(range(done + 1, total_steps + 1), endless(loader), strict=False)
 
 
-def is_due(step: int, total_steps: int, frequency: int) -> bool:
-    """Whether something that happens every ``frequency`` steps (0: never) and after the last happens after ``step``."""
-    return step == total_steps or (frequency > 0 and step % frequency == 0)
+def is_due(step: int, last_step: int, frequency: int) -> bool:
+    """Whether validating or saving is due after ``step``.
+
+    ``frequency``: every so many steps and after the last; 0: only after the last; -1: never.
+    """
+    return frequency >= 0 and (step == last_step or (frequency > 0 and step % frequency == 0))

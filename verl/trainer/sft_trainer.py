@@ -1,33 +1,24 @@
 """Supervised fine-tuning on conversations: the loop, from a checked config to ``summary.json``."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from verl.checkpoint.folders import remove_unfinished
-from verl.checkpoint.resume import (
-    Resumption,
-    best_validation,
-    check_resumable,
-    find_resumption,
-    saved_validations,
-    telling_how_to_go_on,
-)
-from verl.checkpoint.run_lock import locked
+from verl.checkpoint.resume import Resumption, best_validation, saved_validations
 from verl.checkpoint.saver import CheckpointSaver
-from verl.config.errors import ConfigError
 from verl.config.sft import SFTConfig
 from verl.data.conversations import ConversationDataset, collate_conversations, conversation_loader
-from verl.models.checks import check_length, check_model
+from verl.models.info import check_length
+from verl.models.loading import check_model
 from verl.models.tokenizer import load_tokenizer
 from verl.protocol import ConversationBatch
-from verl.run.display import RunDisplay, share_rows
+from verl.run.display import RunDisplay
+from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker, write_summary
 from verl.single_controller import WorkerGroup
-from verl.single_controller.cluster import ray_cluster, resolve_device
+from verl.single_controller.cluster import resolve_device
 from verl.single_controller.roles import SFTWorkers
 from verl.trainer.logging.speed import UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.logging.step_profiler import StepProfiler, check_profile_steps
@@ -41,15 +32,13 @@ COLUMNS = {
     "sequence probability": ("val/sequence_probability", ".1%"),
     "tok/s": ("perf/throughput", ".0f"),
 }
-"""What the progress bar shows: header -> (metric, format)."""
-
 
 BEST_BY = "val/sequence_probability"
-"""The validation metric of which the highest value makes a checkpoint the best."""
+"""The validation metric whose highest value marks the best checkpoint."""
 
 
 class SFTTrainer:
-    """Drives the workers; stops after the last step or when held-out sequences are probable enough."""
+    """Drives the workers; stops after the last step, or early once held-out sequences are probable enough."""
 
     def __init__(
         self,
@@ -87,7 +76,7 @@ class SFTTrainer:
         )
 
     def restore(self, resumption: Resumption) -> None:
-        """Go to where a checkpoint was written."""
+        """Restore workers and trainer from a checkpoint."""
         state = resumption.state
         self.workers.run("load", resumption.folder, resumption.step)
         self.step = resumption.step
@@ -96,7 +85,7 @@ class SFTTrainer:
         self.timer.totals.update(state["seconds_by_phase"])
 
     def fit(self) -> None:
-        """Train from the step after the one reached, 0 at first, to the end."""
+        """Train from the step after the last one done to the end."""
         for step, batch in numbered_batches(self.loader, self.step, self.total_steps):
             self.step = step
             num_tokens = int(batch.loss_mask[:, 1:].sum())
@@ -107,13 +96,14 @@ class SFTTrainer:
             self.profiler.end(step)
             if self._due(self.config.trainer.test_freq) and self.held_out is not None:
                 self._validate(self.held_out)
-            # Before the checkpoint: a run that goes on from it has the record of its step.
+            # Before the checkpoint: a run that resumes from it has the record of its step.
             self._log()
-            reached = has_reached(self.config, self.validations)
-            if reached or self._due(self.config.trainer.save_freq):
+            if target_reached(self.config, self.validations):
+                self.total_steps = step
+            if self._due(self.config.trainer.save_freq):
                 self._save()
             self.saver.poll()
-            if reached:
+            if step == self.total_steps:
                 break
         with self.timer.phase("save_checkpoint"):
             self.saver.finish()
@@ -156,74 +146,42 @@ def run_sft(config: SFTConfig) -> None:
     """Train. Everything that can be wrong with config and data is found before Ray starts.
 
     Raises:
-        ConfigError: the config and the data or the machine do not fit.
+        ConfigError: the config does not fit the data or the machine.
         WorkerError: a worker raised or died.
     """
     device_type = resolve_device(config.device)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    try:
-        check_model(config.model, "model", device_type)
-        check_length(config.model, "model", config.data.max_length)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    data, trainer, world_size = config.data, config.trainer, config.trainer.world_size
+    check_model(config.model, "model", device_type)
+    check_length(config.model, "model", config.data.max_length)
+    data, trainer = config.data, config.trainer
     train_set = ConversationDataset(data.train_files, tokenizer, data)
     loader = conversation_loader(train_set, data.train_batch_size, tokenizer.pad_token_id, config.seed)
     held_out = None
     if data.val_files:
         val_set = ConversationDataset(data.val_files, tokenizer, data)
         held_out = collate_conversations(val_set.conversations, tokenizer.pad_token_id)
-    steps = config.trainer.num_steps(len(loader))
-    check_profile_steps(config.trainer.profile_steps, steps)
+    steps = trainer.num_steps(len(loader))
+    check_profile_steps(trainer.profile_steps, steps)
 
-    folder = Path(trainer.default_local_dir)
-    with ExitStack() as stack:
-        stack.enter_context(locked(folder))
-        stack.enter_context(telling_how_to_go_on(trainer))
-        display = RunDisplay(trainer.experiment_name, steps, COLUMNS)
-        resumption = find_resumption(config, trainer, display.say)
+    with TrainingRun(config, steps, COLUMNS, device_type) as run:
+        resumption = run.find_resumption("sft", len(train_set), {"actor": config.model})
         if resumption is not None:
-            check_resumable(resumption, "sft", len(train_set), {"actor": config.model})
-            if resumption.step >= steps or has_reached(config, saved_validations(resumption.state)):
-                if not (folder / "summary.json").exists():
-                    state = resumption.state
-                    write_summary(
-                        folder, _summary(config, resumption.step, state["metrics"], state["seconds_by_phase"])
-                    )
-                display.say(f"the run is complete: step {resumption.step} was its last")
+            state = resumption.state
+            if resumption.step >= steps or target_reached(config, saved_validations(state)):
+                summary = _summary(config, resumption.step, state["metrics"], state["seconds_by_phase"])
+                run.report_complete(resumption, summary)
                 return
-        last_step = None if resumption is None else resumption.step
-        tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config, last_step)
-        stack.callback(tracker.close)
-        display.say(
-            f"{trainer.experiment_name}: at most {steps} steps on {world_size} {device_type} workers, into {folder}"
-        )
-        # Once Ray has ended, with the workers that may still have been writing.
-        stack.callback(remove_unfinished, folder)
-        stack.enter_context(ray_cluster(world_size, device_type))
-        workers = WorkerGroup(
-            "verl.workers.sft:SFTWorker",
-            config,
-            (steps,),
-            trainer.nnodes,
-            trainer.n_gpus_per_node,
-            device_type,
-            environment={},
-        )
-        stack.callback(workers.close)
-        stack.enter_context(display)
-        sft = SFTTrainer(config, loader, held_out, workers, tracker, display)
+        tracker, workers = run.start("verl.workers.sft:SFTWorker", (steps,), environment={})
+        sft = SFTTrainer(config, loader, held_out, workers, tracker, run.display)
         if resumption is not None:
             sft.restore(resumption)
         sft.fit()
-        tracker.summarize(_summary(config, sft.step, sft.metrics, sft.timer.totals))
-    display.table("Time by phase", ["phase", "seconds", "share"], share_rows(sft.timer.totals))
-    model = "/actor/huggingface" if trainer.save_hf_model else ""
-    display.say(f"model: {folder}/global_step_{sft.step}{model}")
+        write_summary(run.folder, _summary(config, sft.step, sft.metrics, sft.timer.totals))
+    run.report(sft.timer.totals)
 
 
-def has_reached(config: SFTConfig, validations: Mapping[int, Mapping[str, float]]) -> bool:
-    """Whether a validation so far lets the run end early."""
+def target_reached(config: SFTConfig, validations: Mapping[int, Mapping[str, float]]) -> bool:
+    """Whether a validation so far allows the run to stop early."""
     target = config.trainer.stop_at_sequence_probability
     return target < 1 and any(metrics[BEST_BY] >= target for metrics in validations.values())
 

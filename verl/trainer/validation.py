@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.data.prompts import PromptSample
+from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
@@ -27,7 +27,7 @@ from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler, score_tensors
 class Validator:
     """Samples and scores every held-out prompt."""
 
-    batches: Sequence[PromptSample]
+    batches: Sequence[TokenizedPrompts]
     sampler: Sampler
     policy: PolicyWorkers
     """Measures rank metrics with ``calculator.source=actor``."""
@@ -81,7 +81,7 @@ class Validator:
         metrics |= length_metrics(rollout) | response_metrics(rollout, correct)
         return metrics | rank_scalars(rollout.rank_metrics, correct) | self._dataset_scalars(rollout.rank_metrics)
 
-    def _generate(self, prompts: PromptSample) -> RolloutBatch:
+    def _generate(self, prompts: TokenizedPrompts) -> RolloutBatch:
         """Responses with their rank metrics."""
         config = self.sampler.config
         rollout = self.sampler.generate(prompts, config.rollout.val_kwargs, VALIDATION_STEP)

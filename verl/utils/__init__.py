@@ -1,1 +1,1 @@
-"""What every floor may use: files that are whole or not there, and state as JSON."""
+"""Helpers that every package may use: atomic file writes, JSON state, and joining ``torch.distributed``."""

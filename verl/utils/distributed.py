@@ -1,4 +1,4 @@
-"""Joining the worker group's ``torch.distributed`` world, on GPUs with nccl or on CPUs with gloo."""
+"""Joins the ``torch.distributed`` world of a worker group, with nccl on GPUs or gloo on CPUs."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """Where one worker stands in its group."""
+    """The place of one worker in its group."""
 
     rank: int
     world_size: int
@@ -21,17 +21,17 @@ class WorkerPlace:
     device_type: str
     """``cpu`` or ``cuda``."""
     cpu_threads: int
-    """Threads for CPU kernels; the machine's cores divided among its workers."""
+    """Threads for CPU kernels: the machine's cores divided by its workers."""
 
 
 def join_world(place: WorkerPlace) -> DeviceMesh:
     """Join the process group and return the one-dimensional data-parallel mesh over all workers.
 
-    vLLM's ``external_launcher`` reads the same environment variables that torchrun would have set.
+    vLLM's ``external_launcher`` reads the environment variables that torchrun would set, so they are set here.
     """
     os.environ.update(
         RANK=str(place.rank),
-        LOCAL_RANK="0",  # Ray shows each worker its own device alone
+        LOCAL_RANK="0",  # Ray shows each worker only its own device
         WORLD_SIZE=str(place.world_size),
         MASTER_ADDR=place.master_addr,
         MASTER_PORT=str(place.master_port),

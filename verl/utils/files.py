@@ -1,14 +1,16 @@
-"""Files that are written whole or not at all, and what identifies their content."""
+"""Atomic file writes, and checksums of files."""
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a manifest says of a file."""
+    """The entry of a file in a manifest."""
 
     size: int
     """Bytes."""
@@ -17,14 +19,14 @@ class FileRecord:
 
 
 def file_record(path: Path) -> FileRecord:
-    """Size and checksum of what ``path`` holds now."""
+    """Size and checksum of the current content of ``path``."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return FileRecord(path.stat().st_size, digest)
 
 
 def flush(path: Path) -> None:
-    """Ask the disk for a file or a folder's entries now: a full disk must show before a rename, not after."""
+    """Write a file, or the entries of a folder, to disk now, so that a full disk is noticed before a rename."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -32,14 +34,20 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write ``text`` so that whenever the process ends, ``path`` holds either what it held or all of the new text."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, which it replaces at the end unless an error is raised."""
     temporary = path.with_name(f".{path.name}.unfinished")
     try:
-        temporary.write_text(text)
+        yield temporary
         flush(temporary)
         temporary.replace(path)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     flush(path.parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write ``text`` atomically: whenever the process ends, ``path`` has either its old content or all of the new."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""State as JSON: what a checkpoint says besides its tensors can be read by people and is never unpickled."""
+"""State as JSON: the parts of a checkpoint besides its weights are readable by people and never unpickled."""
 
 import base64
 from typing import Any
@@ -11,10 +11,10 @@ _TENSOR = "__tensor__"
 
 
 def to_json(value: Any) -> Any:
-    """``value`` with its tensors and arrays as mappings of dtype, shape and base64 bytes, its tuples as lists.
+    """``value`` with tensors and arrays as mappings of dtype, shape and base64 bytes, and tuples as lists.
 
     Raises:
-        TypeError: for anything but tensors, arrays, mappings, lists, tuples, text, numbers and None.
+        TypeError: a value is not a tensor, array, mapping, list, tuple, text, number or None.
     """
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
@@ -28,11 +28,11 @@ def to_json(value: Any) -> Any:
         return [to_json(entry) for entry in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    raise TypeError(f"{value!r}: {type(value).__name__} cannot be kept as JSON")
+    raise TypeError(f"{value!r}: {type(value).__name__} cannot be saved as JSON")
 
 
 def from_json(value: Any) -> Any:
-    """What :func:`to_json` was given, arrays as tensors and tuples as lists."""
+    """The inverse of :func:`to_json`, with arrays as tensors and tuples as lists."""
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             stored = value[_TENSOR]

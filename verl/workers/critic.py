@@ -10,10 +10,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl.algorithms.losses import token_mean, value_loss
 from verl.config.ppo import CriticConfig
 from verl.models.forward import ValueForward
-from verl.models.fsdp import load_sharded_value_model, offloaded_parameters
+from verl.models.fsdp import offloaded_parameters
 from verl.models.learner import Learner
 from verl.models.micro_batches import MicroBatching
 from verl.models.packing import trim_columns
+from verl.models.value_models import load_sharded_value_model
 from verl.protocol import RolloutBatch, ValueBatch
 
 

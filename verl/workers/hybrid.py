@@ -7,8 +7,8 @@ from torch import Tensor
 
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig, SamplingConfig
-from verl.models.fsdp import checkpoint_parameters
-from verl.models.info import end_tokens
+from verl.models.huggingface import checkpoint_parameters
+from verl.models.info import ModelInfo
 from verl.models.lora import adapters_disabled
 from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
@@ -48,9 +48,7 @@ class HybridWorker(Checkpointed):
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
         measures = config.calculator.measured_by("actor")
         self.calculator = RepresentationMetricsCalculator(config.calculator) if measures else None
-        ends = end_tokens(
-            config.model.path, self.tokenizer, config.model.trust_remote_code, config.rollout.stop_token_ids
-        )
+        ends = ModelInfo.of(config.model).end_tokens(self.tokenizer, config.rollout.stop_token_ids)
         setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends)
         self.rollout = make_rollout(setup, self.actor)
         parts = [TrainedPart("actor", self.actor.learner, self.actor.parameters, config.model, self.tokenizer)]

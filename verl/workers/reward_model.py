@@ -6,7 +6,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from verl.config.ppo import RewardModelConfig
 from verl.models.forward import ValueForward
-from verl.models.fsdp import load_sharded_value_model, offloaded_parameters
+from verl.models.fsdp import offloaded_parameters
+from verl.models.value_models import load_sharded_value_model
 from verl.protocol import TextBatch
 
 

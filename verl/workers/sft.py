@@ -7,8 +7,9 @@ from verl.algorithms.losses import token_mean
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.sft import SFTConfig
 from verl.models.forward import LogprobForward
-from verl.models.fsdp import load_sharded_model, offloaded_parameters
+from verl.models.fsdp import offloaded_parameters
 from verl.models.learner import Learner
+from verl.models.loading import load_sharded_model
 from verl.models.tokenizer import load_tokenizer
 from verl.protocol import ConversationBatch
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything

@@ -92,7 +92,7 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     )
     assert message_of("tabmwp", tmp_path) == (
         "benchmark tabmwp: no copy on the hub is known; get it from "
-        "https://github.com/lupantech/PromptPG/tree/main/data/tabmwp, put it into data.benchmark_dir as "
+        "https://github.com/lupantech/PromptPG/tree/main/data/tabmwp and put it into data.benchmark_dir as "
         "tabmwp/test.jsonl"
     )
 

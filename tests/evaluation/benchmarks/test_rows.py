@@ -143,7 +143,7 @@ def test_mapped_fields():
         (
             [{"question": "1+1?", "answer": "2"}],
             {"anwser": "answer"},
-            "own.jsonl: maps 'anwser', which is no field of ours; these are context, question, options, answer, "
+            "own.jsonl: maps 'anwser', which is not one of context, question, options, answer, "
             "solution, tolerance, verifier",
         ),
     ],
@@ -172,11 +172,11 @@ def test_rows_without_question_or_answer(row: dict, message: str):
     [
         (
             {"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2"},
-            "its question, prompt, is no text; write it out in a field of its own",
+            "its question, prompt, is not text; write it out in a field of its own",
         ),
         (
             {"question": "1+1?", "answer": {"value": "2"}},
-            "its answer, answer, is no text; write it out in a field of its own",
+            "its answer, answer, is not text; write it out in a field of its own",
         ),
         (
             {"question": "Which?", "options": ["5", "6"], "answer": 2},

@@ -9,35 +9,32 @@ import zlib
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.evaluation.made_up import HOSTILE, hostile_result, problem, result, sample, with_metrics
-from verl.evaluation.report.page import LIMITS, build_page
-from verl.evaluation.results import EvaluatedProblem, RunResult, valid_unicode
+from tests.evaluation.example_results import HOSTILE, TWO_RUNS, hostile_result, problem, result, sample
+from verl.evaluation.report.page import build_page
+from verl.evaluation.report.page_responses import LIMITS
+from verl.evaluation.results import ProblemResult, TaskResult, valid_unicode
 from verl.evaluation.statistics.summary import summarise
 
-CHROMIUM = Path(__file__).with_name("chromium.py")
+DRIVER = Path(__file__).with_name("drive_chromium.py")
 READY = {"until": "document.documentElement.hasAttribute('data-ready')"}
 
-RESULTS = [
-    with_metrics(result(["cwwn", "wwww", "cccc"]), {"Effective Rank": [float(i) for i in range(12)]}),
-    result(["cccc", "wwwt", "cccc"], step=300),
-    result(["wwww", "cwww"], benchmark="amc23"),
-    result(["cwww", "cwww"], step=300, benchmark="amc23"),
-]
 
+class Page(HTMLParser):
+    """What a parser of HTML sees in a page: tags, and the text of each script by its id."""
 
-class Elements(HTMLParser):
-    """What a parser of HTML sees: tags, and the text of each script by its id."""
-
-    def __init__(self, page: str) -> None:
+    def __init__(self, results: list[TaskResult], **options: object) -> None:
         super().__init__()
+        self.text = make_page(results, **options)
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
         self.scripts: dict[str, str] = {}
         self._script: str | None = None
-        self.feed(page)
+        self.feed(self.text)
+        self.index = json.loads(self.scripts["data"])
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -51,67 +48,67 @@ class Elements(HTMLParser):
         if self._script is not None:
             self.scripts[self._script] = self.scripts.get(self._script, "") + text
 
+    def chunk(self, number: int) -> Any:
+        return json.loads(zlib.decompress(base64.b64decode(self.scripts[f"chunk-{number}"])))
 
-def make_page(results: list[RunResult], **options: object) -> str:
+    def questions(self, benchmark: int = 0) -> Any:
+        return self.chunk(self.index["benchmarks"][benchmark]["questions"])
+
+    def responses(self, benchmark: int = 0) -> Any:
+        """Those in the first chunk of the first run."""
+        return self.chunk(self.index["benchmarks"][benchmark]["chunks"][0][0][2])
+
+
+def make_page(results: list[TaskResult], **options: object) -> str:
     return build_page(summarise(results), results, **options)
 
 
-def unpack(page: Elements, number: int) -> list:
-    return json.loads(zlib.decompress(base64.b64decode(page.scripts[f"chunk-{number}"])))
-
-
-def index_of(page: Elements) -> dict:
-    return json.loads(page.scripts["data"])
+def of_one_problem(*responses: str, benchmark: str = "aime24", correct: int = 0) -> TaskResult:
+    samples = [sample("c" if i == correct else "w", response=text) for i, text in enumerate(responses)]
+    return result([ProblemResult(0, "q", "a", samples)], benchmark=benchmark)
 
 
 def test_the_page_holds_everything():
-    page = Elements(make_page(RESULTS, title="Runs <1> & 2"))
-    index = index_of(page)
+    page = Page(TWO_RUNS, title="Runs <1> & 2")
+    index = page.index
     assert [label["name"] for label in index["labels"]] == ["grpo@0", "grpo@300"]
     assert [entry["verdicts"] for entry in index["benchmarks"]] == [
         [["cwwn", "wwww", "cccc"], ["cccc", "wwwt", "cccc"]],
         [["wwww", "cwww"], ["cwww", "cwww"]],
     ]
-    assert unpack(page, index["benchmarks"][0]["questions"])[1] == [1, "What is problem 1?", "7"]
-    ((first, end, number),) = index["benchmarks"][0]["chunks"][0]
+    assert page.questions()[1] == [1, "What is problem 1?", "7"]
+    ((first, end, _),) = index["benchmarks"][0]["chunks"][0]
     assert (first, end) == (0, 3)
     # text, tokens, truncated, answer, characters left out, metrics
-    assert unpack(page, number)[0][3] == ["So it is \\boxed{}.", 10, 1, "", 0, [3.0]]
+    assert page.responses()[0][3] == ["So it is \\boxed{}.", 10, 1, "", 0, [3.0]]
     assert {row["benchmark"] for row in index["rows"]} == {0, 1, -1}
-    assert "<title>Runs &lt;1&gt; &amp; 2</title>" in make_page(RESULTS, title="Runs <1> & 2")
+    assert "<title>Runs &lt;1&gt; &amp; 2</title>" in page.text
 
 
 def test_the_page_loads_nothing():
-    text = make_page(RESULTS)
-    page = Elements(text)
+    page = Page(TWO_RUNS)
     assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
     assert not {"src", "srcset", "data", "action"} & {name for name, _ in page.attributes}
     assert all(value.startswith("#") for name, value in page.attributes if name == "href")
-    assert "url(" not in text and "@import" not in text and "fetch(" not in text
-    assert "innerHTML" not in text and "eval(" not in text and "insertAdjacent" not in text
+    for words in ("url(", "@import", "fetch(", "innerHTML", "eval(", "insertAdjacent"):
+        assert words not in page.text
 
 
 def test_hostile_text_ends_no_element():
-    harmless, hostile = Elements(make_page([result(["cw"] * 7)])), Elements(make_page([hostile_result()]))
-    assert hostile.tags == harmless.tags
-    data = hostile.scripts["data"]
-    assert data.isascii() and not set("<>&") & set(data)
-    index = index_of(hostile)
-    questions = unpack(hostile, index["benchmarks"][0]["questions"])
-    assert [question for _, question, _ in questions] == list(HOSTILE.values())
-    samples = unpack(hostile, index["benchmarks"][0]["chunks"][0][0][2])
-    assert [first[0] for first, _ in samples] == list(HOSTILE.values())
+    page = Page([hostile_result()])
+    assert page.tags == Page([result(["cw"] * 7)]).tags
+    assert page.scripts["data"].isascii() and not set("<>&") & set(page.scripts["data"])
+    assert [question for _, question, _ in page.questions()] == list(HOSTILE.values())
+    assert [first[0] for first, _ in page.responses()] == list(HOSTILE.values())
 
 
 def test_long_responses_lose_their_middle():
     text = "begin " + "x" * 1_000_000 + " end \U0001f600"
-    results = [RunResult("grpo", 0, "aime24", 1.0, [EvaluatedProblem(0, "q", "a", [sample("c", response=text)])])]
-    page = Elements(make_page(results))
-    index = index_of(page)
-    (head, tail), *_, left_out, _ = unpack(page, index["benchmarks"][0]["chunks"][0][0][2])[0][0]
+    page = Page([of_one_problem(text)])
+    (head, tail), *_, left_out, _ = page.responses()[0][0]
     assert len(head) + len(tail) == 20_000 and left_out == len(text) - 20_000
     assert head.startswith("begin ") and tail.endswith(" end \U0001f600")
-    assert "longer than 20,000 characters" in index["limits"]
+    assert "longer than 20,000 characters" in page.index["limits"]
 
 
 def noise(length: int, seed: int) -> str:
@@ -120,23 +117,17 @@ def noise(length: int, seed: int) -> str:
 
 def test_a_page_of_many_responses_keeps_its_size():
     # 32 benchmarks of 256 samples that hardly compress, 25 MB of them, on a page of 2 MB
-    results = []
-    for b in range(32):
-        samples = [sample("c" if s % 256 == 200 else "w", response=noise(3000, 256 * b + s)) for s in range(256)]
-        results.append(RunResult("grpo", 0, f"benchmark{b}", 1.0, [EvaluatedProblem(0, "q", "a", samples)]))
-    text = make_page(results, max_bytes=2 << 20)
-    assert 1 << 20 < len(text.encode()) <= 2 << 20
-    page = Elements(text)
-    index = index_of(page)
-    assert "at most 16 responses per problem and run" in index["limits"]
-    kept = unpack(page, index["benchmarks"][5]["chunks"][0][0][2])[0]
-    assert [i for i, found in enumerate(kept) if found] == [*range(15), 200]
-    assert len(index["benchmarks"][5]["verdicts"][0][0]) == 256
+    responses = [[noise(3000, 256 * b + s) for s in range(256)] for b in range(32)]
+    results = [of_one_problem(*texts, benchmark=f"b{b}", correct=200) for b, texts in enumerate(responses)]
+    page = Page(results, max_bytes=2 << 20)
+    assert 1 << 20 < len(page.text.encode()) <= 2 << 20
+    assert "at most 16 responses per problem and run" in page.index["limits"]
+    assert [i for i, found in enumerate(page.responses(5)[0]) if found] == [*range(15), 200]
+    assert len(page.index["benchmarks"][5]["verdicts"][0][0]) == 256
 
 
 def test_a_page_without_room_has_no_responses():
-    page = Elements(make_page(RESULTS, max_bytes=1))
-    index = index_of(page)
+    index = Page(TWO_RUNS, max_bytes=1).index
     assert index["limits"].startswith("To keep the page small, responses are left out.")
     assert index["benchmarks"][0]["chunks"] == [[], []]
 
@@ -147,15 +138,15 @@ def test_limits_grow_narrower():
 
 
 def test_problems_of_different_text_are_different():
-    other = RunResult("grpo", 9, "aime24", 1.0, [problem(0, "c"), problem(1, "w", question="another")])
-    index = index_of(Elements(make_page([result(["c", "w"]), other])))
-    assert index["benchmarks"][0]["count"] == 3
-    assert index["benchmarks"][0]["verdicts"] == [["c", "w", ""], ["c", "", "w"]]
+    other = result([problem(0, "c"), problem(1, "w", question="another")], step=9)
+    (benchmark,) = Page([result(["c", "w"]), other]).index["benchmarks"]
+    assert benchmark["count"] == 3
+    assert benchmark["verdicts"] == [["c", "w", ""], ["c", "", "w"]]
 
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[dict]], dict]:
-    """Opens a page in Chromium, takes steps there and returns what chromium.py says; skips without a browser."""
+    """Opens a page in Chromium, takes steps there and returns what drive_chromium.py says; skips without a browser."""
     if importlib.util.find_spec("PyQt6") is None or importlib.util.find_spec("PyQt6.QtWebEngineCore") is None:
         pytest.skip("no browser: PyQt6-WebEngine is not installed (pip install -r requirements/dev.txt)")
     folder = tmp_path_factory.mktemp("pages")
@@ -164,7 +155,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[di
         path = folder / "page.html"
         path.write_text(page, encoding="utf-8")
         return subprocess.run(
-            [sys.executable, CHROMIUM, path], input=json.dumps(steps), capture_output=True, text=True, timeout=300
+            [sys.executable, DRIVER, path], input=json.dumps(steps), capture_output=True, text=True, timeout=300
         )
 
     def visit(page: str, steps: list[dict]) -> dict:
@@ -200,7 +191,7 @@ def test_errors_and_requests_would_be_seen(chromium):
 
 def test_the_policy_stops_scripts_that_are_not_ours(chromium):
     added = "<script>window.broken = 1</script><img src='https://example.org/x.png'></body>"
-    page = make_page(RESULTS).replace("</body>", added)
+    page = make_page(TWO_RUNS).replace("</body>", added)
     said = chromium(page, [READY, {"value": "String(window.broken)"}])
     assert said["values"] == ["undefined"] and said["requests"] == []
     assert len([message for message in said["console"] if "Content Security Policy" in message]) == 2
@@ -219,7 +210,7 @@ def choose(name: str, value: str) -> dict:
 
 def test_the_page_works_in_a_browser(browser):
     values = browser(
-        make_page(RESULTS),
+        make_page(TWO_RUNS),
         [
             {"value": COUNT},
             {"value": "document.querySelector('#results-table tbody tr:last-child').innerText.split(/\\s+/)"},
@@ -262,7 +253,7 @@ def test_the_page_is_used_by_keyboard(browser):
     pressed = "[...document.querySelectorAll('.cell[aria-pressed=true]')].map((e) => e.title)"
     listbox = "document.getElementById('list')"
     values = browser(
-        make_page(RESULTS),
+        make_page(TWO_RUNS),
         [
             press("j"),
             {"until": f"{chosen}.startsWith('aime24 · 1')"},
@@ -323,18 +314,14 @@ def test_a_long_list_is_drawn_in_part(browser):
 
 
 def test_a_shortened_page_says_so(browser):
-    long = "x" * 30_000
-    results = [RunResult("grpo", 0, "aime24", 1.0, [EvaluatedProblem(0, "q", "a", [sample("c", response=long)])])]
+    results = [of_one_problem("x" * 30_000)]
     (shown,) = browser(make_page(results), [{"value": "document.querySelector('.response .cut').textContent"}])
-    assert shown.strip() == "[… 10,000 characters are left out on this page …]"
+    assert shown.strip() == "[… 10,000 characters left out on this page …]"
     said = browser(make_page(results, max_bytes=1), [{"value": "document.getElementById('detail').textContent"}])
     assert "This response was left out to keep the page small" in said[0]
 
 
-@pytest.mark.parametrize("results", [[], [result([])], [result(["", ""])]])
-def test_a_page_without_responses(browser, results: list[RunResult]):
+@pytest.mark.parametrize(("results", "problems"), [([], 0), ([result([])], 0), ([result(["", ""])], 2)])
+def test_a_page_without_responses(browser, results: list[TaskResult], problems: int):
     values = browser(make_page(results), [{"value": COUNT}, {"value": "document.getElementById('curves').hidden"}])
-    assert values == [
-        f"{len(results and results[0].problems)} of {len(results and results[0].problems)} problems",
-        True,
-    ]
+    assert values == [f"{problems} of {problems} problems", True]

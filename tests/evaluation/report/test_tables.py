@@ -4,11 +4,12 @@ import io
 import pytest
 from rich.console import Console
 
-from tests.evaluation.made_up import hostile_result, result, with_metrics
-from verl.evaluation.report.tables import comparison, console_table, csv_text, markdown, printable
+from tests.evaluation.example_results import hostile_result, result, with_metrics
+from verl.evaluation.report.tables import comparison_table, console_table, csv_text, markdown, printable
+from verl.evaluation.results import TaskResult
 from verl.evaluation.statistics.summary import summarise
 
-TWO_RUNS = [
+RUNS = [
     result(["cw"] * 8 + ["ww"] * 8),
     result(["cc"] * 16, step=300),
     result(["ww"] * 8, benchmark="amc23"),
@@ -22,7 +23,7 @@ def table_lines(text: str, title: str) -> list[str]:
 
 
 def test_markdown_compares_runs_on_benchmarks():
-    text = markdown(summarise(TWO_RUNS), "My runs")
+    text = markdown(summarise(RUNS), "My runs")
     assert text.startswith("# My runs\n")
     assert "Baseline: grpo@0." in text
     assert table_lines(text, "pass@1") == [
@@ -42,21 +43,19 @@ def test_markdown_compares_runs_on_benchmarks():
 
 def test_worse_and_within_the_noise():
     rows = [result(["c"] * 12), result(["w"] * 12, step=1), result(["w"] + ["c"] * 11, step=2)]
-    assert comparison(summarise(rows), 1).rows == [
+    table = comparison_table(summarise(rows), 1)
+    # More runs than benchmarks: runs go down.
+    assert table.headers == ["run", "aime24"]
+    assert table.rows == [
         ["grpo@0", "100.0"],
         ["grpo@1", "0.0 (-100.0 ▼)"],
         ["grpo@2", "91.7 (-8.3)"],
     ]
 
 
-def test_many_runs_go_down():
-    table = comparison(summarise([result(["c"], step=i) for i in range(3)]), 1)
-    assert table.headers == ["run", "aime24"]
-
-
-def test_what_a_run_lacks_is_a_dash():
-    summary = summarise([*TWO_RUNS, result(["", ""], run="late"), result(["c"], run="odd", benchmark="amc23")])
-    assert comparison(summary, 2).rows[2:] == [["late@0", "–", "–"], ["odd@0", "–", "–"]]
+def test_a_missing_figure_is_a_dash():
+    summary = summarise([*RUNS, result(["", ""], run="late"), result(["c"], run="odd", benchmark="amc23")])
+    assert comparison_table(summary, 2).rows[2:] == [["late@0", "–", "–"], ["odd@0", "–", "–"]]
     assert "macro average" not in markdown(summary)
 
 
@@ -67,16 +66,14 @@ def test_metric_table():
 
 
 def test_csv_has_one_line_per_run_and_benchmark():
-    lines = list(csv.DictReader(io.StringIO(csv_text(summarise(TWO_RUNS)))))
+    lines = list(csv.DictReader(io.StringIO(csv_text(summarise(RUNS)))))
     assert [(line["benchmark"], line["run"]) for line in lines[:2]] == [("aime24", "grpo@0"), ("aime24", "grpo@300")]
     assert len(lines) == 6 and lines[-1]["benchmark"] == "macro average"
     first, second = lines[:2]
     assert (first["pass@1"], first["pass@2"], first["difference@1"], first["baseline"]) == ("0.25", "0.5", "", "")
-    assert (second["difference@1"], second["difference@1_outside_noise"], second["baseline"]) == (
-        "0.75",
-        "true",
-        "grpo@0",
-    )
+    assert [second[name] for name in ("difference@1", "difference@1_outside_noise", "baseline")] == [
+        *("0.75", "true", "grpo@0")
+    ]
     assert (second["maj@2"], second["reason_correct"], second["mean_tokens"]) == ("1", "32", "10")
 
 
@@ -97,17 +94,19 @@ def test_hostile_names_stay_in_their_cells():
     assert printable("a\x1b[31m\u202eb\n") == "a [31m b "
 
 
+def printed(results: list[TaskResult], width: int = 120) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(console_table(summarise(results)))
+    return console.export_text()
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_console_table(width: int):
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(console_table(summarise(TWO_RUNS)))
-    lines = console.export_text().splitlines()
+    lines = printed(RUNS, width).splitlines()
     row = next(line.split() for line in lines if "grpo@300" in line)
     assert row == ["grpo@300", "100.0", "+75.0", "▲", "100.0", "+50.0", "▲", "100.0", "10", "0.0"]
     assert any(line.split()[:2] == ["average", "grpo@0"] for line in lines)
 
 
 def test_markup_in_names_is_text():
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(console_table(summarise([result(["c"], run="[red]x[/]")])))
-    assert "[red]x[/]@0" in console.export_text()
+    assert "[red]x[/]@0" in printed([result(["c"], run="[red]x[/]")])

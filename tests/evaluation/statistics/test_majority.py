@@ -6,10 +6,11 @@ from fractions import Fraction
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from verl.evaluation.statistics.majority import majority_at_k
+from tests.evaluation.example_results import sample
+from verl.evaluation.statistics.majority import answer_classes, majority_at_k
 
 
 def majority_by_enumeration(classes: list[int], correct: int | None, k: int) -> Fraction:
@@ -23,31 +24,15 @@ def majority_by_enumeration(classes: list[int], correct: int | None, k: int) -> 
     return won / len(subsets)
 
 
-CLASSES = [
-    [0, 0, 0, 1, 1, 2],
-    [0, 1, 1, 1, 2, 2, 2],
-    [0, 0, 1, 1, -1, -1],
-    [0, -1, -1],
-    [0, 1, 2, 3, 4, 5, 6],
-    [0, 0, 0, 0],
-    [0, 0, 1, 1, 2, 2, 3, 3, -1],
-]
-
-
-@pytest.mark.parametrize("classes", CLASSES)
+@given(st.lists(st.integers(-1, 6), min_size=1, max_size=8))
+@example([0, 1, 2, 3, 4, 5, 6])
+@example([0, 0, 1, 1, 2, 2, 3, 3, -1])
+@settings(max_examples=60, deadline=None)
 def test_majority_is_the_mean_over_all_subsets(classes: list[int]):
     for correct in {*classes, None} - {-1}:
         for k in range(1, len(classes) + 1):
             exact = float(majority_by_enumeration(classes, correct, k))
             assert majority_at_k(classes, correct, k) == pytest.approx(exact, abs=1e-12)
-
-
-@given(st.lists(st.integers(-1, 4), min_size=1, max_size=9), st.data())
-@settings(max_examples=80, deadline=None)
-def test_majority_of_random_votes(classes: list[int], data: st.DataObject):
-    k = data.draw(st.integers(1, len(classes)))
-    exact = float(majority_by_enumeration(classes, 0, k))
-    assert majority_at_k(classes, 0, k) == pytest.approx(exact, abs=1e-12)
 
 
 def majority_by_counting(n: int, k: int, supporters: int, rivals: list[int]) -> float:
@@ -87,29 +72,45 @@ def test_majority_of_64_is_the_mean_over_all_subsets(supporters: int, rivals: li
     assert majority_at_k(classes, 0, k) == pytest.approx(exact, abs=1e-12)
 
 
-def test_majority_ties_share_the_prize():
-    assert majority_at_k([0, 1, 2], 0, 3) == pytest.approx(1 / 3)
-    assert majority_at_k([0, 0, 1, 1, 2], 0, 5) == pytest.approx(1 / 2)
-
-
-def test_one_vote_is_the_mean_correctness():
-    assert majority_at_k([0, 0, 0, 1, 2, 3, -1, -1], 0, 1) == pytest.approx(3 / 8)
-
-
-def test_who_gives_no_answer_does_not_vote():
-    assert majority_at_k([0, -1, -1, -1], 0, 4) == 1.0
-    assert majority_at_k([-1, -1], None, 2) == 0.0
-    assert majority_at_k([1, 1, 2], None, 2) == 0.0
-
-
-def test_majority_of_many_samples():
-    # Two classes of 2048 (more than a float's binomials hold): by symmetry each wins half the votes.
-    assert majority_at_k([0, 1] * 2048, 0, 64) == pytest.approx(0.5, abs=1e-9)
-    # 256 different answers never agree: the winner is one of the k at random, so it is the correct one in 1 of 256.
-    assert majority_at_k(list(range(256)), 0, 128) == pytest.approx(1 / 256, rel=1e-9)
+@pytest.mark.parametrize(
+    ("classes", "correct", "k", "chance"),
+    [
+        # Ties are broken at random.
+        ([0, 1, 2], 0, 3, 1 / 3),
+        ([0, 0, 1, 1, 2], 0, 5, 1 / 2),
+        # One vote is the mean correctness.
+        ([0, 0, 0, 1, 2, 3, -1, -1], 0, 1, 3 / 8),
+        # A sample without an answer does not vote.
+        ([0, -1, -1, -1], 0, 4, 1.0),
+        ([-1, -1], None, 2, 0.0),
+        ([1, 1, 2], None, 2, 0.0),
+        # Two classes of 2048, more than a float's binomials can hold: by symmetry each wins half the votes.
+        ([0, 1] * 2048, 0, 64, 0.5),
+        # 256 different answers never agree: the winner is one of the k at random, so the correct one in 1 of 256.
+        (list(range(256)), 0, 128, 1 / 256),
+    ],
+)
+def test_literal_chances(classes: list[int], correct: int | None, k: int, chance: float):
+    assert majority_at_k(classes, correct, k) == pytest.approx(chance, rel=1e-9, abs=1e-15)
 
 
 @pytest.mark.parametrize("k", [0, 4])
 def test_majority_k_out_of_range(k: int):
-    with pytest.raises(ValueError, match=f"k={k}: must lie between 1 and the number of samples"):
+    with pytest.raises(ValueError, match=f"k={k}: must be between 1 and the number of samples"):
         majority_at_k([0, 0, 1], 0, k)
+
+
+def test_classes_of_answers():
+    samples = [
+        sample("c", "1/2"),
+        sample("c", "0.5"),
+        sample("w", "3.0"),
+        sample("w", " $3$ "),
+        sample("w", "x + 1"),
+        sample("w", "x+1"),
+        sample("n"),
+        sample("t", "3.0"),
+    ]
+    assert answer_classes(samples) == ([0, 0, 1, 1, 2, 2, -1, 1], 0)
+    assert answer_classes([sample("w")]) == ([1], None)
+    assert answer_classes([]) == ([], None)

@@ -117,12 +117,10 @@ def test_a_step_in_the_log():
     )
 
 
-def test_without_a_known_peak_there_is_no_utilisation():
+def test_what_is_not_known_is_not_logged():
     metrics = StepMetrics(1, "old_log_prob", {"update_actor": (ModelCost(1e9, 1), UPDATE)}, peak=None)(RECORD)
     assert "perf/tflops/update_actor" in metrics and "perf/tflops/old_log_prob" not in metrics
     assert not [name for name in metrics if "mfu" in name]
-
-
-def test_a_validation_alone_has_no_tokens():
+    # A validation alone reads no training batch.
     metrics = StepMetrics(1, "old_log_prob", {}, None)(StepRecord({"testing": 2.0}, {}, {}))
     assert "perf/throughput" not in metrics and metrics["timing_s/step"] == 2.0

@@ -1,7 +1,10 @@
-"""What run_ppo finds wrong before it starts anything."""
+"""What run_ppo refuses before it starts Ray."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -10,8 +13,11 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
+from verl.checkpoint.resume import Resumption
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
+from verl.rank.reward_manager import RewardManager
+from verl.trainer.ppo import run as run_module
 from verl.trainer.ppo.run import run_ppo
 
 
@@ -27,15 +33,34 @@ def with_critic(config: PPOConfig, **model: object) -> PPOConfig:
     return replace(config, algorithm=replace(config.algorithm, adv_estimator="gae"), critic=critic)
 
 
-def test_a_reward_function_that_is_not_there(small_config):
-    scoring = replace(small_config.reward_score, custom_functions=["*=no_such_module:score"])
-    refused(replace(small_config, reward_score=scoring), "importing no_such_module raised ModuleNotFoundError")
+CHANGES: dict[str, tuple[Callable[[PPOConfig], PPOConfig], str]] = {
+    "no reward function": (
+        lambda c: replace(c, reward_score=replace(c.reward_score, custom_functions=["*=no_such_module:score"])),
+        "importing no_such_module raised ModuleNotFoundError",
+    ),
+    "endless warm-up": (
+        lambda c: replace(with_critic(c), trainer=replace(c.trainer, critic_warmup=2)),
+        "^trainer.critic_warmup=2: the run has 2 steps, which leaves none",
+    ),
+    "long sequences": (
+        lambda c: replace(c, data=replace(c.data, max_response_length=500)),
+        r"^data.max_prompt_length\+data.max_response_length=\d+: model.path=.* takes sequences of 512 tokens",
+    ),
+    "long sequences of the reward model": (
+        lambda c: replace(c, reward_model=replace(c.reward_model, enable=True, model=c.model, max_length=513)),
+        r"^reward_model.max_length=513: reward_model.model.path=.* takes",
+    ),
+    "missing layers": (
+        lambda c: replace(c, calculator=replace(c.calculator, layers=[0, 4])),
+        r"^calculator.layers=\[0, 4\]: the model has 4 layers, from -4 to 3$",
+    ),
+}
 
 
-def test_a_warm_up_without_end(small_config):
-    config = with_critic(small_config)
-    trainer = replace(config.trainer, critic_warmup=2)
-    refused(replace(config, trainer=trainer), "^trainer.critic_warmup=2: the run has 2 steps, and none would be left")
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_option_that_does_not_fit_is_named(small_config: PPOConfig, change: str):
+    apply, message = CHANGES[change]
+    refused(apply(small_config), message)
 
 
 def test_a_critic_of_another_vocabulary(small_config, tiny_model, tmp_path):
@@ -53,29 +78,47 @@ def test_a_reward_model_without_a_tokenizer(small_config, tiny_model, tmp_path):
     refused(replace(small_config, reward_model=judge), "^reward_model.model.path=.*: no tokenizer there")
 
 
-def test_sequences_that_a_model_was_not_made_for(small_config):
-    long = replace(small_config, data=replace(small_config.data, max_response_length=500))
-    refused(long, r"^data.max_prompt_length\+data.max_response_length=\d+: model.path=.* takes sequences of 512 tokens")
-    judge = replace(small_config.reward_model, enable=True, model=small_config.model, max_length=513)
-    refused(
-        replace(small_config, reward_model=judge), r"^reward_model.max_length=513: reward_model.model.path=.* takes"
-    )
-
-
-def test_another_order_of_prompts_than_the_checkpoints(small_config, tiny_model, tmp_path):
+@pytest.fixture
+def checkpoint(small_config: PPOConfig, tiny_model: Path, tmp_path: Path) -> Path:
+    """A checkpoint of step 1 that fits the small config."""
     folder = begin_checkpoint(tmp_path, 1)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     writer = HuggingFaceStorageWriter(str(folder / "actor" / "shards"), save_distributed=True)
-    dcp.save(state, storage_writer=writer, no_dist=True)
-    complete_checkpoint(folder, tmp_path, 1, json.dumps({"job": "ppo", "num_examples": 16, "shuffle": False}))
-    trainer = replace(small_config.trainer, default_local_dir=str(tmp_path))
-    refused(replace(small_config, trainer=trainer), "^data.shuffle=True: was False when .*/global_step_1 was written")
+    dcp.save(tensors, storage_writer=writer, no_dist=True)
+    state = {"job": "ppo", "num_examples": 16, "shuffle": small_config.data.shuffle}
+    state["reward_manager"] = RewardManager(small_config.reward_manager).state_dict()
+    return complete_checkpoint(folder, tmp_path, 1, json.dumps(state))
 
 
-def test_layers_that_the_model_has_not(small_config):
-    calculator = replace(small_config.calculator, layers=[0, 4])
-    refused(
-        replace(small_config, calculator=calculator),
-        r"^calculator.layers=\[0, 4\]: the model has 4 layers, from -4 to 3$",
-    )
+def test_another_order_of_prompts_than_the_checkpoints(small_config, checkpoint):
+    trainer = replace(small_config.trainer, default_local_dir=str(checkpoint.parent))
+    data = replace(small_config.data, shuffle=not small_config.data.shuffle)
+    message = "^data.shuffle=False: was True when .*/global_step_1 was written"
+    refused(replace(small_config, trainer=trainer, data=data), message)
+
+
+def test_validation_alone_names_no_model(small_config, checkpoint, tmp_path, monkeypatch, capsys):
+    class Validated:
+        """A trainer that has validated the checkpoint."""
+
+        step, validations, timer = 1, {1: {"val/pass@1": 0.5}}, SimpleNamespace(totals={"testing": 1.0})
+
+        def __init__(self, *_: object) -> None: ...
+
+        def restore(self, resumption: Resumption) -> None:
+            assert resumption.folder == checkpoint
+
+        def fit(self) -> None: ...
+
+    monkeypatch.setattr(run_module.TrainingRun, "start", lambda *_: (None, None))
+    monkeypatch.setattr(run_module, "Sampler", lambda *_: None)
+    monkeypatch.setattr(run_module, "RayPPOTrainer", Validated)
+    folder = tmp_path / "validation"
+    trainer = replace(small_config.trainer, val_only=True, default_local_dir=str(folder))
+    trainer = replace(trainer, resume_mode="path", resume_from_path=str(checkpoint))
+    run_ppo(replace(small_config, trainer=trainer))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"resuming from {checkpoint}" and lines[-1] == f"metrics: {folder}/metrics.jsonl"
+    assert not [line for line in lines if line.startswith("model: ")]
+    assert json.loads((folder / "summary.json").read_text())["after"] == {"val/pass@1": 0.5}

@@ -8,7 +8,7 @@ import torch
 from conftest import rank_metrics
 
 from verl.config import PPOConfig
-from verl.data.prompts import PromptRecord, PromptSample
+from verl.data.prompts import PromptRecord, TokenizedPrompts
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rewards.pool import VerifierPool
 from verl.trainer.logging.timing import PhaseTimer, Work
@@ -56,11 +56,11 @@ class ScriptedWorkers:
         ]
 
 
-def prompts_of(*uids: int) -> PromptSample:
+def prompts_of(*uids: int) -> TokenizedPrompts:
     records = [PromptRecord(uid, [5], "arithmetic", "7", {}, [{"role": "user", "content": f"{uid}"}]) for uid in uids]
     ids = torch.full((len(uids), 1), 5)
     tokens = PromptBatch(ids, torch.ones_like(ids), torch.tensor(uids), batch_size=[len(uids)])
-    return PromptSample(records, tokens)
+    return TokenizedPrompts(records, tokens)
 
 
 @pytest.fixture(scope="module")

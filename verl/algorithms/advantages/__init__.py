@@ -15,17 +15,17 @@ from verl.algorithms.advantages.whiten import whitened
 
 
 class EstimatorOptions(NamedTuple):
-    """What an estimator may be told beyond rewards, mask and groups."""
+    """Inputs of an estimator besides rewards, mask and groups."""
 
     norm_by_std: bool
     """Divide by the group's standard deviation (``grpo``)."""
     gamma: float
     """Discount per token (``reinforce_plus_plus``, ``gae``)."""
     lam: float
-    """Share of the later temporal differences (``gae``)."""
+    """Lambda, the weight of later temporal differences (``gae``)."""
     learned_mask: Tensor
-    """Response tokens that have a share in the losses, ``[B, R]``: whitening is over these. The others count in the
-    statistics of their group (``grpo``, ``rloo``, ``reinforce_plus_plus_baseline``) and nowhere else."""
+    """Response tokens that contribute to the losses, ``[B, R]``: whitening is over these. The others count only in the
+    statistics of their group (``grpo``, ``rloo``, ``reinforce_plus_plus_baseline``)."""
     values: Tensor | None
     """The critic's values, ``[B, R]`` (``gae``)."""
     greedy_scores: Tensor | None
@@ -33,7 +33,7 @@ class EstimatorOptions(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What an estimator makes of the rewards."""
+    """The output of an estimator."""
 
     advantages: Tensor
     """``[B, R]``, 0 outside the mask."""
@@ -63,14 +63,14 @@ ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
     "remax": lambda rewards, mask, _, options: Estimate(remax_advantages(rewards, mask, _given(options.greedy_scores))),
     "gae": _whitened_gae,
 }
-"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> estimate.
+"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> :class:`Estimate`.
 
-``gae`` whitens its advantages over the batch, as PPO for language models does everywhere.
+``gae`` whitens its advantages over the batch, as is usual in PPO for language models.
 """
 
 
 def _given(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None, "the estimator's own input; see EstimatorOptions"
+    assert tensor is not None, "an input that this estimator needs; see EstimatorOptions"
     return tensor
 
 

@@ -1,4 +1,4 @@
-"""What the estimators share: shape checks, scores, and statistics over the responses to one prompt (G groups)."""
+"""Shared by the estimators: shape checks, scores, and statistics over the responses to one prompt (G groups)."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def check_shapes(per_token: dict[str, Tensor], per_response: dict[str, Tensor]) -> None:
-    """Check that tensors, by argument name, are ``[B, R]`` (``per_token``) and ``[B]`` (``per_response``).
+    """Check that the tensors, by argument name, are ``[B, R]`` (``per_token``) and ``[B]`` (``per_response``).
 
     Raises:
-        ValueError: they are not, or B and R differ between them; names every tensor with its shape.
+        ValueError: they are not, or B or R differs between them; names every tensor with its shape.
     """
     first = next(iter(per_token.values()))
     fits = (
@@ -36,9 +36,9 @@ def on_response_tokens(values: Tensor, response_mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which responses answer the same prompt.
+    """Which responses belong to the same prompt.
 
-    Statistics are taken in float64: group sums are then independent of the responses' order to well below
+    Statistics are computed in float64, so that group sums do not depend on the responses' order to well below
     float32's resolution.
     """
 
@@ -62,19 +62,18 @@ class Groups:
 
 
 def group_responses(group_ids: Tensor, method: str) -> Groups:
-    """The groups of ``group_ids [B]`` int64, which are equal for responses to the same prompt; in any order.
+    """The groups of ``group_ids [B]`` int64, equal for responses to the same prompt; in any order.
 
-    Args:
-        method: the estimator's name in the error message.
+    ``method`` is the estimator's name in the error message.
 
     Raises:
-        ValueError: a group has a single response, so there is nothing to compare it with.
+        ValueError: a group has only one response, so there is nothing to compare it with.
     """
     ids, index, counts = group_ids.unique(return_inverse=True, return_counts=True)
     if bool((counts < 2).any()):
-        lonely = int(ids[counts < 2][0])
+        single = int(ids[counts < 2][0])
         raise ValueError(
-            f"group_ids: group {lonely} has 1 response: {method} needs at least 2 responses per prompt; "
+            f"group_ids: group {single} has 1 response: {method} needs at least 2 responses per prompt; "
             "set rollout.n>=2"
         )
     return Groups(index, counts)

@@ -10,8 +10,8 @@ STD_EPS = 1e-6
 def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
     """Score of each response relative to the other responses to the same prompt, on every response token.
 
-    The score is the sum of the response's token rewards. GRPO (``norm_by_std``): (score - mean) / (std + 1e-6)
-    with the unbiased standard deviation of the group; Dr.GRPO: score - mean.
+    The score s is the sum of the response's token rewards. GRPO (``norm_by_std``): A = (s - mean) / (std + 1e-6) with
+    the mean and the unbiased standard deviation of the group. Dr.GRPO: A = s - mean.
 
     Args:
         token_rewards: ``[B, R]`` floating point, 0 on padding.
@@ -23,7 +23,7 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
         Advantages ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask.
 
     Raises:
-        ValueError: shapes do not fit, or a group has a single response.
+        ValueError: the shapes do not match, or a group has only one response.
     """
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"group_ids": group_ids})
     groups = group_responses(group_ids, "GRPO")

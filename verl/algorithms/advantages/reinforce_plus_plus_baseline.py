@@ -11,23 +11,23 @@ def reinforce_plus_plus_baseline_advantages(
 ) -> Tensor:
     """Score minus the group's mean score, on every response token, whitened over the batch's response tokens.
 
-    The paper's REINFORCE++ w/ baseline: A = (s - mean of the group), then (A - mean) / (std + 1e-8) over the batch.
-    Unlike GRPO's, the divisor is common to all prompts: a group of nearly equal scores is not blown up. The score s
+    The paper's REINFORCE++ w/ baseline: A = s - mean of the group, then (A - mean) / (std + 1e-8) over the batch.
+    Unlike GRPO's, the divisor is common to all prompts, so a group of nearly equal scores is not blown up. The score s
     is the sum of the token rewards.
 
     Args:
-        token_rewards: ``[B, R]`` floating point; outside the mask anything.
+        token_rewards: ``[B, R]`` floating point; anything outside the mask.
         response_mask: ``[B, R]``, true or 1 on response tokens.
         group_ids: ``[B]`` int64, equal for responses to the same prompt; in any order.
-        learned_mask: ``[B, R]``, the response tokens that are whitened, those of responses to learn from; the others
-            count in their group alone.
+        learned_mask: ``[B, R]``, the response tokens to learn from, over which the batch is whitened; the others count
+            only in the mean of their group.
 
     Returns:
         Advantages in units of the batch's standard deviation, ``[B, R]`` in the dtype of ``token_rewards``, 0
         outside ``learned_mask``.
 
     Raises:
-        ValueError: shapes do not fit, or a group has a single response.
+        ValueError: the shapes do not match, or a group has only one response.
     """
     per_token = {"token_rewards": token_rewards, "response_mask": response_mask, "learned_mask": learned_mask}
     check_shapes(per_token, {"group_ids": group_ids})

@@ -6,13 +6,13 @@ from verl.algorithms.advantages.groups import check_shapes, group_responses, on_
 
 
 def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Score of each response minus the mean score of the other responses to the same prompt, on every token of it.
+    """Score of each response minus the mean score of the other responses to the same prompt, on every response token.
 
-    The paper's RLOO estimator: A_i = s_i - 1/(n-1) * (sum over j != i of s_j) in a group of n. A response takes no
-    part in its own baseline, so the policy gradient is unbiased. The score s is the sum of the token rewards.
+    The paper's RLOO estimator: A_i = s_i - 1/(n-1) * (sum over j != i of s_j) in a group of n. A response is not part
+    of its own baseline, so the policy gradient is unbiased. The score s is the sum of the token rewards.
 
     Args:
-        token_rewards: ``[B, R]`` floating point; outside the mask anything.
+        token_rewards: ``[B, R]`` floating point; anything outside the mask.
         response_mask: ``[B, R]``, true or 1 on response tokens.
         group_ids: ``[B]`` int64, equal for responses to the same prompt; in any order.
 
@@ -20,7 +20,7 @@ def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
         Advantages in units of reward, ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask.
 
     Raises:
-        ValueError: shapes do not fit, or a group has a single response.
+        ValueError: the shapes do not match, or a group has only one response.
     """
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"group_ids": group_ids})
     groups = group_responses(group_ids, "RLOO")

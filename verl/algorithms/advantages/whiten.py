@@ -11,24 +11,24 @@ STD_EPS = 1e-8
 def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """(A - mean) / (std + 1e-8), with the mean and unbiased std over the response tokens of the whole batch.
 
-    Every token counts once, so long responses weigh more than short ones. A batch with fewer than two response
-    tokens has nothing to compare and becomes 0.
+    Every token counts once, so long responses weigh more than short ones. With fewer than two response tokens there is
+    nothing to compare, and the result is 0.
 
     Args:
-        advantages: ``[B, R]`` floating point; outside the mask anything.
+        advantages: ``[B, R]`` floating point; anything outside the mask.
         response_mask: ``[B, R]``, true or 1 on response tokens.
 
     Returns:
         ``[B, R]`` in the dtype of ``advantages``, in units of the batch's standard deviation, 0 outside the mask.
 
     Raises:
-        ValueError: shapes do not fit.
+        ValueError: the shapes do not match.
     """
     check_shapes({"advantages": advantages, "response_mask": response_mask}, {})
     mask = response_mask.bool()
     num_tokens = mask.sum()
     mean = torch.where(mask, advantages.double(), 0.0).sum() / num_tokens
     centred = torch.where(mask, advantages.double() - mean, 0.0)
-    # For a single token the unbiased variance is 0 / 0; the clamp makes it 0.
+    # For a single token the unbiased variance would be 0 / 0; the clamp makes it 0.
     variance = centred.square().sum() / (num_tokens - 1).clamp(min=1)
     return (centred / (variance.sqrt() + STD_EPS)).to(advantages.dtype)

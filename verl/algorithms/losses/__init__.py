@@ -1,4 +1,4 @@
-"""Policy losses by name, the critic's loss, and how per-token losses become one number."""
+"""Policy losses by name, the critic's loss, and the aggregation of per-token losses by name."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,10 +13,14 @@ from verl.algorithms.losses.ppo_clip import ppo_clip_loss
 from verl.algorithms.losses.value import value_loss
 
 POLICY_LOSSES = {"ppo_clip": ppo_clip_loss, "gspo": gspo_loss, "cispo": cispo_loss}
+"""Name -> f(logprobs, old_logprobs, advantages, response_mask, clip_low, clip_high) -> (losses [B, R], metrics).
+
+All tensors are ``[B, R]``. ``ppo_clip`` also takes ``clip_ratio_c``.
+"""
 
 
 class StepSize(NamedTuple):
-    """Counts of a whole optimiser step, over all micro-batches and ranks."""
+    """Counts of a whole optimiser step, summed over all micro-batches and ranks."""
 
     num_tokens: int
     """Response tokens."""
@@ -34,7 +38,7 @@ LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, StepSize], Tensor]] = {
         loss, mask, size.num_sequences, size.max_length
     ),
 }
-"""Name -> f(loss [B, R], response_mask [B, R], size of the step) -> the micro-batch's share of the step's loss."""
+"""Name -> f(per_token_loss [B, R], response_mask [B, R], step size) -> the micro-batch's part of the step's loss."""
 
 __all__ = [
     "LOSS_AGGREGATIONS",

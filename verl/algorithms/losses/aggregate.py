@@ -1,8 +1,8 @@
-"""How per-token losses become the number that is differentiated.
+"""Aggregation of per-token losses to the scalar that is differentiated.
 
-Every count is passed in and belongs to the whole optimiser step, over all micro-batches and ranks: dividing each
-micro-batch by its own count would weigh a response by how its neighbours happen to be, and the gradient would change
-with the split into micro-batches and ranks. The results of the micro-batches add up to the loss of the step.
+Every count is passed in and is that of the whole optimiser step, over all micro-batches and ranks. If each micro-batch
+were divided by its own count, the weight of a response would depend on its neighbours, and the gradient on the split
+into micro-batches and ranks. The results of the micro-batches add up to the loss of the step.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def token_mean(per_token: Tensor, mask: Tensor, num_tokens: Tensor | float) -> Tensor:
-    """Sum of ``per_token [B, R]`` over the mask, divided by ``num_tokens``; a scalar. Every token weighs the same.
+    """Sum of ``per_token [B, R]`` over the mask, divided by ``num_tokens``; a scalar. Every token has the same weight.
 
     ``num_tokens`` is the number of response tokens of the whole optimiser step.
 
@@ -24,8 +24,8 @@ def token_mean(per_token: Tensor, mask: Tensor, num_tokens: Tensor | float) -> T
 def sequence_mean(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
     """Mean of ``per_token [B, R]`` over each response's tokens, summed, divided by ``num_sequences``; a scalar.
 
-    Every response weighs the same, whatever its length, as in GRPO (arXiv 2402.03300) and GSPO (arXiv 2507.18071). A
-    response without tokens contributes 0. ``num_sequences`` is the number of responses of the whole optimiser step.
+    Every response has the same weight, whatever its length, as in GRPO (arXiv 2402.03300) and GSPO (arXiv 2507.18071).
+    A response without tokens contributes 0. ``num_sequences`` is the number of responses of the whole optimiser step.
 
     Raises:
         ValueError: ``num_sequences`` is not positive.
@@ -38,8 +38,8 @@ def sequence_mean(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float
 def sequence_sum(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
     """Sum of ``per_token [B, R]`` over the mask, divided by ``num_sequences``; a scalar.
 
-    A response weighs as much as it has tokens. ``num_sequences`` is the number of responses of the whole optimiser
-    step.
+    The weight of a response is its number of tokens. ``num_sequences`` is the number of responses of the whole
+    optimiser step.
 
     Raises:
         ValueError: ``num_sequences`` is not positive.
@@ -51,15 +51,15 @@ def sequence_sum(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float)
 def constant_length(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float, length: float) -> Tensor:
     """Sum of ``per_token [B, R]`` over the mask, divided by ``num_sequences * length``; a scalar.
 
-    Dr.GRPO (arXiv 2503.20783): a constant stands in for the response's own length, which would make a wrong response
-    cheaper per token the longer it is. ``num_sequences`` is the number of responses of the whole optimiser step,
-    ``length`` in tokens, such as the longest response allowed; never the padded width R, which changes with the batch.
+    Dr.GRPO (arXiv 2503.20783): a constant replaces the response's own length, which would make a wrong response cheaper
+    per token the longer it is. ``num_sequences`` is the number of responses of the whole optimiser step; ``length`` is
+    in tokens, such as the maximum response length, and never the padded width R, which changes with the batch.
 
     Raises:
         ValueError: ``num_sequences`` or ``length`` is not positive.
     """
     _check_positive("num_sequences", num_sequences, "response count of the optimiser step")
-    _check_positive("length", length, "number of tokens that every response is divided by")
+    _check_positive("length", length, "number of tokens by which every response is divided")
     return _masked(per_token, mask).sum() / (num_sequences * length)
 
 

@@ -16,15 +16,16 @@ def cispo_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Per-token loss -sg[clip(r, 1 - clip_low, 1 + clip_high)] A logprobs with r = exp(logprobs - old_logprobs).
 
-    sg stops the gradient: clipping bounds the weight of a token's gradient and never removes it, whatever the sign of
-    A. The loss's value has no meaning of its own; its gradient is that of -r A wherever the weight is not clipped.
+    sg stops the gradient: clipping bounds the weight of a token's gradient but never removes it, whatever the sign of
+    A. Only the gradient of the loss is meaningful, not its value; it is that of -r A wherever the weight is not
+    clipped.
 
     Args:
         logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy being trained.
-        old_logprobs: ``[B, R]`` the same under the policy that the step started from.
+        old_logprobs: ``[B, R]`` the same under the policy at the start of the step.
         advantages: ``[B, R]``.
-        response_mask: ``[B, R]``, true or 1 on response tokens; what padding holds never matters.
-        clip_low: the weight is clipped below at 1 - clip_low, in [0, 1]; 1 leaves it open below, as the paper does.
+        response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
+        clip_low: the weight is clipped below at 1 - clip_low, in [0, 1]; 1 means no lower bound, as in the paper.
         clip_high: the weight is clipped above at 1 + clip_high, at least 0.
 
     Returns:
@@ -32,7 +33,7 @@ def cispo_loss(
         whose weight is clipped), ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens``.
 
     Raises:
-        ValueError: a clip range is out of bounds.
+        ValueError: ``clip_low`` or ``clip_high`` is out of range.
     """
     check_clip_ranges(clip_low, clip_high)
     mask = response_mask.bool()

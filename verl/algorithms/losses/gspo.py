@@ -16,19 +16,19 @@ def gspo_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Per-token loss -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) with one ratio per response.
 
-    The ratio of response i is s_i = exp(mean over its tokens of (logprobs - old_logprobs)). At token t stands
-    s_{i,t} = sg[s_i] exp(logp_t - sg[logp_t]), sg stopping the gradient: its value is s_i, and its gradient is s_i
-    times that of logp_t, so that every token of a response weighs the same. With the same advantage on all tokens of
-    a response, ``sequence_mean`` of these losses has the value and gradient of the paper's sequence objective.
+    The ratio of response i is s_i = exp(mean over its tokens of (logprobs - old_logprobs)). Token t uses
+    s_{i,t} = sg[s_i] exp(logp_t - sg[logp_t]), where sg stops the gradient: its value is s_i, and its gradient is s_i
+    times that of logp_t, so every token of a response has the same weight. With the same advantage on all tokens of a
+    response, ``sequence_mean`` of these losses has the value and gradient of the paper's sequence objective.
 
-    Clipping acts on whole responses. A mean over tokens moves far less than one token's ratio: the paper's ranges are
+    Clipping acts on whole responses. A mean over tokens varies far less than one token's ratio: the paper's ranges are
     about 3e-4, not 0.2.
 
     Args:
         logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy being trained.
-        old_logprobs: ``[B, R]`` the same under the policy that the step started from.
+        old_logprobs: ``[B, R]`` the same under the policy at the start of the step.
         advantages: ``[B, R]``; may differ between the tokens of a response.
-        response_mask: ``[B, R]``, true or 1 on response tokens; what padding holds never matters.
+        response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
         clip_low: s is clipped below at 1 - clip_low, in [0, 1].
         clip_high: s is clipped above at 1 + clip_high, at least 0.
 
@@ -37,15 +37,16 @@ def gspo_loss(
         which clipping is active), ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens``.
 
     Raises:
-        ValueError: a clip range is out of bounds.
+        ValueError: ``clip_low`` or ``clip_high`` is out of range.
     """
     mask = response_mask.bool()
     # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
     logprobs = torch.where(mask, logprobs, 0.0)
     log_ratio = logprobs.detach() - torch.where(mask, old_logprobs, 0.0)
     advantages = torch.where(mask, advantages, 0.0)
+    # log s_i.
     sequence_log_ratio = log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-    # The difference in brackets is exactly 0 and carries the gradient.
+    # log s_{i,t}: the difference in brackets is exactly 0 and carries the gradient.
     token_log_ratio = sequence_log_ratio + (logprobs - logprobs.detach())
     losses, num_clipped = clipped_surrogate(token_log_ratio, advantages, clip_low, clip_high)
     metrics = {

@@ -1,7 +1,7 @@
-"""Truncated importance sampling: the trainer's policy is not quite the one that the rollout engine sampled from.
+"""Truncated importance sampling between the rollout engine's policy and the trainer's.
 
-Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training". Both engines hold the same
-weights, but their kernels and precisions differ, and with them the probabilities.
+Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training". Both hold the same weights,
+but their kernels and precisions differ, and so do their probabilities.
 """
 
 import torch
@@ -15,15 +15,15 @@ LEVELS = ("token", "sequence")
 def rollout_weights(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weights min(exp(old - rollout), cap) that the per-token policy losses are multiplied by.
+    """Weights min(exp(old - rollout), cap) by which the per-token policy losses are multiplied.
 
     ``token``: each token's own ratio. ``sequence``: the ratio of the whole response, exp(sum over its tokens of
-    (old - rollout)), on all of its tokens. Before the cap, a ratio is held at exp(``MAX_LOG_RATIO``).
+    (old - rollout)), on all of its tokens. Before the cap, a ratio is clamped to exp(``MAX_LOG_RATIO``).
 
     Args:
         old_logprobs: ``[B, R]`` log-probabilities (nats) that the trainer computed before the update.
         rollout_logprobs: ``[B, R]`` those that the rollout engine sampled with.
-        response_mask: ``[B, R]``, true or 1 on response tokens; what padding holds never matters.
+        response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
         level: ``token`` or ``sequence``.
         cap: largest weight, finite and above 0; the paper's C.
 
@@ -32,7 +32,7 @@ def rollout_weights(
         ``tis_capped`` (tokens whose ratio is above the cap), ``num_tokens``.
 
     Raises:
-        ValueError: unknown ``level``, or ``cap`` out of bounds.
+        ValueError: unknown ``level``, or ``cap`` out of range.
     """
     if level not in LEVELS:
         raise ValueError(f"level={level!r}: must be one of {', '.join(LEVELS)}")
@@ -42,7 +42,7 @@ def rollout_weights(
     log_ratio = torch.where(mask, (old_logprobs - rollout_logprobs).detach(), 0.0)
     if level == "sequence":
         log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
-    # From above only: a vanishing weight is right as it is, and no gradient passes here.
+    # Clamped from above only: a vanishing weight is correct, and no gradient passes here.
     ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
     weights = torch.where(mask, ratio.clamp(max=cap), 0.0)
     metrics = {

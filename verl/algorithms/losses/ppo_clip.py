@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Log ratios are held within this range, so that exp stays finite; the gradient is 0 beyond it."""
+"""Log ratios are clamped to plus or minus this, so that exp stays finite; the gradient is 0 beyond it."""
 
 
 def ppo_clip_loss(
@@ -20,17 +20,17 @@ def ppo_clip_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Per-token loss -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logprobs - old_logprobs).
 
-    Dual clip (arXiv 1912.09729) bounds the loss where A < 0, which plain clipping leaves open towards large ratios:
-    there it is min(that loss, -clip_ratio_c A), with no gradient at the bound.
+    Dual clip (arXiv 1912.09729) bounds the loss where A < 0, which plain clipping does not bound at large ratios: there
+    it is min(that loss, -clip_ratio_c A), with no gradient at the bound.
 
     Args:
         logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy being trained.
-        old_logprobs: ``[B, R]`` the same under the policy that the step started from.
+        old_logprobs: ``[B, R]`` the same under the policy at the start of the step.
         advantages: ``[B, R]``.
-        response_mask: ``[B, R]``, true or 1 on response tokens; what padding holds never matters.
+        response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
         clip_low: the ratio is clipped below at 1 - clip_low, in [0, 1].
         clip_high: the ratio is clipped above at 1 + clip_high, at least 0.
-        clip_ratio_c: the ratio that bounds the loss where A < 0, finite and above 1; ``None`` leaves it open.
+        clip_ratio_c: the ratio that bounds the loss where A < 0, finite and above 1; ``None`` for no dual clip.
 
     Returns:
         Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens, so that they can be added
@@ -39,7 +39,7 @@ def ppo_clip_loss(
         clip ``pg_clipfrac_lower`` (tokens on which its bound is active).
 
     Raises:
-        ValueError: a clip range or ``clip_ratio_c`` is out of bounds.
+        ValueError: ``clip_low``, ``clip_high`` or ``clip_ratio_c`` is out of range.
     """
     if clip_ratio_c is not None and not 1 < clip_ratio_c < math.inf:
         raise ValueError(f"clip_ratio_c={clip_ratio_c}: must be finite and above 1, or None for no dual clip")

@@ -1,4 +1,4 @@
-"""The value loss of PPO's critic: the square of arXiv 1707.06347, eq. 9, clipped as in OpenAI baselines' ``ppo2``."""
+"""The value loss of PPO's critic (arXiv 1707.06347, eq. 9), clipped as in OpenAI baselines' ``ppo2``."""
 
 import torch
 from torch import Tensor
@@ -9,14 +9,14 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Per-token loss 0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2).
 
-    The larger of the two: a value that has moved further than ``clip_range`` towards its return G gets no gradient,
-    one that has moved away from it keeps all of it.
+    As the larger of the two counts, a value that has moved further than ``clip_range`` towards its return G gets no
+    gradient, and one that has moved away from it keeps its full gradient.
 
     Args:
         values: v, ``[B, R]``, in units of reward, under the critic being trained.
-        old_values: v_old, ``[B, R]``, the same under the critic that the step started from.
+        old_values: v_old, ``[B, R]``, the same under the critic at the start of the step.
         returns: G, ``[B, R]``.
-        response_mask: ``[B, R]``, true or 1 on response tokens; what padding holds never matters.
+        response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
         clip_range: in units of reward, above 0; infinity for no clip.
 
     Returns:
@@ -30,7 +30,7 @@ def value_loss(
         raise ValueError(f"clip_range={clip_range}: must be above 0; infinity for no clip")
     mask = response_mask.bool()
     values, old_values, returns = (torch.where(mask, t, 0.0) for t in (values, old_values, returns))
-    # Bounds instead of a clipped difference: within them the clipped value is v to the last bit.
+    # Clamping v itself, not its difference from v_old: within the bounds the clipped value is v to the last bit.
     clipped_values = values.clamp(old_values - clip_range, old_values + clip_range)
     plain = 0.5 * (values - returns).square()
     clipped = 0.5 * (clipped_values - returns).square()

@@ -1,4 +1,4 @@
-"""Benchmarks by name: the registry of published ones, and the loader of those and of users' own."""
+"""Benchmarks by name: a registry of published ones, and a loader for those and for users' own files."""
 
 from verl.evaluation.benchmarks.loader import load_benchmark
 from verl.evaluation.benchmarks.registry import BENCHMARKS, Benchmark

@@ -1,4 +1,4 @@
-"""Benchmarks from local files or from the hub."""
+"""Loading benchmarks from local files or from the hub."""
 
 import json
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ ARITHMETIC = CONFIG_DIR.parent / "data" / "arithmetic" / "test.parquet"
 
 
 def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | None = None) -> list[Problem]:
-    """The problems of the benchmark ``name``, in their order.
+    """The problems of the benchmark ``name``, in order.
 
-    ``folder`` may hold ``<name>/test.jsonl`` or ``<name>.jsonl``, which then wins over the hub; a name that is not in
-    ``BENCHMARKS`` is a user's own and needs such a file. ``fields`` maps our field names
-    (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's; what it leaves out is recognised.
+    A file ``<name>/test.jsonl`` or ``<name>.jsonl`` in ``folder`` is used instead of the hub's copy; a name that is not
+    in ``BENCHMARKS`` needs such a file. ``fields`` maps our field names
+    (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's; fields that it leaves out are recognised by name.
 
     Raises:
-        ConfigError: one line: an unknown benchmark, one that cannot be downloaded, a broken line, no problem at all,
-            fields that are not recognised, a row without question or answer.
+        ConfigError: in one line: an unknown benchmark, a failed download, a broken line, no problems, fields that are
+            not recognised, a row without a question or an answer.
     """
     path = local_file(name, folder)
     if path is None and name not in BENCHMARKS:
@@ -52,7 +52,7 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
 
 
 def local_file(name: str, folder: Path | None) -> Path | None:
-    """``<folder>/<name>/test.jsonl``, else ``<folder>/<name>.jsonl``; None where neither is there."""
+    """``<folder>/<name>/test.jsonl``, else ``<folder>/<name>.jsonl``; None if neither exists."""
     # A name with a separator would reach outside the folder.
     if folder is None or Path(name).name != name:
         return None
@@ -64,7 +64,7 @@ def _unknown(name: str, folder: Path | None) -> str:
     own = [] if folder is None else [path.stem for path in folder.glob("*.jsonl")]
     own += [] if folder is None else [path.parent.name for path in folder.glob("*/test.jsonl")]
     known = [*BENCHMARKS, *sorted(set(own) - BENCHMARKS.keys())]
-    # Case is the commonest mistake, and get_close_matches counts it in full.
+    # Wrong case is the most common mistake, and get_close_matches counts every such letter as wrong.
     near = {known_name.lower(): known_name for known_name in known}
     matches = get_close_matches(name.lower(), list(near), n=1)
     hint = f"did you mean {near[matches[0]]!r}?" if matches else f"known are {', '.join(known)}."
@@ -74,9 +74,9 @@ def _unknown(name: str, folder: Path | None) -> str:
 
 def _read_jsonl(path: Path) -> list[tuple[int, Row]]:
     """The rows with their line numbers, from 1."""
-    rows = []
+    rows: list[tuple[int, Row]] = []
     try:
-        # Not splitlines(), which also breaks at characters that JSON allows inside a text.
+        # Not splitlines(), which also splits at characters that JSON allows inside a text.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text: {error}") from error
@@ -111,17 +111,17 @@ def _read_arithmetic() -> list[tuple[int, Row]]:
 
 def _read_hub(benchmark: Benchmark) -> list[tuple[int, Row]]:
     """The rows with their numbers, from 1."""
-    mend = f"put it into data.benchmark_dir as {benchmark.name}/test.jsonl"
+    fix = f"put it into data.benchmark_dir as {benchmark.name}/test.jsonl"
     if benchmark.hub_id is None:
         raise ConfigError(
-            f"benchmark {benchmark.name}: no copy on the hub is known; get it from {benchmark.home}, {mend}"
+            f"benchmark {benchmark.name}: no copy on the hub is known; get it from {benchmark.home} and {fix}"
         )
     try:
         rows: Any = load_dataset(
             benchmark.hub_id, benchmark.hub_config, split=benchmark.hub_split, revision=benchmark.hub_revision
         )
-    # What `datasets` raises when there is no network or no such set is of many types, all of these two kinds.
+    # `datasets` raises many types of errors without a network or for an unknown data set, all of these kinds.
     except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"benchmark {benchmark.name}: cannot load {benchmark.hub_id}: {reason}; or {mend}") from error
+        raise ConfigError(f"benchmark {benchmark.name}: cannot load {benchmark.hub_id}: {reason}; or {fix}") from error
     return list(enumerate(rows, start=1))

@@ -1,8 +1,8 @@
-"""The published benchmarks: where each lives, under which licence, and what scores it.
+"""The published benchmarks: source, licence and verifier of each.
 
-Hub ids and licences are as their pages and public copies state them; ``unknown`` where none was found. Sizes on the hub
-may differ from those of the files passed around: ``asdiv`` has 2305 problems there, 2215 where several-part answers
-were left out.
+Hub ids and licences are as stated on their pages and public copies; ``unknown`` if none was found. Sizes on the hub may
+differ from those of other copies: ``asdiv`` has 2305 problems there, and 2215 where answers of several parts were left
+out.
 """
 
 from collections.abc import Mapping
@@ -20,28 +20,28 @@ class Benchmark:
 
     name: str
     hub_id: str | None
-    """Data set on the Hugging Face hub; None where no copy there is known: see ``home``."""
+    """Data set on the Hugging Face hub; None if no copy there is known, see ``home``."""
     hub_split: str = "test"
     hub_config: str | None = None
-    """Configuration on the hub; None for its default one."""
+    """Configuration on the hub; None for the default."""
     hub_revision: str | None = None
-    """Branch on the hub; None for its main one."""
+    """Branch on the hub; None for ``main``."""
     home: str = ""
-    """Where the data can be got if not from the hub."""
+    """Where to get the data if not from the hub."""
     fields: Mapping[str, str] | None = None
-    """Our field (``rows.FIELD_NAMES``) -> theirs, where recognition would take the wrong one."""
+    """Our field (``rows.FIELD_NAMES``) -> theirs, if recognition would choose the wrong one."""
     verifier: str = OPEN
-    """Data source, a key of ``verl.rewards.registry.VERIFIERS``, that scores it: its answer type. A problem with
-    options whose answer is letters is scored by ``multiple_choice`` in any benchmark."""
+    """Data source, a key of ``verl.rewards.registry.VERIFIERS``. In any benchmark, a problem with options whose answer
+    is letters is scored by ``multiple_choice``."""
     relative_tolerance: float = 0.0
-    """Relative error up to which a decimal number is right; 0 leaves it to the verifier."""
+    """Relative error up to which a decimal number is correct; 0 leaves it to the verifier."""
     licence: str = "unknown"
-    """As published: an SPDX identifier where there is one."""
+    """As published: an SPDX identifier if there is one."""
     language: str = "en"
     """``en`` or ``zh``."""
     demonstrations: str | None = None
-    """Few-shot set, a key of ``verl.data.demonstrations.DEMONSTRATIONS``, for base models, before which the community
-    puts worked examples there; None where it does not."""
+    """Few-shot examples for base models, a key of ``verl.data.demonstrations.DEMONSTRATIONS``; None if this benchmark
+    is usually evaluated without."""
 
 
 _RECORDS = [
@@ -60,7 +60,7 @@ _RECORDS = [
     Benchmark("olympiadbench", "Hothan/OlympiadBench", "train", "OE_TO_maths_en_COMP", licence="apache-2.0"),
     # Word problems
     Benchmark("gsm8k", "openai/gsm8k", hub_config="main", verifier="gsm8k", licence="mit", demonstrations="words"),
-    # Published with a loading script, which `datasets` no longer runs; the hub's own conversion is read instead.
+    # Published with a loading script, which `datasets` no longer runs; the hub's own conversion is used instead.
     Benchmark(
         "asdiv",
         "EleutherAI/asdiv",
@@ -82,7 +82,7 @@ _RECORDS = [
     # School and university
     Benchmark("math", "DigitalLearningGmbH/MATH-lighteval", licence="mit", demonstrations="formulas"),
     Benchmark("math500", "HuggingFaceH4/MATH-500", licence="mit (MATH)", demonstrations="formulas"),
-    # Answers are measured quantities, given to two or three digits.
+    # Answers are measured quantities with two or three digits.
     Benchmark("minerva_math", "math-ai/minervamath", relative_tolerance=0.01, demonstrations="formulas"),
     Benchmark(
         "college_math",
@@ -100,12 +100,7 @@ _RECORDS = [
     # Multiple choice
     Benchmark("gaokao_math_qa", "hails/agieval-gaokao-mathqa", verifier=CHOICE, licence="mit", language="zh"),
     Benchmark(
-        "aqua",
-        "deepmind/aqua_rat",
-        hub_config="raw",
-        verifier=CHOICE,
-        licence="apache-2.0",
-        demonstrations="choices",
+        "aqua", "deepmind/aqua_rat", hub_config="raw", verifier=CHOICE, licence="apache-2.0", demonstrations="choices"
     ),
     Benchmark("mmlu_stem", "TIGER-Lab/MMLU-STEM", verifier=CHOICE, licence="mit", demonstrations="choices"),
     Benchmark(
@@ -118,4 +113,4 @@ _RECORDS = [
 ]
 
 BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _RECORDS}
-"""Name, as it stands in ``benchmarks=...`` -> benchmark."""
+"""Name, as in ``benchmarks=...`` -> benchmark."""

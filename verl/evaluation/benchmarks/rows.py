@@ -1,6 +1,6 @@
-"""One row of a benchmark, whatever its field names, as a problem.
+"""From a row of a benchmark, whatever its field names, to a problem.
 
-Every rule here holds for all benchmarks: what a row means is told by its field names and by the form of its values.
+All rules hold for all benchmarks: the meaning of a row follows from its field names and the form of its values.
 """
 
 import re
@@ -18,15 +18,7 @@ Row = Mapping[str, Any]
 FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "context": ("passage", "context", "body", "table"),
     "question": (
-        "question_concat",
-        "question",
-        "problem",
-        "query",
-        "content",
-        "input",
-        "body",
-        "prompt",
-        "instruction",
+        *("question_concat", "question", "problem", "query", "content", "input", "body", "prompt", "instruction"),
     ),
     "options": ("options", "choices"),
     "answer": (
@@ -46,14 +38,14 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "tolerance": ("error", "tolerance"),
     "verifier": (),
 }
-"""Our field -> names it goes by, in any case; of several with a value in a row the first counts. ``context`` is put
-before the question; a field serves as one of the two, as ``body`` does. ``verifier``, the data source that scores the
-row, is taken only where a mapping names its field."""
+"""Our field -> its names in files, in any case; if several have a value in a row, the first counts. ``context`` is put
+before the question; a field like ``body`` serves as one of the two. ``verifier``, the data source that scores the row,
+is read only if a mapping names its field."""
 
 REQUIRED = ("question", "answer")
 
 CHOICE_NAMES = ("choice_answer", "correct_option")
-"""Fields whose letters are options, even where those cannot be found in the question."""
+"""Fields whose letters are options, even if the options are not found in the question."""
 
 _INLINE_LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf|rm|bf)\s*\{\s*)[(（]\s*([A-Z])\s*[)）]\s*\}"
@@ -62,7 +54,7 @@ _INLINE_LABEL = re.compile(
 )
 _AROUND_OPTION = re.compile(r"\A(?:\\ |~|\s)+|(?:\\q?quad|\\n|\\\\|~|[\s(（])+\Z")
 _LABEL_ORDERS = ("ABCDEFGHIJ", "FGHJK")
-"""The second is that of every other question of the ACT."""
+"""The second is used by every other question of the ACT."""
 
 _ANSWER_AT_END = re.compile(r"\s*\banswers?\s*[:：]\s*(\S.*)\Z", re.IGNORECASE)
 _SOLUTION_AT_END = re.compile(r"\s*\bsolution\s*[:：]\s*\Z", re.IGNORECASE)
@@ -73,32 +65,32 @@ class Problem:
     """One problem of a benchmark."""
 
     index: int
-    """Its place in the benchmark, from 0; blank lines are not counted."""
+    """Its place in the benchmark, from 0; blank lines do not count."""
     question: str
-    """With its options, where there are any."""
+    """Including its options, if there are any."""
     answer: str
-    """The right answer; letters where the question has options."""
+    """The correct answer; letters if the question has options."""
     data_source: str
-    """Names the verifier, as in ``verl.rewards.registry.VERIFIERS``."""
+    """Key of the verifier in ``verl.rewards.registry.VERIFIERS``."""
     extra_info: Mapping[str, Any]
-    """For the verifier, where known: ``options`` (letter -> text), ``tolerance``, ``relative_tolerance``."""
+    """For the verifier, if known: ``options`` (letter -> text), ``tolerance``, ``relative_tolerance``."""
     solution: str | None
-    """A worked solution, where the benchmark has one."""
+    """A worked solution, if the benchmark has one."""
 
 
 def recognise_fields(
     rows: Sequence[Row], mapping: Mapping[str, str] | None, benchmark: str, where: str
 ) -> dict[str, list[str]]:
-    """Our field -> names of the rows' fields that hold it, by precedence; ``mapping`` settles some beforehand.
+    """Our field -> names of the rows' fields that hold it, by precedence. ``mapping`` fixes some of them.
 
     Raises:
-        ConfigError: ``mapping`` names a field that no row has; or nothing here can be the question or the answer, in
-            which case the message lists the fields there are. ``where`` says where the rows are from.
+        ConfigError: ``mapping`` names a field that no row has, or no field can be the question or the answer; the
+            message begins with ``where``, the rows' source, and lists their fields.
     """
     found = list(dict.fromkeys(name for row in rows for name in row))
     for ours, theirs in (mapping or {}).items():
         if ours not in FIELD_NAMES:
-            raise ConfigError(f"{where}: maps {ours!r}, which is no field of ours; these are {', '.join(FIELD_NAMES)}")
+            raise ConfigError(f"{where}: maps {ours!r}, which is not one of {', '.join(FIELD_NAMES)}")
         if theirs not in found:
             raise ConfigError(f"{where}: has no field {theirs!r}; its fields are {', '.join(found)}")
     taken = set((mapping or {}).values())
@@ -109,7 +101,7 @@ def recognise_fields(
         fields["question"] = [name for name in fields["question"] if name not in fields["context"]]
     else:
         fields["context"] = []
-    # Where no field holds the answer alone, the solution ends in it.
+    # If no field holds the answer alone, the solution ends in it.
     missing = [ours for ours in REQUIRED if not fields[ours] and not (ours == "answer" and fields["solution"])]
     if missing:
         raise ConfigError(
@@ -120,10 +112,10 @@ def recognise_fields(
 
 
 def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benchmark: Benchmark) -> Problem:
-    """The problem that ``row`` holds, by ``fields`` of ``recognise_fields``.
+    """The problem in ``row``; ``fields`` are those of ``recognise_fields``.
 
     Raises:
-        ValueError: it has no question or no answer, or one that is no text, number or list; says which.
+        ValueError: the question or the answer is missing, or is not text, a number or a list.
     """
     values = {ours: _first_value(row, names) for ours, names in fields.items()}
     for ours in REQUIRED:
@@ -165,12 +157,12 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
 
 
 def inline_options(question: str) -> dict[str, str]:
-    """Letter -> text of the options that end a question, ``A. 1 B. 2`` or ``(A) 1 (B) 2``; empty where it has none."""
+    """Letter -> text of the options at the end of a question, ``A. 1 B. 2`` or ``(A) 1 (B) 2``; may be empty."""
     labels = [(found.group(found.lastindex or 0), found) for found in _INLINE_LABEL.finditer(question)]
     for order in _LABEL_ORDERS:
-        # The last first label, as the question itself may speak of a point A.
+        # From the last A backwards, because the question itself may mention a point A.
         for start in reversed([i for i, (letter, _) in enumerate(labels) if letter == order[0]]):
-            chain = []
+            chain: list[re.Match[str]] = []
             for letter, found in labels[start:]:
                 if len(chain) < len(order) and letter == order[len(chain)]:
                     chain.append(found)
@@ -182,9 +174,9 @@ def inline_options(question: str) -> dict[str, str]:
 
 
 def _option_text(text: str) -> str:
-    """The text between two labels without what belongs to them or follows the last option."""
+    """The text between two labels, without parts of the labels and without what follows the last option."""
     text = _AROUND_OPTION.sub("", text.strip().partition("\n\n")[0])
-    # All options often stand in one formula, which then begins before the first label.
+    # Often all options are in one formula, which then begins before the first label.
     return _AROUND_OPTION.sub("", text.strip("$ ")) if text.count("$") % 2 else text
 
 
@@ -198,14 +190,14 @@ def _first_value(row: Row, names: Sequence[str]) -> Any:
 
 
 def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> None:
-    """Raise ``ValueError`` for a mapping, or a list of such (chat messages), whose text would be no question."""
+    """Raise ``ValueError`` for a mapping or a list of mappings, such as chat messages."""
     if any(isinstance(entry, Mapping) for entry in (value if isinstance(value, list) else [value])):
         theirs = next(name for name in names if row.get(name) is value)
-        raise ValueError(f"its {ours}, {theirs}, is no text; write it out in a field of its own")
+        raise ValueError(f"its {ours}, {theirs}, is not text; write it out in a field of its own")
 
 
 def _text(value: Any) -> str:
-    """``value`` as text; whole floats without their ``.0``, of several texts the first."""
+    """``value`` as text: whole floats without ``.0``, of a list the first entry."""
     if value is None or isinstance(value, bool):
         return ""
     if isinstance(value, float) and value.is_integer():
@@ -216,7 +208,7 @@ def _text(value: Any) -> str:
 
 
 def _answer_text(value: Any, options: Any) -> str:
-    """The answer as text: an index into a list of options as its letter, several answers with commas between them."""
+    """The answer as text: an index into a list of options becomes its letter; several answers are joined by commas."""
     several = value if isinstance(value, list) else [value]
     if isinstance(options, list) and all(type(entry) is int and 0 <= entry < len(options) for entry in several):
         return "".join(chr(65 + entry) for entry in several)
@@ -227,6 +219,6 @@ def _answer_text(value: Any, options: Any) -> str:
 
 
 def _split_answer(question: str) -> tuple[str, str]:
-    """A question that ends in its own answer ("... Answer: A"), parted from it."""
+    """Split a question that ends in its own answer ("... Answer: A")."""
     found = _ANSWER_AT_END.search(question)
     return (question[: found.start()], found.group(1).strip()) if found else (question, "")

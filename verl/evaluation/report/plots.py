@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -15,23 +16,23 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from verl.evaluation.report.tables import printable
 from verl.evaluation.results import safe_name
-from verl.evaluation.statistics.summary import AVERAGE, Row, Summary
+from verl.evaluation.statistics.summary import AVERAGE, Summary, SummaryRow
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#5b4b8a", "#4d4d4d")
-"""After Okabe and Ito: told apart by every kind of colour vision, and dark enough for lines on white."""
+"""After Okabe and Ito: distinct for every kind of colour vision, and dark enough for lines on white."""
 
 CORRECT_COLOUR, WRONG_COLOUR = "#0072b2", "#d55e00"
 MARKERS = "osD^vPX*"
 MAX_BANDS = 4
-"""More confidence bands than these hide each other; then every curve has its band at the last k alone."""
+"""With more curves their confidence bands would hide each other: each is then drawn only at the last k."""
 
 GAP = 0.07
-"""Between those bands, in doublings of k."""
+"""Distance between those bands, in doublings of k."""
 
 MAX_COLUMNS = 4
-"""Panels beside each other in the figure of all benchmarks."""
+"""Panels beside each other in a figure."""
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.titlesize": 11,
@@ -51,10 +52,10 @@ STYLE = {
     "lines.linewidth": 2.0,
     "lines.markersize": 5.5,
     "savefig.dpi": 160,
-    # Text stays text in SVG: it can be searched and copied. A fixed salt makes files equal from run to run.
+    # Text stays text in SVG, so that it can be searched and copied. A fixed salt makes files reproducible.
     "svg.fonttype": "none",
     "svg.hashsalt": "verl",
-    # Labels are names, never formulas: a lone dollar sign is not an error.
+    # Labels are names, not formulas: a lone dollar sign is not an error.
     "text.parse_math": False,
 }
 
@@ -62,9 +63,9 @@ STYLE = {
 def write_plots(folder: Path, summary: Summary) -> list[Path]:
     """Write every plot to ``folder`` as SVG and PNG, and return the files.
 
-    ``pass_at_k_<benchmark>`` for each benchmark, ``pass_at_k_average`` where there is an average, ``pass_at_k_all``
-    with a panel per benchmark where there are several, and ``metric_<name>`` for each rank metric. Plots of an earlier
-    evaluation are removed.
+    ``pass_at_k_<benchmark>`` for each benchmark, ``pass_at_k_average`` if there is an average, ``pass_at_k_all`` with a
+    panel for each of several benchmarks, and ``metric_<name>`` for each rank metric. Plots of an earlier evaluation are
+    removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in [path for name in ("pass_at_k", "metric") for path in folder.glob(f"{name}_*") if path.is_file()]:
@@ -83,31 +84,27 @@ def write_plots(folder: Path, summary: Summary) -> list[Path]:
     return written
 
 
-def label_styles(labels: Sequence[str]) -> dict[str, dict[str, object]]:
+def label_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Line styles by label: one colour and marker per run, lighter for earlier steps; step 0 is dashed."""
-    parts = {label: re.fullmatch(r"(.*)@(\d+)(?: T=.*)?", label, re.DOTALL) for label in labels}
-    runs = list(dict.fromkeys(match.group(1) if match else label for label, match in parts.items()))
-    members: dict[str, list[str]] = {run: [] for run in runs}
-    for label, match in parts.items():
-        members[match.group(1) if match else label].append(label)
-    styles: dict[str, dict[str, object]] = {}
-    for number, run in enumerate(runs):
-        base, marker = COLOURS[number % len(COLOURS)], MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
-        trained = [label for label in members[run] if not _is_base(parts[label])]
-        for label in members[run]:
-            if _is_base(parts[label]):
-                styles[label] = {"color": lighter(base, 0.35 if trained else 0.0), "linestyle": (0, (4, 2))}
+    members: dict[str, list[str]] = {}
+    is_base: dict[str, bool] = {}
+    for label in labels:
+        match = re.fullmatch(r"(.*)@(\d+)(?: T=.*)?", label, re.DOTALL)
+        members.setdefault(match.group(1) if match else label, []).append(label)
+        is_base[label] = match is not None and int(match.group(2)) == 0
+    styles: dict[str, dict[str, Any]] = {}
+    for number, run in enumerate(members.values()):
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+        trained = [label for label in run if not is_base[label]]
+        for label in run:
+            if is_base[label]:
+                own = lighter(colour, 0.35 if trained else 0.0)
+                style = {"linestyle": (0, (4, 2)), "markerfacecolor": "white", "markeredgecolor": own}
             else:
-                age = 1 - (trained.index(label) + 1) / len(trained)
-                styles[label] = {"color": lighter(base, 0.55 * age), "linestyle": "-"}
-            styles[label] |= {"marker": marker, "markeredgecolor": "white", "markeredgewidth": 0.8}
-            if _is_base(parts[label]):
-                styles[label] |= {"markerfacecolor": "white", "markeredgecolor": styles[label]["color"]}
+                own = lighter(colour, 0.55 * (1 - (trained.index(label) + 1) / len(trained)))
+                style = {"linestyle": "-", "markeredgecolor": "white"}
+            styles[label] = {"color": own, "marker": marker, "markeredgewidth": 0.8, **style}
     return styles
-
-
-def _is_base(match: re.Match[str] | None) -> bool:
-    return match is not None and int(match.group(2)) == 0
 
 
 def lighter(colour: str, share: float) -> str:
@@ -116,7 +113,7 @@ def lighter(colour: str, share: float) -> str:
 
 
 def pass_figure(summary: Summary, benchmark: str) -> Figure:
-    """pass@k curves of every run on one benchmark, or on the average."""
+    """pass@k curves of every run on one benchmark, or of the average."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.add_subplot()
     rows = _rows(summary, benchmark)
@@ -132,19 +129,13 @@ def pass_figure(summary: Summary, benchmark: str) -> Figure:
 
 
 def panels_figure(summary: Summary, benchmarks: Sequence[str]) -> Figure:
-    """One small panel of pass@k curves per benchmark, all on one scale of k, with one legend below."""
+    """One small panel of pass@k curves per benchmark, all with the same k, and one legend below."""
     names = [*benchmarks, *([AVERAGE] if summary.averages else [])]
-    columns = min(MAX_COLUMNS, math.ceil(math.sqrt(len(names))))
-    lines = math.ceil(len(names) / columns)
+    lines, columns = _grid(len(names))
     figure = Figure(figsize=(3.0 * columns + 0.4, 2.5 * lines + 0.7), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False)
     styles = label_styles(summary.labels)
-    for axes, name in zip(grid.flat, names, strict=False):
-        rows = _rows(summary, name)
-        _draw_curves(axes, rows, styles, small=True)
-        axes.set_title(printable(name), fontsize=10)
-    for axes in list(grid.flat)[len(names) :]:
-        axes.set_visible(False)
+    for axes, name in _panels(figure, names):
+        _draw_curves(axes, _rows(summary, name), styles, small=True)
     figure.supylabel("pass@k", fontsize=10, color="#333333")
     handles = [Line2D([], [], **styles[label], label=printable(label)) for label in summary.labels]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), columns + 1), handlelength=2.6)
@@ -155,17 +146,12 @@ def metric_figure(summary: Summary, metric: str) -> Figure:
     """A rank metric of correct and of wrong responses: median, and the range of the middle half, per run."""
     rows = [row for row in summary.rows if metric in row.metrics]
     names = [name for name in summary.benchmarks if any(row.benchmark == name for row in rows)]
-    columns = min(MAX_COLUMNS, math.ceil(math.sqrt(len(names))))
-    lines = math.ceil(len(names) / columns)
     labels = [label for label in summary.labels if any(row.label == label for row in rows)]
+    lines, columns = _grid(len(names))
     height = 0.42 * len(labels) + 0.75
     figure = Figure(figsize=(max(6.4, 3.1 * columns + 1.0), max(2.2, height * lines + 0.7)), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
-    for axes, name in zip(grid.flat, names, strict=False):
+    for axes, name in _panels(figure, names, share=True):
         _draw_spreads(axes, [row for row in rows if row.benchmark == name], labels, metric)
-        axes.set_title(printable(name), fontsize=10)
-    for axes in list(grid.flat)[len(names) :]:
-        axes.set_visible(False)
     figure.suptitle(printable(metric), x=0.01, ha="left", fontweight="bold", fontsize=12)
     handles = [
         Line2D([], [], color=CORRECT_COLOUR, marker="o", linewidth=3, label="correct responses"),
@@ -176,12 +162,28 @@ def metric_figure(summary: Summary, metric: str) -> Figure:
     return figure
 
 
-def _rows(summary: Summary, benchmark: str) -> list[Row]:
+def _grid(panels: int) -> tuple[int, int]:
+    """Lines and columns of a figure with so many panels."""
+    columns = min(MAX_COLUMNS, math.ceil(math.sqrt(panels)))
+    return math.ceil(panels / columns), columns
+
+
+def _panels(figure: Figure, names: Sequence[str], share: bool = False) -> Iterator[tuple[Axes, str]]:
+    """An axes for each name, under it as title; ``share``: with the same ranges."""
+    axes = list(figure.subplots(*_grid(len(names)), squeeze=False, sharex=share, sharey=share).flat)
+    for panel, name in zip(axes, names, strict=False):
+        panel.set_title(printable(name), fontsize=10)
+        yield panel, name
+    for panel in axes[len(names) :]:
+        panel.set_visible(False)
+
+
+def _rows(summary: Summary, benchmark: str) -> list[SummaryRow]:
     found = [summary.row(label, benchmark) for label in summary.labels]
     return [row for row in found if row is not None]
 
 
-def _title(summary: Summary, benchmark: str, rows: Sequence[Row]) -> str:
+def _title(summary: Summary, benchmark: str, rows: Sequence[SummaryRow]) -> str:
     problems = max((row.num_problems for row in rows), default=0)
     if benchmark == AVERAGE:
         return f"Mean of {len(summary.averaged)} benchmarks"
@@ -189,9 +191,9 @@ def _title(summary: Summary, benchmark: str, rows: Sequence[Row]) -> str:
 
 
 def _draw_curves(
-    axes: Axes, rows: Sequence[Row], styles: Mapping[str, Mapping[str, object]], small: bool = False
+    axes: Axes, rows: Sequence[SummaryRow], styles: Mapping[str, Mapping[str, Any]], small: bool = False
 ) -> None:
-    """pass@k over k, the axis of k in powers of two."""
+    """Draw pass@k over k, on a logarithmic axis."""
     ks = sorted({k for row in rows for k in row.pass_at_k})
     curves = [row for row in rows if row.pass_at_k]
     for place, row in enumerate(curves):
@@ -206,7 +208,7 @@ def _draw_curves(
         if len(curves) <= MAX_BANDS and len(ks) > 1:
             axes.fill_between(ks_of_row, low, high, color=style["color"], alpha=0.13, linewidth=0)
         elif not small:
-            # Side by side, to the right of the last k.
+            # Side by side, right of the last k.
             axes.vlines(ks[-1] * 2 ** (GAP * (place + 1)), low[-1], high[-1], color=style["color"], linewidth=1.4)
     if not ks:
         return
@@ -222,11 +224,9 @@ def _draw_curves(
     axes.grid(axis="x", visible=False)
 
 
-def _draw_spreads(axes: Axes, rows: Sequence[Row], labels: Sequence[str], metric: str) -> None:
-    """Two bars per run, correct above wrong; the first run on top."""
+def _draw_spreads(axes: Axes, rows: Sequence[SummaryRow], labels: Sequence[str], metric: str) -> None:
+    """Draw two bars per run, correct above wrong; the first run is on top."""
     for row in rows:
-        if metric not in row.metrics:
-            continue
         centre = len(labels) - 1 - labels.index(row.label)
         for group, colour, marker, offset in (
             ("correct", CORRECT_COLOUR, "o", 0.15),

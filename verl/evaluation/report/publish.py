@@ -1,40 +1,83 @@
-"""Results on their way out: files, the console, and trackers."""
+"""What an evaluation leaves behind: files of every result, tables, plots, the page, and the trackers' records."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.progress import EvaluationDisplay
-from verl.evaluation.report.files import write_results
-from verl.evaluation.report.tables import console_table
-from verl.evaluation.results import RunResult, row_labels
-from verl.evaluation.statistics.summary import Row, Summary
-from verl.run.tracking import Tracker
+from verl.evaluation.report.page import MAX_PAGE_BYTES, build_page
+from verl.evaluation.report.plots import write_plots
+from verl.evaluation.report.tables import console_table, csv_text, markdown
+from verl.evaluation.results import TaskResult, write_result
+from verl.evaluation.statistics.summary import Summary, SummaryRow, rows_of, summarise
+from verl.run.tracking import Tracker, drop_records, write_summary
+from verl.utils.files import replace_text
 
-METRICS_FILE = "metrics.jsonl"
 UPLOADED = ("index.html", "results.md", "results.csv")
 
 
-def publish(folder: Path, results: Sequence[RunResult], config: EvaluationConfig, display: EvaluationDisplay) -> None:
-    """Write everything into ``folder``, replacing what an earlier evaluation wrote there, and show the table."""
+def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfig, display: EvaluationDisplay) -> None:
+    """Write everything into ``folder``, log the figures to the trackers, and show the table."""
     summary = write_results(
         folder, results, title=config.trainer.experiment_name, compare_to=config.compare_to, seed=config.seed
     )
-    _track(folder, results, summary, config)
+    _track(folder, rows_of(results, summary), config)
     display.show(console_table(summary))
     display.say(f"page: {folder}/index.html")
     display.say(f"tables: {folder}/results.md, {folder}/results.csv")
 
 
-def _track(folder: Path, results: Sequence[RunResult], summary: Summary, config: EvaluationConfig) -> None:
-    # A record of this evaluation, not a log of all that were made here.
-    (folder / METRICS_FILE).unlink(missing_ok=True)
+def write_results(
+    folder: Path,
+    results: Sequence[TaskResult],
+    title: str = "Evaluation",
+    compare_to: str = "auto",
+    seed: int = 0,
+    max_page_bytes: int = MAX_PAGE_BYTES,
+) -> Summary:
+    """Write all results into ``folder`` and return their figures.
+
+    ``<run>/step_<N>/<benchmark>/T<temperature>/results.json`` and ``samples.parquet`` for each result, ``results.md``,
+    ``results.csv``, ``plots/*.svg`` and ``*.png``, and ``index.html``; they replace those of an earlier evaluation. The
+    same results give the same files.
+
+    Args:
+        folder: created if missing.
+        results: in the order of the tables; may be empty.
+        title: of the tables and the page.
+        compare_to: as in :func:`verl.evaluation.statistics.summary.summarise`.
+        seed: of the bootstrap.
+        max_page_bytes: size of ``index.html``; responses are shortened to keep it.
+
+    Raises:
+        ValueError: two results of one checkpoint, benchmark and temperature; unknown ``compare_to``.
+    """
+    summary = summarise(results, compare_to, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for result, row in rows_of(results, summary):
+        figures = asdict(row)
+        del figures["label"], figures["benchmark"]
+        write_result(folder, result, figures)
+    replace_text(folder / "results.md", markdown(summary, title))
+    replace_text(folder / "results.csv", csv_text(summary))
+    write_plots(folder / "plots", summary)
+    replace_text(folder / "index.html", build_page(summary, results, title, max_page_bytes))
+    return summary
+
+
+def _track(folder: Path, rows: Sequence[tuple[TaskResult, SummaryRow]], config: EvaluationConfig) -> None:
+    # A record of this evaluation alone, not of earlier ones in the same folder.
+    drop_records(folder, last_step=None)
     trainer = config.trainer
     tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config)
     try:
-        for step, metrics in metrics_by_step(results, summary).items():
+        for step, metrics in metrics_by_step(rows).items():
             tracker.log(step, metrics)
-        tracker.summarize({"seed": config.seed, "figures": metrics_by_label(results, summary)})
+        by_label: dict[str, dict[str, dict[str, float]]] = {}
+        for result, row in rows:
+            by_label.setdefault(row.label, {})[result.benchmark] = tracked_figures(row)
+        write_summary(folder, {"seed": config.seed, "figures": by_label})
         if "wandb" in trainer.logger:
             _upload(folder)
     finally:
@@ -43,33 +86,25 @@ def _track(folder: Path, results: Sequence[RunResult], summary: Summary, config:
 
 def _upload(folder: Path) -> None:
     """Add the page and the tables to the tracker's run on wandb."""
-    # Late: only evaluations that ask for it need it installed.
+    # Late: wandb needs to be installed only where it is asked for.
     import wandb
 
     for name in UPLOADED:
         wandb.save(str(folder / name), base_path=str(folder), policy="now")
 
 
-def metrics_by_step(results: Sequence[RunResult], summary: Summary) -> dict[int, dict[str, float]]:
+def metrics_by_step(rows: Sequence[tuple[TaskResult, SummaryRow]]) -> dict[int, dict[str, float]]:
     """Step, ascending -> ``<run>/<benchmark>/pass@1`` and so on, so that trackers draw curves over training."""
     steps: dict[int, dict[str, float]] = {}
-    for result, row in _rows(results, summary):
-        metrics = steps.setdefault(result.step, {})
+    for result, row in rows:
         prefix = f"{result.run}{row.label.removeprefix(result.label)}/{result.benchmark}"
-        metrics |= {f"{prefix}/{name}": value for name, value in figures(row).items()}
+        metrics = steps.setdefault(result.step, {})
+        metrics |= {f"{prefix}/{name}": value for name, value in tracked_figures(row).items()}
     return dict(sorted(steps.items()))
 
 
-def metrics_by_label(results: Sequence[RunResult], summary: Summary) -> dict[str, dict[str, dict[str, float]]]:
-    """Label -> benchmark -> figure."""
-    labels: dict[str, dict[str, dict[str, float]]] = {}
-    for result, row in _rows(results, summary):
-        labels.setdefault(row.label, {})[result.benchmark] = figures(row)
-    return labels
-
-
-def figures(row: Row) -> dict[str, float]:
-    """What trackers are given of one checkpoint on one benchmark."""
+def tracked_figures(row: SummaryRow) -> dict[str, float]:
+    """The figures of one checkpoint on one benchmark, by their names in trackers."""
     found = {f"pass@{k}": estimate.value for k, estimate in row.pass_at_k.items()}
     found |= {f"maj@{k}": estimate.value for k, estimate in row.maj_at_k.items()}
     found |= {"response_length/mean": row.mean_tokens, "response_length/clip_ratio": row.truncation_rate}
@@ -77,9 +112,3 @@ def figures(row: Row) -> dict[str, float]:
     for name, groups in row.metrics.items():
         found |= {f"{name}/{group}/mean": spread.mean for group, spread in groups.items() if spread.count}
     return found
-
-
-def _rows(results: Sequence[RunResult], summary: Summary) -> list[tuple[RunResult, Row]]:
-    labels = row_labels(results)
-    rows = [summary.row(label, result.benchmark) for result, label in zip(results, labels, strict=True)]
-    return [(result, row) for result, row in zip(results, rows, strict=True) if row is not None]

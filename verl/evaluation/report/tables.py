@@ -1,42 +1,43 @@
-"""Tables of an evaluation: ``results.md`` and ``results.csv`` to keep, and one for the terminal."""
+"""Tables of an evaluation: ``results.md``, ``results.csv``, and one for the terminal."""
 
 import csv
 import io
 import math
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from verl.evaluation.statistics.pass_at_k import LEVEL, Estimate
-from verl.evaluation.statistics.summary import AVERAGE, GROUPS, MIN_CHANGED, REPEATED_WORDS, Difference, Row, Summary
+from verl.evaluation.statistics.bootstrap import LEVEL, Estimate
+from verl.evaluation.statistics.responses import GROUPS, REPEATED_WORDS
+from verl.evaluation.statistics.summary import AVERAGE, MIN_CHANGED, Difference, Summary, SummaryRow
 
 UP, DOWN, NOTHING = "▲", "▼", "–"
 
 MAX_LABEL = 24
-"""Columns of a terminal that a run's label is not folded within."""
+"""Shorter labels are not folded on a terminal."""
 
 LEGEND = (
     f"Figures are percentages, with {LEVEL:.0%} bootstrap intervals over problems. Signed figures are differences from "
-    f"the baseline in percentage points, on the problems that both have. {UP} and {DOWN} mark those outside the noise: "
-    f"the paired bootstrap interval excludes 0 and at least {MIN_CHANGED} problems differ. Where nothing differs, "
-    f"about one in {round(1 / (1 - LEVEL))} is marked by chance."
+    f"the baseline in percentage points, on the problems that both runs have. {UP} and {DOWN} mark differences outside "
+    f"the noise: the paired bootstrap interval excludes 0, and at least {MIN_CHANGED} problems differ. If two runs are "
+    f"equally good, about one difference in {round(1 / (1 - LEVEL))} is marked by chance."
 )
 
 DEFINITIONS = (
     "pass@k: probability that at least one of k samples is correct (unbiased estimate). maj@k: probability that a vote "
-    "among k samples elects the correct answer; ties are broken at random, samples without an answer do not vote. "
-    f"Repetition: share of runs of {REPEATED_WORDS} words that occurred before in the same response, mean over "
+    "among k samples elects the correct answer; ties are broken at random, and samples without an answer do not vote. "
+    f"Repetition: share of sequences of {REPEATED_WORDS} words that occurred before in the same response, mean over "
     "responses."
 )
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; the first ``num_names`` columns are names, the others figures."""
+    """A table of text: the first ``num_names`` columns are names, the others figures."""
 
     title: str
     headers: list[str]
@@ -50,12 +51,12 @@ class Table:
 
 
 def escape_markdown(text: str) -> str:
-    """``text`` as one table cell: bars escaped, control characters and line breaks as spaces."""
+    """``text`` as one table cell: bars are escaped, control characters and line breaks become spaces."""
     return printable(text).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, without characters that a terminal or a file cannot take."""
+    """``text`` on one line, without characters that a terminal or a file cannot represent."""
     return "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
 
 
@@ -64,12 +65,12 @@ def percent(value: float) -> str:
 
 
 def signed(difference: Difference | None) -> str:
-    """``+4.5 ▲``: the difference in percentage points, marked where it is outside the noise."""
+    """``+4.5 ▲``: the difference in percentage points, marked if it is outside the noise."""
     if difference is None:
         return ""
     value = 100 * difference.estimate.value
     mark = (f" {UP}" if value > 0 else f" {DOWN}") if difference.outside_noise else ""
-    # Rounding first keeps -0.0 away.
+    # Rounding first avoids -0.0.
     return f"{round(value, 1) + 0.0:+.1f}{mark}"
 
 
@@ -85,19 +86,18 @@ def plain(value: float, form: str) -> str:
     return format(value, form) if math.isfinite(value) else NOTHING
 
 
-def all_rows(summary: Summary) -> list[Row]:
-    """The rows of benchmarks and then the averages, in the order of tables."""
+def all_rows(summary: Summary) -> list[SummaryRow]:
+    """The rows of all benchmarks and then the averages."""
     return [*summary.rows, *summary.averages]
 
 
-def comparison(summary: Summary, k: int) -> Table:
+def comparison_table(summary: Summary, k: int) -> Table:
     """pass@k of every run on every benchmark; the longer list goes down."""
     benchmarks = summary.benchmarks + [AVERAGE] * bool(summary.averages)
-    cells = {(b, label): _cell(summary, label, b, k) for b in benchmarks for label in summary.labels}
     if len(summary.labels) > len(benchmarks):
-        rows = [[label, *(cells[b, label] for b in benchmarks)] for label in summary.labels]
+        rows = [[label, *(_cell(summary, label, b, k) for b in benchmarks)] for label in summary.labels]
         return Table(f"pass@{k}", ["run", *benchmarks], rows)
-    rows = [[b, *(cells[b, label] for label in summary.labels)] for b in benchmarks]
+    rows = [[b, *(_cell(summary, label, b, k) for label in summary.labels)] for b in benchmarks]
     return Table(f"pass@{k}", ["benchmark", *summary.labels], rows)
 
 
@@ -111,31 +111,27 @@ def _cell(summary: Summary, label: str, benchmark: str, k: int) -> str:
 
 def pass_table(summary: Summary) -> Table:
     """pass@k for every k, with intervals."""
-    ks = summary.ks()
-    rows = [[r.benchmark, r.label, *(with_interval(r.pass_at_k.get(k)) for k in ks)] for r in all_rows(summary)]
-    return Table("pass@k", ["benchmark", "run", *(f"pass@{k}" for k in ks)], rows, num_names=2)
+    return _estimates_table("pass", summary.ks(), [(row, row.pass_at_k) for row in all_rows(summary)])
 
 
 def majority_table(summary: Summary) -> Table:
     """maj@k for every k above 1 (one vote is pass@1), with intervals."""
     ks = [k for k in summary.ks() if k > 1]
-    rows = [[r.benchmark, r.label, *(with_interval(r.maj_at_k.get(k)) for k in ks)] for r in all_rows(summary)]
-    return Table("maj@k", ["benchmark", "run", *(f"maj@{k}" for k in ks)], rows if ks else [], num_names=2)
+    return _estimates_table("maj", ks, [(row, row.maj_at_k) for row in all_rows(summary)])
+
+
+def _estimates_table(
+    name: str, ks: Sequence[int], estimates: Sequence[tuple[SummaryRow, Mapping[int, Estimate]]]
+) -> Table:
+    rows = [[row.benchmark, row.label, *(with_interval(found.get(k)) for k in ks)] for row, found in estimates]
+    return Table(f"{name}@k", ["benchmark", "run", *(f"{name}@{k}" for k in ks)], rows if ks else [], num_names=2)
 
 
 def response_table(summary: Summary) -> Table:
-    """How many responses there are, how long they are and why they got their verdicts."""
-    reasons = list(dict.fromkeys(reason for row in summary.rows for reason in row.reasons))
-    headers = [
-        "benchmark",
-        "run",
-        "problems",
-        "without samples",
-        "samples each",
-        "mean tokens",
-        "truncated",
-        "repetition",
-    ]
+    """Number and length of responses, and the reasons for their verdicts."""
+    reasons = summary.reasons()
+    headers = ["benchmark", "run", "problems", "without samples", "samples each", "mean tokens", "truncated"]
+    headers += ["repetition", *reasons]
     rows = [
         [
             row.benchmark,
@@ -150,10 +146,10 @@ def response_table(summary: Summary) -> Table:
         ]
         for row in all_rows(summary)
     ]
-    return Table("Responses and verdicts", [*headers, *reasons], rows, num_names=2)
+    return Table("Responses and verdicts", headers, rows, num_names=2)
 
 
-def samples_each(row: Row) -> str:
+def samples_each(row: SummaryRow) -> str:
     low, high = row.samples
     return str(low) if low == high else f"{low} to {high}"
 
@@ -175,7 +171,7 @@ def comparison_ks(summary: Summary) -> list[int]:
 
 
 def baseline_sentence(summary: Summary) -> str:
-    """What the differences are against."""
+    """Which rows are compared with which."""
     pairs = {row.label: row.baseline for row in summary.rows if row.baseline}
     if not pairs:
         return ""
@@ -192,8 +188,10 @@ def markdown(summary: Summary, title: str = "Evaluation") -> str:
         return "\n\n".join([*parts, "There are no results."]) + "\n"
     parts += [" ".join(filter(None, [LEGEND, escape_markdown(baseline_sentence(summary))])), DEFINITIONS]
     if summary.averages and summary.averaged != summary.benchmarks:
-        parts.append(f"The {AVERAGE} is over what every run has: {escape_markdown(', '.join(summary.averaged))}.")
-    tables = [comparison(summary, k) for k in comparison_ks(summary)]
+        parts.append(
+            f"The {AVERAGE} is over the benchmarks of every run: {escape_markdown(', '.join(summary.averaged))}."
+        )
+    tables = [comparison_table(summary, k) for k in comparison_ks(summary)]
     tables += [pass_table(summary), majority_table(summary), response_table(summary), metric_table(summary)]
     for table in tables:
         if table.rows:
@@ -202,9 +200,8 @@ def markdown(summary: Summary, title: str = "Evaluation") -> str:
 
 
 def csv_text(summary: Summary) -> str:
-    """The text of ``results.csv``: one line per run and benchmark, shares from 0 to 1, empty where undefined."""
-    ks, reasons = summary.ks(), list(dict.fromkeys(reason for row in summary.rows for reason in row.reasons))
-    records = [dict(_record(row, ks, reasons)) for row in all_rows(summary)]
+    """The text of ``results.csv``: a line per run and benchmark, shares from 0 to 1, empty if undefined."""
+    records = [dict(_record(row, summary.ks(), summary.reasons())) for row in all_rows(summary)]
     headers = list(dict.fromkeys(name for record in records for name in record)) or ["benchmark", "run"]
     file = io.StringIO()
     writer = csv.DictWriter(file, headers, restval="", lineterminator="\n")
@@ -213,7 +210,7 @@ def csv_text(summary: Summary) -> str:
     return file.getvalue().encode("utf-8", "replace").decode()
 
 
-def _record(row: Row, ks: Sequence[int], reasons: Sequence[str]) -> Iterator[tuple[str, object]]:
+def _record(row: SummaryRow, ks: Sequence[int], reasons: Sequence[str]) -> Iterator[tuple[str, object]]:
     """Names and values of one line of ``results.csv``."""
     yield from [("benchmark", row.benchmark), ("run", row.label), ("baseline", row.baseline or "")]
     yield from [("problems", row.num_problems), ("problems_without_samples", row.num_missing)]
@@ -243,13 +240,13 @@ def _number(value: float) -> str:
 
 
 def console_table(summary: Summary) -> RichTable:
-    """The overview for a terminal: pass@1 and pass@n with differences, maj@n, mean length, share of cut responses."""
+    """The overview on a terminal: pass@1 and pass@n with differences, maj@n, mean length, share of cut responses."""
     table = RichTable(
         title="Evaluation (percent)",
         title_justify="left",
         caption=_caption(summary),
         caption_justify="left",
-        # Narrow: 80 columns hold it with names of usual length.
+        # Narrow enough for 80 columns with names of usual length.
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -262,11 +259,11 @@ def console_table(summary: Summary) -> RichTable:
         table.add_column(header, justify="right", no_wrap=True)
     previous = None
     for row in all_rows(summary):
-        if previous not in (None, row.benchmark):
-            table.add_section()
         name = "average" if row.benchmark == AVERAGE else printable(row.benchmark)
         if row.benchmark == previous:
             name = ""
+        elif previous is not None:
+            table.add_section()
         previous = row.benchmark
         cells: list[str | Text] = [Text(name), Text(printable(row.label))]
         for k in ks:
@@ -280,12 +277,12 @@ def console_table(summary: Summary) -> RichTable:
 
 def _caption(summary: Summary) -> str:
     sentence = printable(baseline_sentence(summary)) if len(summary.labels) <= 4 else ""
-    return " ".join(filter(None, [sentence, f"{UP} {DOWN}: outside the noise." if sentence else ""]))
+    return f"{sentence} {UP} {DOWN}: outside the noise." if sentence else ""
 
 
 def _coloured(difference: Difference | None) -> Text:
     text = Text(signed(difference))
     if difference is not None and difference.outside_noise:
-        # Blue and orange are told apart by every kind of colour vision; the marks say the same without colour.
+        # Blue and orange are distinct for every kind of colour vision; the marks say the same without colour.
         text.stylize("bold blue" if difference.estimate.value > 0 else "bold dark_orange")
     return text

@@ -1,1 +1,1 @@
-"""Statistics of an evaluation: pass@k, majority votes, intervals, and the rows that summarise them."""
+"""Statistics of an evaluation: pass@k, majority votes, bootstrap intervals, responses, and the summary of all."""

@@ -1,4 +1,4 @@
-"""maj@k: what a vote among k of a problem's samples elects, exactly."""
+"""maj@k: the exact probability that a vote among k of a problem's samples elects the correct answer."""
 
 import math
 from collections import Counter
@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verl.evaluation.results import ScoredSample
+from verl.rewards.answers import normalise, plain_number
+
 NEGLIGIBLE = 1e-17
-"""Numbers of votes that are less likely are skipped: what they add is lost in float64."""
+"""Numbers of votes that are less likely are skipped: their share is lost in float64."""
 
 Array = NDArray[Any]
 
@@ -18,20 +21,20 @@ Array = NDArray[Any]
 def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> float:
     """Probability that a vote among k samples elects the correct answer: the exact mean over all subsets of k.
 
-    Every sample votes for its answer's class; the class with the most votes wins; of several with the most, one is
-    chosen at random with equal chances. Nothing is elected where nobody votes.
+    Every sample votes for its answer's class, and the class with the most votes wins; ties are broken at random with
+    equal chances. Without votes nothing is elected.
 
     Args:
-        classes: one id per sample, equal for equivalent answers; a negative id is a sample without an answer, which
+        classes: one id per sample, equal for equivalent answers; a negative id marks a sample without an answer, which
             counts among the k but does not vote.
-        correct_class: the id of the correct answer; None where no sample gave it.
+        correct_class: the id of the correct answer; None if no sample gave it.
         k: from 1 to the number of samples.
 
     Raises:
         ValueError: k out of range.
     """
     if not 1 <= k <= len(classes):
-        raise ValueError(f"k={k}: must lie between 1 and the number of samples ({len(classes)})")
+        raise ValueError(f"k={k}: must be between 1 and the number of samples ({len(classes)})")
     votes = Counter(answer for answer in classes if answer >= 0)
     supporters = votes.pop(correct_class, 0) if correct_class is not None else 0
     if supporters == 0 or k == 1:
@@ -39,25 +42,46 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
     return _election(len(classes), k, supporters, tuple(sorted(votes.values())))
 
 
+def answer_classes(samples: Sequence[ScoredSample]) -> tuple[list[int], int | None]:
+    """Class ids for a vote, one per sample, and the id of the correct answer (None if no sample is correct).
+
+    Correct samples form one class: their answers equal the reference answer. The others are grouped by their normalised
+    answers, plain numbers by value. A wrong sample without an answer is -1.
+    """
+    ids: dict[object, int] = {}
+    classes = []
+    for sample in samples:
+        if sample.correct:
+            classes.append(0)
+            continue
+        text = normalise(sample.answer.strip())
+        number = plain_number(text)
+        key = text if number is None else number
+        classes.append(ids.setdefault(key, len(ids) + 1) if text else -1)
+    return classes, 0 if 0 in classes else None
+
+
 @lru_cache(maxsize=65536)
 def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float:
-    """The probability that ``supporters`` of n samples win among k, against rival classes of these sizes.
+    """Probability that ``supporters`` of n samples win a vote among k, against rival classes of these sizes.
 
-    Instead of a subset of exactly k, let every sample come with probability k/n, independently, and condition on k
-    having come: the same distribution, in which classes are independent. So the generating function of who comes
-    besides the supporters is a product over classes, taken here at roots of unity, where nothing exceeds 1 and an
-    inverse transform gives its coefficients to about 1e-13. With t rivals that tie, the supporters win one time in
-    1 + t, which is the integral of y^t from 0 to 1: a Gauss rule with enough points is exact.
+    Instead of drawing exactly k samples, draw each one independently with probability k/n and condition on k being
+    drawn: the distribution is the same, and classes become independent. The generating function of how many samples
+    besides the supporters are drawn is then a product over classes. It is evaluated at roots of unity, where nothing
+    exceeds 1 and an inverse transform gives its coefficients to about 1e-13. Against t tied rivals the supporters win
+    with probability 1 / (1 + t), the integral of y^t from 0 to 1, for which a Gauss rule with enough points is exact.
 
     Q: pairs of the supporters' votes v and a point y of its rule. F: roots of unity in the upper half plane; the
     others are their conjugates.
     """
+    # 1. Probabilities of how many supporters, and how many other samples, are drawn.
     share, rest = k / n, n - supporters
     support, others = _binomial(supporters, share), _binomial(rest, share)
     largest = rivals[-1] if rivals else 0
-    # With more votes than the largest class has members, nobody can win or tie.
+    # 2. More votes than the largest rival class has members: the supporters win.
     safe = np.arange(max(largest + 1, k - rest), min(k, supporters) + 1)
     total = support[safe] @ others[k - safe]
+    # 3. Fewer votes: sum over the supporters' votes and the points of their rules.
     contested = np.arange(1, min(k, supporters, largest) + 1)
     contested = contested[support[contested] >= NEGLIGIBLE]
     if len(contested):
@@ -67,18 +91,21 @@ def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float
         votes = np.repeat(contested, [len(points) for points, _ in rules])
         y, weights = np.concatenate([p for p, _ in rules]), np.concatenate([w for _, w in rules])
         product = _rest_at_roots(rest, share, votes, y, Counter(rivals))
+        # 4. Pick the coefficient where all others together are k - v.
         total += support[votes] * weights @ _coefficients(product, k - votes, rest + 1)
+    # 5. Condition on k samples being drawn.
     return min(1.0, max(0.0, float(total / _binomial(n, share)[k])))
 
 
 def _rest_at_roots(rest: int, share: float, votes: Array, y: Array, rivals: Counter[int]) -> Array:
-    """Generating functions ``[Q, F]`` of how many of ``rest`` samples come, where no rival has more than ``votes``;
-    each rival that has as many counts as ``y``. ``rivals``: size of a class -> how many classes have it."""
+    """Generating functions ``[Q, F]`` of how many of ``rest`` samples are drawn, none of the rivals with more than
+    ``votes``; every rival with exactly ``votes`` contributes a factor ``y``. ``rivals``: class size -> number of
+    classes of that size."""
     order, roots = rest + 1, _roots_of_unity(rest + 1)
     half = np.arange(order // 2 + 1)
-    # Whole turns are left out, so that high powers are as exact as low ones.
+    # Exponents modulo the order keep high powers as exact as low ones.
     powers = roots[np.arange(max(rivals) + 1)[:, None] * half % order]
-    # Rivals with fewer members than votes can neither win nor tie: they fill up, like the samples that do not vote.
+    # Rivals with fewer members than votes can neither win nor tie; they count like samples that do not vote.
     fillers = rest - sum(size * count * (votes <= size) for size, count in rivals.items())
     kinds, kind = np.unique(fillers, return_inverse=True)
     one = 1 - share + share * roots[half]
@@ -96,9 +123,9 @@ def _rest_at_roots(rest: int, share: float, votes: Array, y: Array, rivals: Coun
 
 
 def _coefficients(values: Array, degrees: Array, order: int) -> Array:
-    """Of each real polynomial of degree below ``order``, given at the upper roots of unity, the one of its degree."""
+    """Coefficients of real polynomials of degree below ``order``, one each, from their values at the upper roots."""
     half = np.arange(order // 2 + 1)
-    # Roots off the real axis stand for two.
+    # Roots off the real axis also represent their conjugates.
     times = np.where((half == 0) | (2 * half == order), 1.0, 2.0)
     conjugates = _roots_of_unity(order)[-degrees[:, None] * half % order]
     found: Array = (values * conjugates).real @ times / order

@@ -16,12 +16,12 @@ Names are veRL's where it has one; ``<phase>`` is ``gen``, ``old_log_prob``, ``u
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import PreTrainedModel
 
 from verl.config.common import ModelConfig
+from verl.models.info import ModelInfo
 from verl.single_controller.profiling import resident_bytes
 from verl.trainer.logging.timing import StepRecord
 
@@ -93,17 +93,15 @@ class ModelCost:
     @classmethod
     def of(cls, config: ModelConfig) -> "ModelCost":
         """The cost of a causal language model, from its shape; no weights are read."""
-        shape = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(shape, trust_remote_code=config.trust_remote_code)
-        shape = shape.get_text_config()
+        info = ModelInfo.of(config)
+        shape = info.text_config
         heads = getattr(shape, "num_attention_heads", 0)
         width = getattr(shape, "head_dim", None) or shape.hidden_size // max(1, heads)
-        return cls(_num_multiplied(model, shape), shape.num_hidden_layers * heads * width)
+        return cls(_num_multiplied(info.causal_model, shape), info.num_layers * heads * width)
 
     def without_head(self, config: ModelConfig) -> "ModelCost":
         """The same body with a head of one output, as a critic has."""
-        shape = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code).get_text_config()
+        shape = ModelInfo.of(config).text_config
         head = (shape.vocab_size - 1) * shape.hidden_size
         return ModelCost(self.num_parameters - head, self.attention_width)
 
@@ -114,9 +112,10 @@ class ModelCost:
         return passes * 2 * self.num_parameters * tokens + attention * 4 * self.attention_width * context
 
 
-def _num_multiplied(model: nn.Module, shape: PretrainedConfig) -> float:
+def _num_multiplied(model: PreTrainedModel, shape: Any) -> float:
     """Weights that one token is multiplied with."""
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    embedding = model.get_input_embeddings().get_parameter("weight")
+    head = model.get_output_embeddings().weight
     looked_up = 0 if embedding is head else embedding.numel()
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     number = next((n for key in NUM_EXPERTS if (n := getattr(shape, key, None))), None)

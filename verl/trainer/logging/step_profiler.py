@@ -1,4 +1,4 @@
-"""Traces of single steps by torch's profiler, one file per worker."""
+"""Torch profiler traces of single steps, one file per worker."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,17 +8,17 @@ from verl.single_controller import WorkerGroup
 
 
 def check_profile_steps(steps: Sequence[int], total_steps: int) -> None:
-    """Raise ``ConfigError`` for a step of ``trainer.profile_steps`` that the run does not have."""
+    """Raise ``ConfigError`` if ``trainer.profile_steps`` names a step that the run does not have."""
     late = [step for step in steps if step > total_steps]
     if late:
         raise ConfigError(f"trainer.profile_steps={list(steps)}: the run has {total_steps} steps; leave out {late}")
 
 
 class StepProfiler:
-    """Has the workers write ``profile/step_N_rank_R.json.gz`` of chosen steps.
+    """Has the workers write ``profile/step_N_rank_R.json.gz`` for the given steps.
 
     Args:
-        steps: the steps, counted from 1.
+        steps: counted from 1.
         folder: the run's folder.
         say: prints a line.
     """
@@ -30,12 +30,12 @@ class StepProfiler:
         self._say = say
 
     def begin(self, step: int) -> None:
-        """Record from here, if ``step`` is one of those chosen."""
+        """Start recording if ``step`` is to be profiled."""
         if step in self._steps:
             self._workers.start_profile()
 
     def end(self, step: int) -> None:
-        """Write what was recorded of ``step``."""
+        """Write the trace of ``step`` if it was recorded."""
         if step in self._steps:
             ranks = range(self._workers.world_size)
             self._workers.stop_profile([self._folder / f"step_{step}_rank_{rank}.json.gz" for rank in ranks])

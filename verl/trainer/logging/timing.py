@@ -1,4 +1,4 @@
-"""Seconds, tokens and peak memory by phase, for the step in progress and, seconds alone, for the whole run."""
+"""Seconds, tokens and peak memory by phase, for the step in progress; seconds also for the whole run."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,8 +1,7 @@
-"""The algorithms by name, where users of veRL look for them; they live in ``verl.algorithms``."""
+"""The algorithms by name, where users of veRL look for them. The code is in ``verl.algorithms``."""
 
 from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, EstimatorOptions, gae_advantages
-from verl.algorithms.kl import KL_ESTIMATORS
-from verl.algorithms.kl_control import kl_controller, kl_penalised_rewards
+from verl.algorithms.kl import KL_ESTIMATORS, kl_controller, kl_penalised_rewards
 from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, token_mean
 from verl.algorithms.overlong import overlong_penalty
 from verl.rank.shaping import shaped_advantages

@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.checkpoint.resume import Resumption, best_validation, saved_validations
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config.ppo import PPOConfig
-from verl.data.prompts import PromptSample
+from verl.data.prompts import TokenizedPrompts
 from verl.protocol import PolicyBatch, RankMetrics, RolloutBatch, ValueBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
@@ -82,7 +82,7 @@ class RayPPOTrainer:
         self,
         config: PPOConfig,
         train_loader: StatefulDataLoader,
-        val_batches: list[PromptSample],
+        val_batches: list[TokenizedPrompts],
         workers: WorkerGroup,
         sampler: Sampler,
         calculator: RepresentationMetricsCalculator | None,

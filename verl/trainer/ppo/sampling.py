@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.algorithms.overlong import overlong_penalty
 from verl.config.ppo import PPOConfig, SamplingConfig
-from verl.data.prompts import PromptSample
-from verl.data.reward_model_inputs import judged_texts
+from verl.data.prompts import TokenizedPrompts
+from verl.data.reward_model_inputs import reward_model_batch
 from verl.protocol import RolloutBatch
 from verl.rewards import Score
 from verl.rewards.pool import PendingScores, VerifierPool
@@ -38,7 +38,7 @@ GREEDY = SamplingConfig(n=1, temperature=0.0, top_p=1.0, top_k=-1)
 class Sampled:
     """Responses whose verification may still be running."""
 
-    prompts: PromptSample
+    prompts: TokenizedPrompts
     rollout: RolloutBatch
     pending: PendingScores
     learned: Tensor
@@ -75,17 +75,17 @@ class Sampler:
         self.reward_model = RewardModelWorkers(workers, config)
         self.verifiers = verifiers
 
-    def sample(self, prompts: PromptSample, sampling: SamplingConfig, step: int) -> Sampled:
+    def sample(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> Sampled:
         """Generate responses, and start verifying them."""
         rollout = self.generate(prompts, sampling, step)
         learned = torch.ones(len(rollout), dtype=torch.bool)
         return Sampled(prompts, rollout, self.verify(prompts, rollout), learned)
 
-    def generate(self, prompts: PromptSample, sampling: SamplingConfig, step: int) -> RolloutBatch:
+    def generate(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> RolloutBatch:
         """Responses whose random draws depend on the run's seed, ``step`` and the prompt alone."""
         return self.policy.generate(prompts.tokens, sampling, (self.config.seed << 32) + step)
 
-    def verify(self, prompts: PromptSample, rollout: RolloutBatch) -> PendingScores:
+    def verify(self, prompts: TokenizedPrompts, rollout: RolloutBatch) -> PendingScores:
         """Start verifying the responses in the background."""
         n = len(rollout) // len(prompts.records)
         records = [record for record in prompts.records for _ in range(n)]
@@ -96,7 +96,7 @@ class Sampler:
             [record.extra_info for record in records],
         )
 
-    def sample_step(self, prompts: Iterator[PromptSample], step: int, timer: PhaseTimer) -> StepSample:
+    def sample_step(self, prompts: Iterator[TokenizedPrompts], step: int, timer: PhaseTimer) -> StepSample:
         """The responses of one training step; the engines' memory is free afterwards."""
         if self.config.algorithm.filter_groups.enable:
             sampled, dropped_scores, metrics = self._sample_informative(prompts, step, timer)
@@ -110,14 +110,16 @@ class Sampler:
             self.policy.finish_generation()
         return StepSample(sampled, dropped_scores, greedy, metrics)
 
-    def _sample_timed(self, prompts: PromptSample, sampling: SamplingConfig, step: int, timer: PhaseTimer) -> Sampled:
+    def _sample_timed(
+        self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int, timer: PhaseTimer
+    ) -> Sampled:
         with timer.phase("gen"):
             sampled = self.sample(prompts, sampling, step)
         timer.count("gen", generated(sampled.rollout))
         return sampled
 
     def _sample_informative(
-        self, prompts: Iterator[PromptSample], step: int, timer: PhaseTimer
+        self, prompts: Iterator[TokenizedPrompts], step: int, timer: PhaseTimer
     ) -> tuple[Sampled, Tensor, dict[str, float]]:
         """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2).
 
@@ -188,7 +190,7 @@ class Sampler:
         records, texts = sampled.prompts.records, self._texts(sampled.rollout)
         n = len(texts) // len(records)
         chats = [record.messages for record in records for _ in range(n)]
-        batch, too_long = judged_texts(chats, texts, self.reward_tokenizer, self.config.reward_model.max_length)
+        batch, too_long = reward_model_batch(chats, texts, self.reward_tokenizer, self.config.reward_model.max_length)
         scores = self.reward_model.compute_scores(batch).double()
         return scores, {
             "reward_model/score/mean": scores.mean().item(),
@@ -242,7 +244,7 @@ def _join(parts: list[Sampled]) -> Sampled:
     # torch.cat is not annotated for tensorclasses.
     tokens: Any = torch.cat([cast(Any, part.prompts.tokens) for part in parts])
     rollout: Any = torch.cat([cast(Any, part.rollout) for part in parts])
-    prompts = PromptSample(
+    prompts = TokenizedPrompts(
         [record for part in parts for record in part.prompts.records],
         tokens,
     )
@@ -252,6 +254,6 @@ def _join(parts: list[Sampled]) -> Sampled:
 
 def finished(scores: list[Score]) -> PendingScores:
     """Verdicts that are already known."""
-    future: Future[list[Score]] = Future()
+    future: PendingScores = Future()
     future.set_result(scores)
-    return PendingScores(future)
+    return future

@@ -1,5 +1,5 @@
-// The browser of problems, responses and verdicts. Only rows in view are in the document; responses are unpacked when
-// their problem is opened.
+// The list of problems, and their responses and verdicts. The document contains only the rows in view; responses are
+// unpacked when their problem is opened.
 const ROW_HEIGHT = 64;
 const state = { matches: [], chosen: 0, run: -1, verdict: "", open: new Map() };
 
@@ -18,7 +18,7 @@ function fillFilters() {
     option("", "any"),
     el("optgroup", { label: "Some response is" }, ...single.map(([code, name]) => option(code, name.replace("_", " ")))),
     el("optgroup", { label: "Problem is" }, option("all", "always solved"), option("some", "sometimes solved"),
-      option("none", "never solved"), option("mixed", "solved by some runs only")));
+      option("none", "never solved"), option("mixed", "solved by only some runs")));
 }
 
 function verdictMatches(b, i) {
@@ -102,7 +102,7 @@ async function choose(place) {
   byId("detail").scrollTop = 0;
 }
 
-// The response that is open at first: the first that has the verdict asked for (-1: none has).
+// The response that is open at first: the first with the chosen verdict (-1: there is none).
 function openSample(l, verdicts) {
   if (!state.open.has(l)) state.open.set(l, verdictNames[state.verdict] ? verdicts.indexOf(state.verdict) : 0);
   return state.open.get(l);
@@ -164,7 +164,7 @@ function sampleView(code, s, sample) {
   const facts = el("p", { class: "facts" },
     el("span", { class: `badge ${verdictClass(code)}` }, `${GLYPHS[code] || "·"} ${(verdictNames[code] || "other").replace("_", " ")}`),
     el("span", {}, `response ${s + 1}`));
-  if (!sample) return [facts, el("p", { class: "quiet" }, "This response was left out to keep the page small; samples.parquet has it.")];
+  if (!sample) return [facts, el("p", { class: "quiet" }, "This response was left out to keep the page small; it is in samples.parquet.")];
   const [response, tokens, truncated, answer, leftOut, metrics] = sample;
   facts.append(el("span", {}, "answer ", el("b", {}, visible(answer) || "none")), el("span", {}, plural(tokens, "token")));
   if (truncated) facts.append(el("span", {}, "cut at the length limit"));
@@ -174,12 +174,12 @@ function sampleView(code, s, sample) {
   const text = el("pre", { class: "response", dir: "auto" });
   if (leftOut) {
     const [head, tail] = response;
-    text.append(visible(head), el("span", { class: "cut" }, `\n[… ${leftOut.toLocaleString("en")} characters are left out on this page …]\n`), visible(tail));
+    text.append(visible(head), el("span", { class: "cut" }, `\n[… ${leftOut.toLocaleString("en")} characters left out on this page …]\n`), visible(tail));
   } else text.append(visible(response) || el("span", { class: "cut" }, "(empty)"));
   return [facts, text];
 }
 
-// The next response, or the next with the verdict asked for; in the run whose responses were used last.
+// Opens the next response, or the next with the chosen verdict, in the run that has the focus.
 async function moveSample(by) {
   const focused = document.activeElement.closest("[data-run]") || byId("detail").querySelector("[data-run]");
   if (!focused) return;

@@ -1,10 +1,10 @@
-// What the page knows. Text of models and benchmarks enters the document through text nodes alone.
+// The data of the page. Text of models and benchmarks enters the document only as text nodes.
 const data = JSON.parse(document.getElementById("data").textContent);
 const AVERAGE = -1;
 
 const byId = (id) => document.getElementById(id);
 
-// An element with attributes and children; strings become text nodes, null is left out.
+// An element with attributes and children; strings become text nodes, null children are skipped.
 function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -22,13 +22,13 @@ function svg(tag, attributes = {}, ...children) {
   return element;
 }
 
-// Control characters as their pictures: they would be invisible, and a null byte would look like nothing at all.
+// Control characters become visible symbols.
 function visible(text) {
   return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f]/g, (c) =>
     c === "\r" ? "" : String.fromCharCode(c === "\u007f" ? 0x2421 : 0x2400 + c.charCodeAt(0)));
 }
 
-// One decimal, halves to even as in results.md; of numbers with one decimal to go, .25 alone is a half that goes down.
+// One decimal, halves to even as in results.md: toFixed rounds exact halves up, and of .25 and .75 the first must go down.
 const tenths = (x) => (Math.abs(x) % 1 === 0.25 ? x - Math.sign(x) * 0.01 : x).toFixed(1);
 const percent = (value) => (value === null ? "–" : tenths(100 * value));
 const points = (value) => (Number(tenths(100 * value)) < 0 ? "−" : "+") + tenths(100 * Math.abs(value));
@@ -40,7 +40,7 @@ function trouble(message) {
   byId("trouble").hidden = false;
 }
 
-// Chunks: compressed JSON in script elements that are no scripts; the most recent ones are kept unpacked.
+// Chunks: compressed JSON in script elements that are not executed; the most recent ones stay unpacked.
 const unpacked = new Map();
 const MAX_UNPACKED = 48;
 

@@ -7,5 +7,5 @@ showCurves();
 if ("DecompressionStream" in window) {
   startBrowser().then(() => document.documentElement.setAttribute("data-ready", ""));
 } else {
-  trouble("This browser cannot unpack the responses: it has no DecompressionStream. Any browser from 2023 on has it.");
+  trouble("This browser cannot unpack the responses, because it lacks DecompressionStream. Browsers since 2023 have it.");
 }

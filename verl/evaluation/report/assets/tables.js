@@ -1,4 +1,4 @@
-// Tables: results of the figure that is chosen, responses and verdicts, rank metrics.
+// Tables: results for the chosen figure, responses and verdicts, rank metrics.
 function tableOf(headers, names, rows) {
   const head = el("tr", {}, ...headers.map((text, i) => el("th", { scope: "col", class: i < names ? "name" : null }, text)));
   return el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows));
@@ -60,7 +60,7 @@ function figureButtons() {
   else showResults("pass", 1);
 }
 
-// The share of each verdict as one bar: correct and wrong in their colours, the rest in grey.
+// The shares of verdicts as one bar: correct and wrong in their colours, the others in grey.
 function shareBar(reasons) {
   const total = Object.values(reasons).reduce((sum, count) => sum + count, 0);
   const bar = el("span", { class: "shares", "aria-hidden": "true" });

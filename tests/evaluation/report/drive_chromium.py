@@ -1,12 +1,10 @@
-"""Opens a page in Chromium (Qt WebEngine), without a window, and does what standard input asks for.
+"""Opens a page in Chromium (Qt WebEngine) without a window, and takes the steps in standard input.
 
-    python chromium.py PAGE < steps.json
+    python drive_chromium.py PAGE < steps.json
 
-Steps, a JSON list: {"until": js} waits until the expression is true, {"value": js} reports what it gives,
-{"shot": file} writes a picture, {"size": [width, height]} resizes. Writes to standard output one JSON object: "values",
-"console" (messages that are warnings or errors) and "requests" (all but that for the page itself, each refused).
-
-QTWEBENGINE_CHROMIUM_FLAGS="--no-sandbox --disable-gpu --blink-settings=preferredColorScheme=0" shows the dark page.
+Steps are a JSON list: {"until": js} waits until the expression is true, {"value": js} reports its value. The output is
+one JSON object: "values", "console" (messages that are warnings or errors) and "requests" (all but that for the page
+itself; they are refused).
 """
 
 import json
@@ -29,11 +27,11 @@ from PyQt6.QtWebEngineWidgets import QWebEngineView
 from PyQt6.QtWidgets import QApplication
 
 SECONDS = 60.0
-"""Patience of each step."""
+"""Timeout of each step."""
 
 
 class Requests(QWebEngineUrlRequestInterceptor):
-    """Notes and refuses every request but that for the page."""
+    """Records and refuses every request but that for the page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -65,12 +63,12 @@ def wait(app: QApplication, done, what: str) -> None:
         app.processEvents()
         time.sleep(0.005)
         if time.monotonic() > end:
-            raise SystemExit(f"chromium.py: nothing after {SECONDS:.0f} s: {what}")
+            raise SystemExit(f"drive_chromium.py: nothing after {SECONDS:.0f} s: {what}")
 
 
 def evaluate(app: QApplication, page: QWebEnginePage, expression: str) -> object:
     found: list[object] = []
-    # Through JSON, so that an answer of undefined or a DOM node is told from none.
+    # Through JSON, so that undefined or a DOM node differs from no answer.
     page.runJavaScript(f"JSON.stringify({{value: {expression}}})", found.append)
     wait(app, lambda: found, expression)
     return json.loads(found[0]).get("value") if found[0] else None
@@ -84,7 +82,7 @@ def main() -> None:
     requests = Requests(url.toString())
     profile.setUrlRequestInterceptor(requests)
     page = Page(profile)
-    # Otherwise Chromium itself would stop a local page before its requests are noted.
+    # Otherwise Chromium itself would stop a local page before its requests are recorded.
     page.settings().setAttribute(QWebEngineSettings.WebAttribute.LocalContentCanAccessRemoteUrls, True)
     view = QWebEngineView()
     view.setPage(page)
@@ -98,17 +96,11 @@ def main() -> None:
     for step in steps:
         if "until" in step:
             wait(app, lambda js=step["until"]: evaluate(app, page, js) is True, step["until"])
-        elif "value" in step:
+        else:
             values.append(evaluate(app, page, step["value"]))
-        elif "size" in step:
-            view.resize(*step["size"])
-        elif "shot" in step:
-            pause = time.monotonic() + 1.0
-            wait(app, lambda end=pause: time.monotonic() > end, "painting")
-            view.grab().save(step["shot"])
     print(json.dumps({"loaded": loaded[0], "values": values, "console": page.messages, "requests": requests.refused}))
     sys.stdout.flush()
-    # Qt's own end takes seconds and may crash; all is said.
+    # Qt's own shutdown takes seconds and may crash.
     os._exit(0)
 
 

@@ -1,12 +1,16 @@
-"""Stand-ins and small configurations that several tests of the evaluation use."""
+"""Configurations, tasks and stand-ins for engines that several tests of the evaluation use."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 
 from verl.config import CONFIG_DIR
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
+from verl.evaluation.benchmarks import Problem
+from verl.evaluation.targets import Target
+from verl.evaluation.tasks import EvaluationTask
 from verl.rollout.requests import FinishedSample, SampleRequest
 
 
@@ -17,10 +21,25 @@ def evaluation_config(*overrides: str, **changes: Any) -> EvaluationConfig:
     return replace(config, **changes)
 
 
+def make_task(
+    folder: Path, answers: list[str], benchmark: str = "sums", temperature: float = 0.6, step: int = 80
+) -> EvaluationTask:
+    """A task with one problem for each answer."""
+    return EvaluationTask(
+        target=Target("run", step, "model", "chat", 8),
+        benchmark=benchmark,
+        temperature=temperature,
+        problems=[Problem(i, f"question {i}", answer, "arithmetic", {}, None) for i, answer in enumerate(answers)],
+        prompts=[[i, i + 1] for i in range(len(answers))],
+        folder=folder / benchmark / f"T{temperature:g}",
+        settings={"temperature": temperature},
+    )
+
+
 class FakeWorkers:
     """A worker group whose engines answer a request after as many calls as its seed says, at most ``slowest``.
 
-    It dies at the call number ``dies_at``.
+    It dies at call number ``dies_at``.
     """
 
     def __init__(self, num_engines: int, slowest: int = 3, dies_at: int | None = None) -> None:

@@ -1,0 +1,122 @@
+"""Tasks: prompts, the settings that samples depend on, and what an engine must hold."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.evaluation.example_tasks import evaluation_config
+from verl.config import ConfigError
+from verl.config.evaluation import EvaluationConfig
+from verl.evaluation.targets import Target
+from verl.evaluation.tasks import (
+    EvaluationTask,
+    engine_model,
+    few_shot_examples,
+    load_problems,
+    load_target_tokenizer,
+    make_tasks,
+    model_digest,
+)
+
+
+@pytest.fixture
+def configure(tmp_path: Path) -> Callable[..., EvaluationConfig]:
+    """A configuration with a benchmark of five problems whose fields are mapped."""
+    rows = [{"frage": f"What is {i} + 1?", "zahl": i + 1} for i in range(5)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = "+data.fields.mine={question: frage, answer: zahl}"
+    return lambda *more: evaluation_config("benchmarks=[mine]", f"data.benchmark_dir={tmp_path}", fields, *more)
+
+
+@pytest.fixture
+def tasks_of(tiny_model: Path, tmp_path: Path) -> Callable[..., list[EvaluationTask]]:
+    """The tasks of a target with the tiny model."""
+
+    def make(
+        config: EvaluationConfig, template: str = "chat", length: int = 24, name: str = "mine", device: str = "cpu"
+    ) -> list[EvaluationTask]:
+        target = Target("run", 80, str(tiny_model), template, length)
+        tokenizer = load_target_tokenizer(target, trust_remote_code=False)
+        return make_tasks(target, tokenizer, {name: load_problems("mine", config)}, config, tmp_path / "out", device)
+
+    return make
+
+
+def test_mapped_fields_and_the_first_problems(configure, tmp_path):
+    problems = load_problems("mine", configure("data.max_problems=2"))
+    assert [(problem.index, problem.question, problem.answer) for problem in problems] == [
+        (0, "What is 0 + 1?", "1"),
+        (1, "What is 1 + 1?", "2"),
+    ]
+    assert len(load_problems("mine", configure())) == 5
+    with pytest.raises(ConfigError, match="frage, zahl"):
+        load_problems("mine", evaluation_config(f"data.benchmark_dir={tmp_path}"))
+
+
+def test_a_task_for_each_benchmark_and_temperature(configure, tasks_of, tiny_model, tmp_path):
+    cool, warm = tasks_of(configure("temperatures=[0.6,1.0]", "seed=5", "top_p=0.9"))
+    assert cool.folder == tmp_path / "out" / "run" / "step_80" / "mine" / "T0.6"
+    assert (warm.temperature, warm.label) == (1.0, "run@80 on mine")
+    assert cool.prompts == warm.prompts
+    tokenizer = load_target_tokenizer(cool.target, trust_remote_code=False)
+    assert "Whatis3+1?" in tokenizer.decode(cool.prompts[3]).replace(" ", "")
+    assert cool.settings == {
+        "model": model_digest(str(tiny_model)),
+        "template": "chat",
+        "stop": [],
+        "stop_token_ids": [],
+        "few_shot": False,
+        "max_response_length": 24,
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": -1,
+        "seed": 5,
+        "dtype": "float32",
+        "calculator": None,
+    }
+    (measured,) = tasks_of(configure("calculator.enable=true"), device="cuda")
+    assert measured.settings["dtype"] == "bfloat16"
+    assert measured.settings["calculator"]["compute_diff"] is True
+
+
+def test_few_shot_examples_only_if_asked_for_and_known(configure, tasks_of):
+    assert few_shot_examples("mine") == [] != few_shot_examples("gsm8k")
+    (bare,) = tasks_of(configure("data.few_shot=False"), "question-answer", name="gsm8k")
+    (full,) = tasks_of(configure("data.few_shot=True"), "question-answer", name="gsm8k")
+    assert (bare.settings["few_shot"], full.settings["few_shot"]) == (False, True)
+    assert len(full.prompts[0]) > 10 * len(bare.prompts[0])
+
+
+def test_an_engine_holds_the_longest_prompt_and_a_response(configure, tasks_of):
+    config = configure("seed=3", "temperatures=[0.6,1.0]")
+    tasks = tasks_of(config, "abel", 100)
+    longest = max(map(len, tasks[0].prompts))
+    model = engine_model(tasks, config, limit=None)
+    assert (model.max_model_len, model.max_response_length, model.seed) == (longest + 100, 100, 3)
+    assert model.stop == ["\nQuestion:", "<|im_end|>", "<|endoftext|>", "</s>"]
+    tokenizer = load_target_tokenizer(tasks[0].target, trust_remote_code=False)
+    assert model.stop_token_ids == [tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert engine_model(tasks, config, limit=64).max_model_len == 64
+
+
+def test_models_differ_by_content_and_not_by_place(tmp_path: Path):
+    def digest(name: str, weights: bytes, end: int = 2) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "generation_config.json").write_text(f'{{"eos_token_id": {end}}}')
+        (folder / "model.safetensors").write_bytes(weights)
+        (folder / "README.md").write_text(name)
+        return model_digest(str(folder))
+
+    zeros = b"0" * 3_000_000
+    assert digest("a", zeros) == digest("b", zeros)
+    assert len({digest("c", zeros), digest("d", zeros[:-1] + b"1"), digest("e", zeros, end=3)}) == 3
+    # Of a large file, pieces all over it.
+    large = b"0" * 14_500_000
+    assert digest("f", large + b"0" * 1_000_000 + large) != digest("g", large + b"1" * 1_000_000 + large)
+    assert model_digest("Qwen/Qwen2.5-1.5B") == "Qwen/Qwen2.5-1.5B"
+    with pytest.raises(ConfigError, match="gone: the model cannot be read: No such file or directory; was it removed"):
+        model_digest(str(tmp_path / "gone"))

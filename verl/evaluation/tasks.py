@@ -1,0 +1,168 @@
+"""Tasks of an evaluation: one model on one benchmark at one temperature, with its prompts and its folder."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from verl.config.errors import ConfigError
+from verl.config.evaluation import EvaluationConfig
+from verl.data.demonstrations import DEMONSTRATIONS
+from verl.data.templates import find_template, render_prompt, stop_token_ids, template_stops
+from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
+from verl.evaluation.results import result_folder
+from verl.evaluation.store import SampleStore
+from verl.evaluation.targets import Target
+from verl.models.tokenizer import load_tokenizer
+from verl.rollout.requests import EngineModel, resolve_dtype
+
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
+"""The second names further end-of-sequence tokens, which vLLM obeys."""
+
+DIGESTED_PIECES = 64
+DIGESTED_BYTES = 1 << 16
+"""Pieces of a weight file that its digest covers, evenly spread, and their size. The ends alone would not do: a short
+training may leave the rare tokens' embeddings and, in bfloat16, the norms there unchanged."""
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationTask:
+    """One model on one benchmark at one temperature. Equal to itself alone, so that it can be the key of a mapping."""
+
+    target: Target
+    benchmark: str
+    temperature: float
+    problems: list[Problem]
+    prompts: list[list[int]]
+    """Token ids for each problem."""
+    folder: Path
+    settings: dict[str, Any]
+    """Everything besides the prompts that the samples depend on."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.target.label} on {self.benchmark}"
+
+    def open_store(self) -> SampleStore:
+        """The task's samples, to read and to extend. Raises ``ConfigError`` as :class:`SampleStore`."""
+        return SampleStore(self.folder, self.settings, self.prompts)
+
+
+def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
+    """The first ``data.max_problems`` problems of a benchmark. Raises ``ConfigError`` as ``load_benchmark``."""
+    folder = config.data.benchmark_dir
+    problems = load_benchmark(name, Path(folder) if folder else None, config.data.fields.get(name))
+    return problems if config.data.max_problems == -1 else problems[: config.data.max_problems]
+
+
+def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The target's tokenizer. Raises ``ConfigError`` if it is missing or does not support the target's template."""
+    needs_chat_template = find_template(target.template).chat
+    return load_tokenizer(target.path, trust_remote_code, needs_chat_template=needs_chat_template)
+
+
+def make_tasks(
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase,
+    benchmarks: Mapping[str, Sequence[Problem]],
+    config: EvaluationConfig,
+    folder: Path,
+    device_type: str,
+) -> list[EvaluationTask]:
+    """The target's tasks: every benchmark at every temperature. Raises ``ConfigError`` if the model was removed."""
+    tasks = []
+    settings = {
+        "model": model_digest(target.path),
+        "template": target.template,
+        "stop": template_stops(target.template),
+        "stop_token_ids": stop_token_ids(target.template, tokenizer),
+        "few_shot": config.data.few_shot,
+        "max_response_length": target.max_response_length,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "seed": config.seed,
+        "dtype": resolve_dtype(config.rollout.dtype, device_type == "cpu"),
+        "calculator": asdict(config.calculator) if config.calculator.enable else None,
+    }
+    for name, problems in benchmarks.items():
+        examples = few_shot_examples(name) if config.data.few_shot else []
+        prompts = [render_prompt(target.template, problem.question, tokenizer, examples) for problem in problems]
+        for temperature in config.temperatures:
+            tasks.append(
+                EvaluationTask(
+                    target=target,
+                    benchmark=name,
+                    temperature=temperature,
+                    problems=list(problems),
+                    prompts=prompts,
+                    folder=result_folder(folder, target.run, target.step, name, temperature),
+                    settings=settings | {"temperature": temperature},
+                )
+            )
+    return tasks
+
+
+def few_shot_examples(benchmark: str) -> list[tuple[str, str]]:
+    """The worked examples that the community puts before this benchmark's questions; none for most benchmarks."""
+    known = BENCHMARKS.get(benchmark)
+    return list(DEMONSTRATIONS[known.demonstrations]) if known is not None and known.demonstrations else []
+
+
+def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig, limit: int | None) -> EngineModel:
+    """What the engines load for ``tasks``, which are of one target; ``limit``: the model's longest sequence, if any."""
+    target, settings = tasks[0].target, tasks[0].settings
+    longest = max(len(ids) for task in tasks for ids in task.prompts) + target.max_response_length
+    return EngineModel(
+        path=target.path,
+        max_model_len=longest if limit is None else min(longest, limit),
+        max_response_length=target.max_response_length,
+        stop=settings["stop"],
+        stop_token_ids=settings["stop_token_ids"],
+        top_p=config.top_p,
+        top_k=config.top_k,
+        seed=config.seed,
+    )
+
+
+def check_prompts_fit(prompts: Sequence[Sequence[int]], limit: int | None) -> None:
+    """Raise ``ConfigError`` naming the first problem whose prompt leaves no room for a response."""
+    for index, ids in enumerate(prompts):
+        if limit is not None and len(ids) >= limit:
+            raise ConfigError(
+                f"problem {index}: the prompt has {len(ids)} tokens, the model takes {limit}; leave the benchmark out"
+            )
+
+
+def model_digest(path: str) -> str:
+    """A digest of the weights in a local folder, wherever it lies; a hub id stands for itself.
+
+    Raises:
+        ConfigError: the folder is gone, or disappears while it is read.
+    """
+    folder = Path(path)
+    if not folder.is_absolute() and not folder.is_dir():
+        return path
+    digest = hashlib.blake2b(digest_size=8)
+    try:
+        for file in sorted(folder.iterdir()):
+            if file.suffix in WEIGHT_SUFFIXES or file.name in DIGESTED_CONFIGS:
+                _add_file(digest, file)
+    except OSError as error:
+        raise ConfigError(f"{path}: the model cannot be read: {error.strerror}; was it removed?") from error
+    return digest.hexdigest()
+
+
+def _add_file(digest: "hashlib.blake2b", file: Path) -> None:
+    size = file.stat().st_size
+    digest.update(f"{file.name}/{size}/".encode())
+    with file.open("rb") as content:
+        if size <= DIGESTED_PIECES * DIGESTED_BYTES:
+            digest.update(content.read())
+            return
+        for piece in range(DIGESTED_PIECES):
+            content.seek((size - DIGESTED_BYTES) * piece // (DIGESTED_PIECES - 1))
+            digest.update(content.read(DIGESTED_BYTES))
