@@ -155,7 +155,7 @@ def job_sections(name: str, schemas: dict[str, Schema]) -> Iterator[str]:
     schema_name, title, command = JOBS[name]
     schema = schemas[schema_name]
     # Unresolved, so that the page shows which option follows another.
-    values = OmegaConf.to_container(compose(name), resolve=False)
+    values: Any = OmegaConf.to_container(compose(name), resolve=False)
     yield f"## {title}\n\n{command}: `configs/{name}.yaml`, read into `{schema_name}`.\n"
     alone = Schema("", [field for field in schema.fields if field.type not in schemas])
     head = ["Option", "Default", "Meaning"]

@@ -226,15 +226,13 @@ def test_a_run_config_in_order_passes(run_tree, tmp_path: Path):
 @pytest.mark.parametrize("field", ["train_files", "val_files"])
 def test_a_missing_data_file_is_named(run_tree, field: str):
     run_tree.data[field] = ["nowhere/x.parquet"]
-    with pytest.raises(ConfigError, match=rf"^data\.{field}='nowhere/x\.parquet': no such file; name a parquet file"):
+    with pytest.raises(ConfigError, match=rf"^data\.{field}='nowhere/x\.parquet': no such file; .* or set it$"):
         parse_run_config(SFTConfig, run_tree)
 
 
 def test_a_missing_model_folder_is_named(run_tree, tmp_path: Path):
     (tmp_path / "model" / "config.json").unlink()
-    with pytest.raises(
-        ConfigError, match=r"^model\.path='.*/model': no config\.json there; name a folder .* or a hub id such as"
-    ):
+    with pytest.raises(ConfigError, match=r"^model\.path='.*/model': no config\.json there; .* or a hub id such as"):
         parse_run_config(SFTConfig, run_tree)
 
 
