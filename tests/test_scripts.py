@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from tests.evaluation.fakes import evaluation_config
+
+from tests.evaluation.example_tasks import evaluation_config
+
+pytestmark = pytest.mark.slow
 
 
 def run_setup(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -185,6 +185,7 @@ def test_reason_codes(correct: bool, reason: str, code: str):
     assert code in REASONS
 
 
+@pytest.mark.slow
 def test_the_real_pool_scores(task):
     with VerifierPool(replace(CONFIG, num_workers=1)) as pool:
         result = score_samples(task, SAMPLES, 2, pool)

@@ -114,5 +114,5 @@ def test_kernels_of_gpus_need_their_package_and_its_support(check, monkeypatch, 
 
 
 def test_all_linear_stands_alone():
-    with pytest.raises(ValueError, match="all-linear stands for all; leave the others out"):
+    with pytest.raises(ValueError, match="all-linear covers all layers; leave out the others"):
         lora("all-linear", "q_proj")

@@ -93,6 +93,7 @@ def test_a_new_value_head_knows_nothing_and_learns(config, tiny_model, single_me
     assert min(losses) < 0.9 * losses[0]
 
 
+@pytest.mark.slow
 def test_an_engine_need_not_return_states(config, tiny_tokenizer, ray_session):
     group = start_group(config, 1)
     try:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.evaluation.fakes import evaluation_config
 
+from tests.evaluation.example_tasks import evaluation_config
 from tests.workers.groups import all_prompts, policy_batch, start_group
 from verl.config import PPOConfig
 from verl.config.ppo import SamplingConfig

@@ -81,6 +81,7 @@ def recorded(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_resumed_run_drops_what_it_will_record_again(recorded: Path):
     drop_records(recorded, 2)
     resumed = make_tracker(recorded, ["tensorboard"], last_step=2)
@@ -92,11 +93,13 @@ def test_a_resumed_run_drops_what_it_will_record_again(recorded: Path):
     assert (recorded / "wandb_id.txt").exists() and not (recorded / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_starts_again_drops_everything(recorded: Path):
     drop_records(recorded, None)
     assert [path.name for path in recorded.iterdir()] == ["config.yaml"]
 
 
+@pytest.mark.slow
 def test_opening_a_tracker_deletes_nothing(recorded: Path):
     before = {path.name: path.read_bytes() for path in recorded.iterdir() if path.is_file()}
     make_tracker(recorded, []).close()
@@ -104,6 +107,7 @@ def test_opening_a_tracker_deletes_nothing(recorded: Path):
     assert logged(recorded, "a") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
 
 
+@pytest.mark.slow
 def test_the_summary_says_what_the_result_depends_on(tmp_path: Path):
     write_summary(tmp_path, {"steps": 3, "seed": 7})
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -121,6 +125,7 @@ def test_packages_that_are_not_installed_have_no_version(monkeypatch: pytest.Mon
     assert versions().keys() == {"verl", "python"}
 
 
+@pytest.mark.slow
 def test_the_git_revision_is_that_of_the_packages_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     repository = tmp_path / "repository"
     (repository / "verl").mkdir(parents=True)
@@ -153,6 +158,7 @@ def test_tensorboard_has_every_step_that_was_logged(tmp_path: Path):
     tracker.close()
 
 
+@pytest.mark.slow
 def test_wandb_writes_its_run_into_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

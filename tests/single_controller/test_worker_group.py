@@ -22,6 +22,7 @@ def test_threads_of_a_worker(wanted, workers, threads, monkeypatch):
     assert cpu_threads(workers) == threads
 
 
+@pytest.mark.slow
 def test_a_group_that_cannot_start_frees_its_workers(ray_session):
     before = ray.available_resources()["CPU"]
     environment = {"PYTHONPATH": str(Path(__file__).parent)}

@@ -115,6 +115,7 @@ def noise(length: int, seed: int) -> str:
     return "".join(random.Random(seed).choices(string.ascii_letters + string.digits, k=length))
 
 
+@pytest.mark.slow
 def test_a_page_of_many_responses_keeps_its_size():
     # 32 benchmarks of 256 samples that hardly compress, 25 MB of them, on a page of 2 MB
     responses = [[noise(3000, 256 * b + s) for s in range(256)] for b in range(32)]
@@ -182,6 +183,7 @@ def browser(chromium: Callable[[str, list[dict]], dict]) -> Callable[[str, list[
     return run
 
 
+@pytest.mark.slow
 def test_errors_and_requests_would_be_seen(chromium):
     page = "<!doctype html><img src='https://example.org/x.png'><script>missing()</script>"
     said = chromium(page, [{"until": "document.readyState === 'complete'"}])
@@ -189,6 +191,7 @@ def test_errors_and_requests_would_be_seen(chromium):
     assert any("missing is not defined" in message for message in said["console"])
 
 
+@pytest.mark.slow
 def test_the_policy_stops_scripts_that_are_not_ours(chromium):
     added = "<script>window.broken = 1</script><img src='https://example.org/x.png'></body>"
     page = make_page(TWO_RUNS).replace("</body>", added)
@@ -208,6 +211,7 @@ def choose(name: str, value: str) -> dict:
     return {"value": f"({field}.value = {json.dumps(value)}, {changed})"}
 
 
+@pytest.mark.slow
 def test_the_page_works_in_a_browser(browser):
     values = browser(
         make_page(TWO_RUNS),
@@ -248,6 +252,7 @@ def press(key: str, target: str = "document.body") -> dict:
     return {"value": f"{target}.dispatchEvent({event})"}
 
 
+@pytest.mark.slow
 def test_the_page_is_used_by_keyboard(browser):
     chosen = "document.querySelector('.item[aria-selected=true] .where').textContent"
     pressed = "[...document.querySelectorAll('.cell[aria-pressed=true]')].map((e) => e.title)"
@@ -278,6 +283,7 @@ def test_the_page_is_used_by_keyboard(browser):
     assert values[-1].startswith("aime24 · 0")
 
 
+@pytest.mark.slow
 def test_hostile_text_is_text_in_a_browser(browser):
     shown = "document.querySelector('.response').textContent"
     steps = [{"value": "document.querySelectorAll('.item').length"}, {"value": shown}]
@@ -299,6 +305,7 @@ def test_hostile_text_is_text_in_a_browser(browser):
         assert valid_unicode(text) in [valid_unicode(shown) for shown in texts], name
 
 
+@pytest.mark.slow
 def test_a_long_list_is_drawn_in_part(browser):
     values = browser(
         make_page([result(["cw"] * 3000)]),
@@ -313,6 +320,7 @@ def test_a_long_list_is_drawn_in_part(browser):
     assert values[0] == "3,000 of 3,000 problems" and values[1] and values[-1]
 
 
+@pytest.mark.slow
 def test_a_shortened_page_says_so(browser):
     results = [of_one_problem("x" * 30_000)]
     (shown,) = browser(make_page(results), [{"value": "document.querySelector('.response .cut').textContent"}])
@@ -321,6 +329,7 @@ def test_a_shortened_page_says_so(browser):
     assert "This response was left out to keep the page small" in said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("results", "problems"), [([], 0), ([result([])], 0), ([result(["", ""])], 2)])
 def test_a_page_without_responses(browser, results: list[TaskResult], problems: int):
     values = browser(make_page(results), [{"value": COUNT}, {"value": "document.getElementById('curves').hidden"}])
