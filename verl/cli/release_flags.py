@@ -36,11 +36,7 @@ HYDRA_FLAGS = {
 }
 
 
-RETIRED_OPTIONS = {
-    "trainer.remove_previous_ckpt",
-    "calculator.svd_niter",
-    "calculator.compute_log_effective_rank",
-}
+RETIRED_OPTIONS = {"trainer.remove_previous_ckpt", "calculator.svd_niter", "calculator.compute_log_effective_rank"}
 """Former options of the schema; as overrides they mean what the flags of the same names mean."""
 
 

@@ -2,7 +2,6 @@
 
 import os
 import time
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +18,9 @@ class EvaluationDisplay:
     """A progress bar over problems, with tokens per second and the time left; use it as a context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or _console()
+        self.console = console or Console()
+        if console is None and not self.console.is_terminal and "COLUMNS" not in os.environ:
+            self.console = Console(width=COLUMNS_OFF_TERMINAL)
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -40,9 +41,7 @@ class EvaluationDisplay:
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self._progress.stop()
 
@@ -108,8 +107,3 @@ class EvaluationDisplay:
         left = (now - self._started) * (self._total_samples - self._samples) / max(self._samples, 1)
         problems = f"{self._problems}/{self._total_problems} problems"
         self.say(f"{self._title}: {problems}  {self._rate(now)}  {left:.0f} s left")
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=COLUMNS_OFF_TERMINAL)

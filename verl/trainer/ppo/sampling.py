@@ -244,10 +244,7 @@ def _join(parts: list[Sampled]) -> Sampled:
     # torch.cat is not annotated for tensorclasses.
     tokens: Any = torch.cat([cast(Any, part.prompts.tokens) for part in parts])
     rollout: Any = torch.cat([cast(Any, part.rollout) for part in parts])
-    prompts = TokenizedPrompts(
-        [record for part in parts for record in part.prompts.records],
-        tokens,
-    )
+    prompts = TokenizedPrompts([record for part in parts for record in part.prompts.records], tokens)
     results = [result for part in parts for result in part.pending.result()]
     return Sampled(prompts, rollout, finished(results), torch.cat([part.learned for part in parts]))
 
