@@ -178,13 +178,12 @@ def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
     runs: Any = tree.get("runs")
     if OmegaConf.is_dict(runs) and OmegaConf.is_dict(tree.get("model")):
         tree = OmegaConf.create({key: tree._get_node(key) for key in tree})
-        tree.runs = {str(alias): _completed(run, tree.model) for alias, run in runs.items()}
+        defaults: Any = OmegaConf.to_container(tree.model)
+        tree.runs = {
+            str(alias): {**defaults, **(run if OmegaConf.is_dict(run) else {"path": run})}
+            for alias, run in runs.items()
+        }
     return parse_config(EvaluationConfig, tree)
-
-
-def _completed(run: Any, model: DictConfig) -> dict[str, Any]:
-    defaults: Any = OmegaConf.to_container(model)
-    return {**defaults, **(run if OmegaConf.is_dict(run) else {"path": run})}
 
 
 def _require_name(field: str, name: str) -> None:

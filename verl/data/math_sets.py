@@ -91,8 +91,12 @@ def _local_rows(folder: Path, split: str) -> Iterable[Row]:
 
 
 def _hub_rows(math_set: MathSet, split: str, subset: str) -> Iterable[Row]:
-    files = {split: f"{subset}/{split}.parquet"} if subset else None
-    rows: Iterable[Row] = load_dataset(math_set.hub_id, math_set.config or None, data_files=files, split=split)
+    if subset:
+        rows: Iterable[Row] = load_dataset(
+            math_set.hub_id, data_files={split: f"{subset}/{split}.parquet"}, split=split
+        )
+    else:
+        rows = load_dataset(math_set.hub_id, math_set.config or None, split=split)
     return rows
 
 

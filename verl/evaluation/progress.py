@@ -2,7 +2,6 @@
 
 import os
 import time
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -48,10 +47,6 @@ class EvaluationDisplay:
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def show(self, renderable: Any) -> None:
-        """Print a table above the bar."""
-        self.console.print(renderable)
 
     def start(self, title: str, problems: int, samples: int) -> None:
         """Start a new bar over ``problems``, for which ``samples`` responses are generated."""

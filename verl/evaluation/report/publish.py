@@ -24,7 +24,7 @@ def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfi
         folder, results, title=config.trainer.experiment_name, compare_to=config.compare_to, seed=config.seed
     )
     _track(folder, rows_of(results, summary), config)
-    display.show(console_table(summary))
+    display.console.print(console_table(summary))
     display.say(f"page: {folder}/index.html")
     display.say(f"tables: {folder}/results.md, {folder}/results.csv")
 

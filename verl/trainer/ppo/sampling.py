@@ -207,10 +207,8 @@ class Sampler:
 def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int]]:
     """Scores [B] float32, correctness [B] bool, and the count of each reason for a verdict."""
     results = pending.result()
-    counts: dict[str, int] = {}
-    for result in results:
-        counts[result["reason"]] = counts.get(result["reason"], 0) + 1
     scores = torch.tensor([result["score"] for result in results])
+    counts = Counter(result["reason"] for result in results)
     return scores, torch.tensor([result["correctness"] for result in results]), counts
 
 
