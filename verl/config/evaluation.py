@@ -1,7 +1,4 @@
-"""Configuration of ``verl.trainer.main_eval``: the schema of ``configs/evaluation.yaml``.
-
-The dataclasses are the schema; ``configs/`` holds the values.
-"""
+"""Configuration of ``verl.trainer.main_eval``: the schema of ``configs/evaluation.yaml``."""
 
 import re
 from dataclasses import dataclass
