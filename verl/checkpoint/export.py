@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from verl.checkpoint.folders import latest_checkpoint, step_of, verify_checkpoint
 from verl.checkpoint.shards import ADAPTERS, MODEL, check_same_architecture, saved_shapes
 from verl.config.errors import ConfigError
-from verl.models.huggingface import AUTO_CLASSES, empty_model, parameter_shapes, read_buffers, write_huggingface
+from verl.models.huggingface import AUTO_CLASSES, empty_model, read_buffers, write_huggingface
 from verl.models.tokenizer import load_tokenizer
 
 
@@ -45,7 +45,8 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
     if (folder / part / ADAPTERS).is_dir():
         weights = merged_parameters(folder / part / ADAPTERS, part, trust_remote_code)
     else:
-        weights = read_parameters(folder / part / "shards", parameter_shapes(model))
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        weights = read_parameters(folder / part / "shards", shapes)
     weights |= read_buffers(architecture)
     # Renamed to its final name once it is complete.
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.unfinished")

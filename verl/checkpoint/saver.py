@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,32 +31,21 @@ class _Unfinished:
     scores: Mapping[int, float]
 
 
+@dataclass
 class CheckpointSaver:
-    """Has the workers write checkpoints, optionally in the background, and completes those they have written.
+    """Has the workers write checkpoints, optionally in the background, and completes those they have written."""
 
-    Args:
-        background: training continues while the workers write; :meth:`poll` or :meth:`finish` completes the checkpoint.
-        huggingface: also write the models as ``transformers`` loads them.
-        newest: number of newest checkpoints to keep besides the best one; 0: all.
-        always: steps whose checkpoints are always kept.
-    """
-
-    def __init__(
-        self,
-        root: Path,
-        workers: CheckpointWriters,
-        background: bool,
-        huggingface: bool,
-        newest: int,
-        always: Collection[int] = (),
-    ) -> None:
-        self.root = root
-        self.workers = workers
-        self.background = background
-        self.huggingface = huggingface
-        self.newest = newest
-        self.always = always
-        self._unfinished: _Unfinished | None = None
+    root: Path
+    workers: CheckpointWriters
+    background: bool
+    """Training continues while the workers write; :meth:`poll` or :meth:`finish` completes the checkpoint."""
+    huggingface: bool
+    """Also write the models as ``transformers`` loads them."""
+    newest: int
+    """Number of newest checkpoints to keep besides the best one; 0: all."""
+    always: Collection[int] = ()
+    """Steps whose checkpoints are always kept."""
+    _unfinished: _Unfinished | None = field(default=None, init=False)
 
     def save(self, step: int, state: Mapping[str, Any], scores: Mapping[int, float]) -> None:
         """Write the models as they are now.

@@ -231,11 +231,7 @@ def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expec
 
 def generator_states() -> dict[str, Any]:
     """The states of the global random generators of Python, NumPy and torch."""
-    states = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
-    }
+    states = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False), "torch": torch.get_rng_state()}
     return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
 
 

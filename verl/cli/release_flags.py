@@ -35,12 +35,7 @@ HYDRA_FLAGS = {
     *("--shell-completion", "-sc"),
 }
 
-
-RETIRED_OPTIONS = {
-    "trainer.remove_previous_ckpt",
-    "calculator.svd_niter",
-    "calculator.compute_log_effective_rank",
-}
+RETIRED_OPTIONS = {"trainer.remove_previous_ckpt", "calculator.svd_niter", "calculator.compute_log_effective_rank"}
 """Former options of the schema; as overrides they mean what the flags of the same names mean."""
 
 
@@ -373,7 +368,10 @@ def sort_arguments(arguments: Sequence[str]) -> CommandLine:
             text = value if has_value else _next_value(name, rest)
             line.flags[name.removeprefix("--")] = "" if text.strip() in ("", '""', "''") else text.strip()
         else:
-            raise FlagError(f"{name}: unknown flag{_hint_for_unknown(name)}")
+            hint = _nearest(name, [*(f"--{flag}" for flag in FLAGS), *HYDRA_FLAGS]) or "; TRAINING_CONFIG.md lists them"
+            if "." in name:
+                hint = f"; options are set without dashes: {name.lstrip('-')}=VALUE"
+            raise FlagError(f"{name}: unknown flag{hint}")
     return line
 
 
@@ -396,13 +394,6 @@ def _next_value(name: str, rest: list[str]) -> str:
     if not rest or rest[0].startswith("--") or rest[0] in HYDRA_FLAGS:
         raise FlagError(f"{name}: needs a value after it")
     return rest.pop(0)
-
-
-def _hint_for_unknown(name: str) -> str:
-    if "." in name:
-        return f"; options are set without dashes: {name.lstrip('-')}=VALUE"
-    near = _nearest(name, [*(f"--{flag}" for flag in FLAGS), *HYDRA_FLAGS])
-    return near or "; TRAINING_CONFIG.md lists them"
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -1,7 +1,4 @@
-"""Configuration of ``verl.trainer.main_eval``: the schema of ``configs/evaluation.yaml``.
-
-The dataclasses are the schema; ``configs/`` holds the values.
-"""
+"""Configuration of ``verl.trainer.main_eval``: the schema of ``configs/evaluation.yaml``."""
 
 import re
 from dataclasses import dataclass
@@ -178,13 +175,12 @@ def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
     runs: Any = tree.get("runs")
     if OmegaConf.is_dict(runs) and OmegaConf.is_dict(tree.get("model")):
         tree = OmegaConf.create({key: tree._get_node(key) for key in tree})
-        tree.runs = {str(alias): _completed(run, tree.model) for alias, run in runs.items()}
+        defaults: Any = OmegaConf.to_container(tree.model)
+        tree.runs = {
+            str(alias): {**defaults, **(run if OmegaConf.is_dict(run) else {"path": run})}
+            for alias, run in runs.items()
+        }
     return parse_config(EvaluationConfig, tree)
-
-
-def _completed(run: Any, model: DictConfig) -> dict[str, Any]:
-    defaults: Any = OmegaConf.to_container(model)
-    return {**defaults, **(run if OmegaConf.is_dict(run) else {"path": run})}
 
 
 def _require_name(field: str, name: str) -> None:

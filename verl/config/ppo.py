@@ -207,10 +207,7 @@ class RolloutConfig(EngineConfig):
         super().__post_init__()
         check_sampling("rollout", self.n, self.temperature, self.top_p, self.top_k)
         require(
-            self.temperature > 0,
-            "rollout.temperature",
-            self.temperature,
-            "training needs sampling; set it above 0",
+            self.temperature > 0, "rollout.temperature", self.temperature, "training needs sampling; set it above 0"
         )
 
 

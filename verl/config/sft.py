@@ -4,15 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl.config.checks import require, require_positive
-from verl.config.common import (
-    Device,
-    ModelConfig,
-    OptimConfig,
-    RunConfig,
-    check_divisible,
-    check_workers,
-    require_seed,
-)
+from verl.config.common import Device, ModelConfig, OptimConfig, RunConfig, check_divisible, check_workers, require_seed
 
 
 @dataclass(frozen=True)

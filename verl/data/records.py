@@ -1,7 +1,5 @@
 """Record layouts of prompt data (veRL's) and of supervised data, and their parquet files."""
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl.config.errors import ConfigError
+from verl.utils.files import replacing
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 """A chat: role is ``system``, ``user`` or ``assistant``."""
@@ -86,17 +85,8 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.S
     """
     table = pa.Table.from_pylist(list(records), schema=schema)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
+    with replacing(path) as temporary:
         pq.write_table(table, temporary)
-        # mkstemp makes files private to their owner; data files get the permissions of any other new file.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def read_parquet(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:

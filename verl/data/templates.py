@@ -130,12 +130,9 @@ def render_prompt(
 
 
 def _text(form: Template, question: str, demonstrations: Sequence[Demonstration]) -> str:
-    shown = [f"{_fill(form.turn, asked)}{_spaced(form.turn)}{answer}{form.joint}" for asked, answer in demonstrations]
+    space = "" if form.turn.endswith(("\n", "]", ">")) else " "
+    shown = [f"{_fill(form.turn, asked)}{space}{answer}{form.joint}" for asked, answer in demonstrations]
     return form.head + "".join(shown) + _fill(form.turn, question)
-
-
-def _spaced(turn: str) -> str:
-    return "" if turn.endswith(("\n", "]", ">")) else " "
 
 
 def _fill(turn: str, question: str) -> str:

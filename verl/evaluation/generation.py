@@ -43,7 +43,9 @@ def generate_missing(
         while waiting and min(loads) < QUEUED_PER_SEQUENCE * max_num_seqs:
             engine = loads.index(min(loads))
             key = waiting.popleft()
-            requests[engine].append(_request(key, *samples[key], seed))
+            task, problem, i = samples[key]
+            own_seed = sample_seed(seed, task.benchmark, problem, i)
+            requests[engine].append(SampleRequest(key, task.prompts[problem], own_seed, task.temperature))
             engine_of[key] = engine
             loads[engine] += 1
         finished = [sample for part in workers.run("advance", requests, STEPS_PER_CALL) for sample in part]
@@ -60,12 +62,3 @@ def generate_missing(
         for task, new in arrived.items():
             stores[task].append(new)
         display.generated(problems_done, len(finished), sum(found.num_tokens for found in finished))
-
-
-def _request(key: int, task: EvaluationTask, problem: int, sample: int, seed: int) -> SampleRequest:
-    return SampleRequest(
-        key=key,
-        prompt_ids=task.prompts[problem],
-        seed=sample_seed(seed, task.benchmark, problem, sample),
-        temperature=task.temperature,
-    )

@@ -2,8 +2,6 @@
 
 import os
 import time
-from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -19,7 +17,9 @@ class EvaluationDisplay:
     """A progress bar over problems, with tokens per second and the time left; use it as a context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or _console()
+        self.console = console or Console()
+        if console is None and not self.console.is_terminal and "COLUMNS" not in os.environ:
+            self.console = Console(width=COLUMNS_OFF_TERMINAL)
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -40,19 +40,13 @@ class EvaluationDisplay:
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self._progress.stop()
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def show(self, renderable: Any) -> None:
-        """Print a table above the bar."""
-        self.console.print(renderable)
 
     def start(self, title: str, problems: int, samples: int) -> None:
         """Start a new bar over ``problems``, for which ``samples`` responses are generated."""
@@ -108,8 +102,3 @@ class EvaluationDisplay:
         left = (now - self._started) * (self._total_samples - self._samples) / max(self._samples, 1)
         problems = f"{self._problems}/{self._total_problems} problems"
         self.say(f"{self._title}: {problems}  {self._rate(now)}  {left:.0f} s left")
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=COLUMNS_OFF_TERMINAL)

@@ -75,7 +75,12 @@ def score_samples(
             # CustomFunctionError is a RuntimeError, and so is what the pool raises if its processes keep dying.
             except (ValueError, RuntimeError) as error:
                 raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
-            file.append([_verdict(key, digests[key], score) for key, score in zip(batch, scores, strict=True)])
+            file.append(
+                [
+                    StoredVerdict(*key, digests[key], score["correctness"], score["answer"], reason_code(score))
+                    for key, score in zip(batch, scores, strict=True)
+                ]
+            )
         verdicts = file.verdicts
     results = [
         ProblemResult(
@@ -133,11 +138,6 @@ def _source_of(path: str) -> Path | None:
     """The file of ``module:function``."""
     spec = importlib.util.find_spec(path.partition(":")[0])
     return Path(spec.origin) if spec is not None and spec.origin is not None else None
-
-
-def _verdict(key: SampleKey, response: str, score: Score) -> StoredVerdict:
-    correct, answer = score["correctness"], score["answer"]
-    return StoredVerdict(*key, response, correct=correct, answer=answer, reason=reason_code(score))
 
 
 def reason_code(score: Score) -> str:

@@ -87,27 +87,21 @@ class SampleStore:
                 old_settings, old_digests = found["settings"], found["prompts"]
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(f"{path} is damaged; {FIX}") from error
-            self._require_same_settings(old_settings, settings)
-            self._require_same_prompts(old_digests, digests)
+            names = [n for n in {**old_settings, **settings} if not _same(old_settings.get(n), settings.get(n))]
+            if names:
+                changes = ", ".join(f"{n}={old_settings.get(n)!r}, now {settings.get(n)!r}" for n in names)
+                raise ConfigError(f"{self.folder}: holds samples made with {changes}; {FIX}")
+            differing = [i for i, (a, b) in enumerate(zip(old_digests, digests, strict=False)) if a != b]
+            if differing:
+                raise ConfigError(
+                    f"{self.folder}: holds samples for other prompts: {len(differing)} of {len(digests)} differ, the "
+                    f"first is problem {differing[0]}; {FIX}"
+                )
             if len(digests) <= len(old_digests):
                 return
         elif (self.folder / SAMPLES_FILE).exists():
             raise ConfigError(f"{self.folder}: holds {SAMPLES_FILE} without {SETTINGS_FILE}; {FIX}")
         replace_text(path, json.dumps({"settings": settings, "prompts": digests}, indent=1) + "\n")
-
-    def _require_same_settings(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        names = [name for name in {**old, **new} if not _same(old.get(name), new.get(name))]
-        if names:
-            differences = ", ".join(f"{name}={old.get(name)!r}, now {new.get(name)!r}" for name in names)
-            raise ConfigError(f"{self.folder}: holds samples made with {differences}; {FIX}")
-
-    def _require_same_prompts(self, old: Sequence[str], new: Sequence[str]) -> None:
-        differing = [index for index, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
-        if differing:
-            raise ConfigError(
-                f"{self.folder}: holds samples for other prompts: {len(differing)} of {len(new)} differ, the first is "
-                f"problem {differing[0]}; {FIX}"
-            )
 
 
 def _same(old: Any, new: Any) -> bool:

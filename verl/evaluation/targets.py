@@ -107,7 +107,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, errors: list[str]) -
     checkpoint = _checkpoint_of(root)
     if checkpoint is not None:
         root, steps = checkpoint.parent, [_step_of(checkpoint)]
-    if not _is_run(root):
+    if not ((root / POINTER).is_file() or any(root.glob("global_step_*"))):
         require_model(f"{field}.path", path)
         name = alias or _as_name(Path(path).resolve().name if root.exists() else root.name)
         return [Target(name, 0, _full_path(path), entry.template, entry.max_response_length)], name
@@ -167,10 +167,6 @@ def _step_of(checkpoint: Path) -> int:
     found = CHECKPOINT.fullmatch(checkpoint.name)
     assert found is not None, checkpoint
     return int(found.group(1))
-
-
-def _is_run(root: Path) -> bool:
-    return (root / POINTER).is_file() or any(root.glob("global_step_*"))
 
 
 def _run_option(root: Path, group: str, option: str) -> Any:

@@ -14,14 +14,7 @@ from transformers import PreTrainedModel
 
 from verl.config.common import ModelConfig
 from verl.models.info import VALUE_HEAD
-from verl.models.lora import (
-    base_parameter_name,
-    has_adapters,
-    is_adapter,
-    merged_weight,
-    save_adapters,
-    train_adapters_only,
-)
+from verl.models.lora import base_parameter_name, is_adapter, merged_weight, save_adapters, train_adapters_only
 from verl.models.offload import Offloaded, full_tensor, require_loaded
 
 
@@ -50,7 +43,7 @@ def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, t
     memory at a time.
     """
     model.requires_grad_(trainable)
-    if has_adapters(model):
+    if any(is_adapter(name) for name, _ in model.named_parameters()):
         train_adapters_only(model)
     if hasattr(model, VALUE_HEAD):
         # Small differences between values matter: the head's products stay in float32.

@@ -9,18 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.core_model_loading import (
-    WeightConverter,
-    WeightRenaming,
-    rename_source_key,
-    revert_weight_conversion,
-)
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key, revert_weight_conversion
 from transformers.dynamic_module_utils import custom_object_save
 
 from verl.models.fsdp import full_parameters
@@ -46,11 +36,6 @@ def empty_model(part: str, path: str | Path, trust_remote_code: bool) -> PreTrai
     if model.can_generate() and info.generation_config is not None:
         model.generation_config = deepcopy(info.generation_config)
     return model
-
-
-def parameter_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
-    """Name -> shape of every parameter; of tied ones the first name."""
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -114,7 +114,12 @@ def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
     info = ModelInfo.of(config)
     _check_attention(config, info, prefix, device_type)
     if config.use_liger:
-        _check_liger(info.config.model_type, f"{prefix}.use_liger=True", device_type)
+        field, kind = f"{prefix}.use_liger=True", info.config.model_type
+        _require_gpu_package(field, "liger", device_type, "false")
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+        if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+            raise ConfigError(f"{field}: liger-kernel has no kernels for {kind}; set it to false")
     check_packing(config, prefix)
     if config.gradient_checkpointing and not decoder_layers(info.causal_model):
         raise ConfigError(
@@ -138,14 +143,6 @@ def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_t
             f"{field}: does not support the soft cap on attention scores of {info.text_config.model_type} "
             f"(attn_logit_softcapping={cap:g}); set it to eager or flash_attention_2"
         )
-
-
-def _check_liger(model_type: str, field: str, device_type: str) -> None:
-    _require_gpu_package(field, "liger", device_type, "false")
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-
-    if model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        raise ConfigError(f"{field}: liger-kernel has no kernels for {model_type}; set it to false")
 
 
 def _require_gpu_package(field: str, name: str, device_type: str, otherwise: str) -> None:

@@ -69,11 +69,6 @@ def train_adapters_only(model: nn.Module) -> None:
         parameter.requires_grad_(is_adapter(name) or name.startswith(f"{VALUE_HEAD}."))
 
 
-def has_adapters(model: nn.Module) -> bool:
-    """Whether :func:`add_adapters` was applied to ``model``."""
-    return any(isinstance(module, LoraLayer) for module in model.modules())
-
-
 def is_adapter(name: str) -> bool:
     """Whether a parameter of this name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name

@@ -68,8 +68,9 @@ class Offloaded:
             return
         if not (self._constant and self._on_host):
             # Views and tied weights share one storage, which moves once.
-            storages = {storage.data_ptr(): storage for storage in map(_storage, self._tensors()) if len(storage)}
-            self._on_host = [(storage, _copy_on_host(storage)) for storage in storages.values()]
+            storages = [local_part(tensor).untyped_storage() for tensor in self._tensors()]
+            distinct = {storage.data_ptr(): storage for storage in storages if len(storage)}
+            self._on_host = [(storage, _copy_on_host(storage)) for storage in distinct.values()]
         on_gpu = any(storage.device.type == "cuda" for storage, _ in self._on_host)
         if on_gpu:
             # Other streams, such as FSDP's, may still read what is freed next.
@@ -102,10 +103,6 @@ def full_tensor(tensor: Tensor) -> Tensor:
     """A loaded tensor gathered from all ranks, without a gradient; all must call it together."""
     require_loaded([tensor])
     return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else local_part(tensor)  # type: ignore[attr-defined]  # detach keeps the class
-
-
-def _storage(tensor: Tensor) -> UntypedStorage:
-    return local_part(tensor).untyped_storage()
 
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from pebble import ProcessExpired, ProcessPool
@@ -93,9 +92,7 @@ class VerifierPool:
         self._dispatcher.submit(self._run, _verify_quickly, [[]])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def score_batch(

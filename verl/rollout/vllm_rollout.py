@@ -94,9 +94,10 @@ class VLLMRollout:
         )
 
     def _response(self, completion: CompletionOutput) -> SampledResponse:
+        positions: Any = completion.logprobs
         return SampledResponse(
             token_ids=completion.token_ids,
-            logprobs=_sampled_logprobs(completion),
+            logprobs=[position[token].logprob for token, position in zip(completion.token_ids, positions, strict=True)],
             truncated=completion.finish_reason == "length",
             measured=None if self.setup.calculator is None else measured(completion),
         )
@@ -117,8 +118,3 @@ def check_own_classes(engine: LLM, path: str) -> None:
             f"model.path={path!r}: vLLM {vllm.__version__} has no native class for {model.config.model_type} and would "
             "change the one of transformers, which trains in the same process; set rollout.name=hf"
         )
-
-
-def _sampled_logprobs(completion: CompletionOutput) -> list[float]:
-    positions: Any = completion.logprobs
-    return [position[token].logprob for token, position in zip(completion.token_ids, positions, strict=True)]

@@ -1,7 +1,6 @@
 """Output for people: a live bar on a terminal, one line per step elsewhere, tables at the end."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -47,9 +46,7 @@ class RunDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 

@@ -153,14 +153,8 @@ def _wandb_sink(folder: Path, project: str, experiment: str, config: dict[str, A
     if not id_file.exists():
         replace_text(id_file, f"{uuid.uuid4().hex[:8]}\n")
     # All processes of this run share one wandb run. wandb leaves out steps that it has seen; they would be the same.
-    run = wandb.init(
-        project=project,
-        name=experiment,
-        dir=str(folder),
-        config=config,
-        id=id_file.read_text().strip(),
-        resume="allow",
-    )
+    own_id = id_file.read_text().strip()
+    run = wandb.init(project=project, name=experiment, dir=str(folder), config=config, id=own_id, resume="allow")
 
     def log(step: int, metrics: Metrics) -> None:
         run.log(dict(metrics), step=step)

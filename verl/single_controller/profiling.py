@@ -50,7 +50,11 @@ class PeakMemory:
         """The peak since the last ``reset``; on a CPU without Linux's /proc what is in use now."""
         if self._on_gpu:
             return MemoryPeak(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
-        used = _peak_resident_bytes() if self._resets else resident_bytes()
+        if self._resets:
+            line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+            used = int(line.split()[1]) << 10
+        else:
+            used = resident_bytes()
         return MemoryPeak(used, used)
 
 
@@ -74,8 +78,3 @@ class WorkerProfiler:
 def resident_bytes() -> int:
     """Memory of this process that is in RAM now."""
     return int(psutil.Process().memory_info().rss)
-
-
-def _peak_resident_bytes() -> int:
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) << 10

@@ -10,15 +10,7 @@ from torch import Tensor
 
 from verl.config.ppo import PPOConfig, SamplingConfig
 from verl.config.sft import SFTConfig
-from verl.protocol import (
-    ConversationBatch,
-    PolicyBatch,
-    PolicyScores,
-    PromptBatch,
-    RolloutBatch,
-    TextBatch,
-    ValueBatch,
-)
+from verl.protocol import ConversationBatch, PolicyBatch, PolicyScores, PromptBatch, RolloutBatch, TextBatch, ValueBatch
 from verl.single_controller.balance import balanced_order
 from verl.single_controller.worker_group import WorkerGroup, concat
 

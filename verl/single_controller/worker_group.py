@@ -191,7 +191,16 @@ class _Host:
 
     def meeting_point(self) -> tuple[str, int]:
         """An address of this machine and a port that is free there now."""
-        return ray.util.get_node_ip_address(), _free_port()
+        # Below the ephemeral ports, so that no outgoing connection takes it before the workers do.
+        ports = random.SystemRandom().sample(range(20000, 30000), k=100)
+        for port in ports:
+            with socket.socket() as listener:
+                try:
+                    listener.bind(("", port))
+                except OSError:
+                    continue
+            return ray.util.get_node_ip_address(), port
+        raise OSError(f"none of a hundred ports from {min(ports)} to {max(ports)} is free on this machine")
 
     def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:
         self.memory, self.profiler = PeakMemory(place.device_type), WorkerProfiler()
@@ -210,16 +219,3 @@ class _Host:
 
     def stop_profile(self, path: Path) -> None:
         self.profiler.stop(path)
-
-
-def _free_port() -> int:
-    # Below the ephemeral ports, so that no outgoing connection takes it before the workers do.
-    ports = random.SystemRandom().sample(range(20000, 30000), k=100)
-    for port in ports:
-        with socket.socket() as listener:
-            try:
-                listener.bind(("", port))
-            except OSError:
-                continue
-        return port
-    raise OSError(f"none of a hundred ports from {min(ports)} to {max(ports)} is free on this machine")

@@ -61,19 +61,14 @@ class SFTTrainer:
         peak = peak_tflops(trainer.peak_tflops, workers.device_name, config.model.param_dtype)
         passes = {"train": (ModelCost.of(config.model), UPDATE_LORA if config.model.lora.rank else UPDATE)}
         self.step_metrics = StepMetrics(workers.world_size, "train", passes, peak)
-        self.profiler = StepProfiler(workers, trainer.profile_steps, Path(trainer.default_local_dir), display.say)
-        self.total_steps = config.trainer.num_steps(len(loader))
+        folder = Path(trainer.default_local_dir)
+        self.profiler = StepProfiler(workers, trainer.profile_steps, folder, display.say)
+        self.total_steps = trainer.num_steps(len(loader))
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.validations: dict[int, dict[str, float]] = {}
-        trainer = config.trainer
-        self.saver = CheckpointSaver(
-            Path(trainer.default_local_dir),
-            workers,
-            trainer.async_save,
-            trainer.save_hf_model,
-            newest=trainer.max_ckpt_to_keep,
-        )
+        newest = trainer.max_ckpt_to_keep
+        self.saver = CheckpointSaver(folder, workers, trainer.async_save, trainer.save_hf_model, newest)
 
     def restore(self, resumption: Resumption) -> None:
         """Restore workers and trainer from a checkpoint."""

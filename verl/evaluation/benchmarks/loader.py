@@ -99,13 +99,10 @@ def _read_arithmetic() -> list[tuple[int, Row]]:
     if not ARITHMETIC.is_file():
         raise ConfigError(f"{ARITHMETIC}: no such file; restore it with `git checkout data`")
     rows = read_parquet(str(ARITHMETIC), ["reward_model", "extra_info"])
+    problems = [row["extra_info"] | {"answer": row["reward_model"]["ground_truth"]} for row in rows]
     return [
-        (
-            number,
-            {"question": row["extra_info"]["question"], "answer": row["reward_model"]["ground_truth"]}
-            | {"solution": row["extra_info"]["solution"]},
-        )
-        for number, row in enumerate(rows, start=1)
+        (number, {name: problem[name] for name in ("question", "answer", "solution")})
+        for number, problem in enumerate(problems, start=1)
     ]
 
 

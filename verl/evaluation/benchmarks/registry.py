@@ -104,11 +104,7 @@ _RECORDS = [
     ),
     Benchmark("mmlu_stem", "TIGER-Lab/MMLU-STEM", verifier=CHOICE, licence="mit", demonstrations="choices"),
     Benchmark(
-        "sat_math",
-        "mcaleste/sat_multiple_choice_math_may_23",
-        hub_split="train",
-        verifier=CHOICE,
-        demonstrations="choices",
+        "sat_math", "mcaleste/sat_multiple_choice_math_may_23", "train", verifier=CHOICE, demonstrations="choices"
     ),
 ]
 

@@ -23,16 +23,8 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "options": ("options", "choices"),
     "answer": (
         *("choice_answer", "final_answer", "answer", "correct", "correct_answer", "correct_option", "label", "target"),
-        *(
-            "gold",
-            "golden",
-            "gold_answer",
-            "gt_answer",
-            "ground_truth",
-            "reference_answer",
-            "expected_answer",
-            "result",
-        ),
+        *("gold", "golden", "gold_answer", "gt_answer", "ground_truth"),
+        *("reference_answer", "expected_answer", "result"),
     ),
     "solution": ("solution", "rationale", "reference_solution"),
     "tolerance": ("error", "tolerance"),
@@ -128,13 +120,14 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
         answer = extract_boxed(solution) or ""
     elif extract_gsm8k(answer) is not None and "\n" in answer:
         answer, solution = extract_gsm8k(answer) or "", answer
-    if not answer:
-        question, answer = _split_answer(question)
+    if not answer and (found := _ANSWER_AT_END.search(question)):
+        # The question ends in its own answer: "... Answer: A".
+        question, answer = question[: found.start()], found.group(1).strip()
     if not answer:
         raise ValueError(f"has no answer in {' or '.join(fields['answer'] or fields['solution'])}")
     options = read_options(values["options"])
     if options:
-        question = f"{question}\n{_listed(options)}"
+        question = "\n".join([question, *(f"({letter}) {text}" for letter, text in options.items())])
     else:
         options = inline_options(question)
     letters = letters_in(answer, {})
@@ -180,10 +173,6 @@ def _option_text(text: str) -> str:
     return _AROUND_OPTION.sub("", text.strip("$ ")) if text.count("$") % 2 else text
 
 
-def _listed(options: Mapping[str, str]) -> str:
-    return "\n".join(f"({letter}) {text}" for letter, text in options.items())
-
-
 def _first_value(row: Row, names: Sequence[str]) -> Any:
     values = [row.get(name) for name in names]
     return next((value for value in values if value not in (None, "", [], {}) and value is not False), None)
@@ -216,9 +205,3 @@ def _answer_text(value: Any, options: Any) -> str:
         raise ValueError(f"its answer {value} is not among its {len(options)} options; indices count from 0")
     answer = ", ".join(text for text in map(_text, several) if text)
     return "" if not answer.strip("$ ") else _SOLUTION_AT_END.sub("", answer)
-
-
-def _split_answer(question: str) -> tuple[str, str]:
-    """Split a question that ends in its own answer ("... Answer: A")."""
-    found = _ANSWER_AT_END.search(question)
-    return (question[: found.start()], found.group(1).strip()) if found else (question, "")

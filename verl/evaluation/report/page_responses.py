@@ -45,11 +45,6 @@ class Limits:
     samples: int | None
     """Responses per problem; None: all."""
 
-    @property
-    def head(self) -> int:
-        """Characters kept before the gap; the rest is kept after it, where answers are."""
-        return self.characters // 2
-
     def sentence(self) -> str:
         """What the reader must know about them."""
         parts = [f"Of responses longer than {self.characters:,} characters, this page shows the beginning and the end."]
@@ -177,7 +172,9 @@ def _problem_record(samples: Sequence[ScoredSample], metrics: Sequence[str], lim
         text: str | list[str] = sample.response
         left_out = max(0, len(text) - limits.characters)
         if left_out:
-            text = [sample.response[: limits.head], sample.response[limits.head + left_out :]]
+            # The gap is in the middle: answers are at the end.
+            head = limits.characters // 2
+            text = [sample.response[:head], sample.response[head + left_out :]]
         figures = [sample.metrics.get(name) for name in metrics] if sample.metrics else None
         record[i] = [text, sample.num_tokens, int(sample.truncated), sample.answer[:MAX_TEXT], left_out, figures]
     return record

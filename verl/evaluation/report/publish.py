@@ -15,6 +15,7 @@ from verl.run.tracking import Tracker, drop_records, write_summary
 from verl.utils.files import replace_text
 
 UPLOADED = ("index.html", "results.md", "results.csv")
+"""Files that are added to the tracker's run on wandb."""
 
 
 def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfig, display: EvaluationDisplay) -> None:
@@ -23,7 +24,7 @@ def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfi
         folder, results, title=config.trainer.experiment_name, compare_to=config.compare_to, seed=config.seed
     )
     _track(folder, rows_of(results, summary), config)
-    display.show(console_table(summary))
+    display.console.print(console_table(summary))
     display.say(f"page: {folder}/index.html")
     display.say(f"tables: {folder}/results.md, {folder}/results.csv")
 
@@ -79,18 +80,13 @@ def _track(folder: Path, rows: Sequence[tuple[TaskResult, SummaryRow]], config: 
             by_label.setdefault(row.label, {})[result.benchmark] = tracked_figures(row)
         write_summary(folder, {"seed": config.seed, "figures": by_label})
         if "wandb" in trainer.logger:
-            _upload(folder)
+            # Late: wandb needs to be installed only where it is asked for.
+            import wandb
+
+            for name in UPLOADED:
+                wandb.save(str(folder / name), base_path=str(folder), policy="now")
     finally:
         tracker.close()
-
-
-def _upload(folder: Path) -> None:
-    """Add the page and the tables to the tracker's run on wandb."""
-    # Late: wandb needs to be installed only where it is asked for.
-    import wandb
-
-    for name in UPLOADED:
-        wandb.save(str(folder / name), base_path=str(folder), policy="now")
 
 
 def metrics_by_step(rows: Sequence[tuple[TaskResult, SummaryRow]]) -> dict[int, dict[str, float]]:

@@ -109,20 +109,10 @@ def _cell(summary: Summary, label: str, benchmark: str, k: int) -> str:
     return percent(row.pass_at_k[k].value) + (f" ({difference})" if difference else "")
 
 
-def pass_table(summary: Summary) -> Table:
-    """pass@k for every k, with intervals."""
-    return _estimates_table("pass", summary.ks(), [(row, row.pass_at_k) for row in all_rows(summary)])
-
-
-def majority_table(summary: Summary) -> Table:
-    """maj@k for every k above 1 (one vote is pass@1), with intervals."""
-    ks = [k for k in summary.ks() if k > 1]
-    return _estimates_table("maj", ks, [(row, row.maj_at_k) for row in all_rows(summary)])
-
-
 def _estimates_table(
     name: str, ks: Sequence[int], estimates: Sequence[tuple[SummaryRow, Mapping[int, Estimate]]]
 ) -> Table:
+    """pass@k or maj@k for every k, with intervals."""
     rows = [[row.benchmark, row.label, *(with_interval(found.get(k)) for k in ks)] for row, found in estimates]
     return Table(f"{name}@k", ["benchmark", "run", *(f"{name}@{k}" for k in ks)], rows if ks else [], num_names=2)
 
@@ -192,7 +182,11 @@ def markdown(summary: Summary, title: str = "Evaluation") -> str:
             f"The {AVERAGE} is over the benchmarks of every run: {escape_markdown(', '.join(summary.averaged))}."
         )
     tables = [comparison_table(summary, k) for k in comparison_ks(summary)]
-    tables += [pass_table(summary), majority_table(summary), response_table(summary), metric_table(summary)]
+    ks, rows = summary.ks(), all_rows(summary)
+    tables.append(_estimates_table("pass", ks, [(row, row.pass_at_k) for row in rows]))
+    # One vote is pass@1.
+    tables.append(_estimates_table("maj", [k for k in ks if k > 1], [(row, row.maj_at_k) for row in rows]))
+    tables += [response_table(summary), metric_table(summary)]
     for table in tables:
         if table.rows:
             parts += [f"## {table.title}", table.markdown()]
@@ -241,10 +235,11 @@ def _number(value: float) -> str:
 
 def console_table(summary: Summary) -> RichTable:
     """The overview on a terminal: pass@1 and pass@n with differences, maj@n, mean length, share of cut responses."""
+    sentence = printable(baseline_sentence(summary)) if len(summary.labels) <= 4 else ""
     table = RichTable(
         title="Evaluation (percent)",
         title_justify="left",
-        caption=_caption(summary),
+        caption=f"{sentence} {UP} {DOWN}: outside the noise." if sentence else "",
         caption_justify="left",
         # Narrow enough for 80 columns with names of usual length.
         box=SIMPLE_HEAD,
@@ -273,11 +268,6 @@ def console_table(summary: Summary) -> RichTable:
         cells += [plain(row.mean_tokens, ".0f"), percent(row.truncation_rate)]
         table.add_row(*cells)
     return table
-
-
-def _caption(summary: Summary) -> str:
-    sentence = printable(baseline_sentence(summary)) if len(summary.labels) <= 4 else ""
-    return f"{sentence} {UP} {DOWN}: outside the noise." if sentence else ""
 
 
 def _coloured(difference: Difference | None) -> Text:

@@ -29,10 +29,7 @@ SOURCE_NAMES = {
 
 
 def release_names(
-    metrics: Mapping[str, float],
-    indicators: Sequence[str],
-    baselines: Mapping[str, float],
-    sources: Sequence[str],
+    metrics: Mapping[str, float], indicators: Sequence[str], baselines: Mapping[str, float], sources: Sequence[str]
 ) -> dict[str, float]:
     """The release's names for what is in ``metrics``.
 

@@ -157,10 +157,7 @@ class StepMetrics:
                     metrics[f"perf/mfu/{MFU_NAMES.get(name, name)}"] = tflops / self._peak
         if self._batch_phase in record.work:
             tokens = record.work[self._batch_phase].tokens
-            metrics |= {
-                "perf/total_num_tokens": tokens,
-                "perf/throughput": tokens / step_seconds / self._world_size,
-            }
+            metrics |= {"perf/total_num_tokens": tokens, "perf/throughput": tokens / step_seconds / self._world_size}
         return metrics | self._memory(record)
 
     @staticmethod

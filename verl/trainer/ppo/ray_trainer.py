@@ -36,12 +36,7 @@ from verl.trainer.logging.rollout_metrics import (
 from verl.trainer.logging.speed import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.logging.step_profiler import StepProfiler
 from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.core_algos import (
-    ADVANTAGE_ESTIMATORS,
-    EstimatorOptions,
-    kl_controller,
-    kl_penalised_rewards,
-)
+from verl.trainer.ppo.core_algos import ADVANTAGE_ESTIMATORS, EstimatorOptions, kl_controller, kl_penalised_rewards
 from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors
 from verl.trainer.schedule import endless, is_due
 from verl.trainer.validation import Validator
@@ -107,19 +102,14 @@ class RayPPOTrainer:
         self.timer = PhaseTimer(display.phase, workers.take_peak_memory)
         self.step_metrics = _step_metrics(config, workers)
         trainer = config.trainer
-        self.profiler = StepProfiler(workers, trainer.profile_steps, Path(trainer.default_local_dir), display.say)
+        folder = Path(trainer.default_local_dir)
+        self.profiler = StepProfiler(workers, trainer.profile_steps, folder, display.say)
         self.total_steps = trainer.num_steps(len(train_loader))
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.validations: dict[int, dict[str, float]] = {}
-        self.saver = CheckpointSaver(
-            Path(trainer.default_local_dir),
-            workers,
-            trainer.async_save,
-            trainer.save_hf_model,
-            newest=trainer.max_ckpt_to_keep,
-            always=trainer.except_save,
-        )
+        newest, always = trainer.max_ckpt_to_keep, trainer.except_save
+        self.saver = CheckpointSaver(folder, workers, trainer.async_save, trainer.save_hf_model, newest, always)
 
     def fit(self) -> None:
         """Train from the step after the one reached, 0 at first, to the last."""
@@ -282,12 +272,7 @@ class RayPPOTrainer:
             return
         assert values is not None and signal.returns is not None, "only gae has a critic, and it gives returns"
         batch = ValueBatch(
-            rollout.input_ids,
-            rollout.attention_mask,
-            signal.mask,
-            values,
-            signal.returns,
-            batch_size=[len(rollout)],
+            rollout.input_ids, rollout.attention_mask, signal.mask, values, signal.returns, batch_size=[len(rollout)]
         )
 
         def update(mini: ValueBatch, num_tokens: int, _: int) -> dict[str, float]:

@@ -103,15 +103,11 @@ def run_ppo(config: PPOConfig) -> None:
 
 def _check_lengths(config: PPOConfig) -> None:
     """Raise ``ConfigError`` for sequences that are longer than a model was made for."""
-    field, length = "data.max_prompt_length+data.max_response_length", config.max_sequence_length
-    check_sequence_fits(field, length, "model.path", config.model.path, config.model.trust_remote_code)
-    if config.uses_critic:
-        critic = config.critic.model
-        check_sequence_fits(field, length, "critic.model.path", critic.path, critic.trust_remote_code)
-    if config.uses_reward_model:
-        judge, limit = config.reward_model.model, config.reward_model.max_length
-        name = "reward_model.max_length"
-        check_sequence_fits(name, limit, "reward_model.model.path", judge.path, judge.trust_remote_code)
+    for prefix, model in config.models.items():
+        field, length = "data.max_prompt_length+data.max_response_length", config.max_sequence_length
+        if prefix == "reward_model.model":
+            field, length = "reward_model.max_length", config.reward_model.max_length
+        check_sequence_fits(field, length, f"{prefix}.path", model.path, model.trust_remote_code)
 
 
 def _check_resumption(config: PPOConfig, resumption: Resumption) -> None:

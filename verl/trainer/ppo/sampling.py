@@ -207,10 +207,8 @@ class Sampler:
 def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int]]:
     """Scores [B] float32, correctness [B] bool, and the count of each reason for a verdict."""
     results = pending.result()
-    counts: dict[str, int] = {}
-    for result in results:
-        counts[result["reason"]] = counts.get(result["reason"], 0) + 1
     scores = torch.tensor([result["score"] for result in results])
+    counts = Counter(result["reason"] for result in results)
     return scores, torch.tensor([result["correctness"] for result in results]), counts
 
 
@@ -244,10 +242,7 @@ def _join(parts: list[Sampled]) -> Sampled:
     # torch.cat is not annotated for tensorclasses.
     tokens: Any = torch.cat([cast(Any, part.prompts.tokens) for part in parts])
     rollout: Any = torch.cat([cast(Any, part.rollout) for part in parts])
-    prompts = TokenizedPrompts(
-        [record for part in parts for record in part.prompts.records],
-        tokens,
-    )
+    prompts = TokenizedPrompts([record for part in parts for record in part.prompts.records], tokens)
     results = [result for part in parts for result in part.pending.result()]
     return Sampled(prompts, rollout, finished(results), torch.cat([part.learned for part in parts]))
 
