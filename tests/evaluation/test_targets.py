@@ -87,8 +87,7 @@ def test_a_checkpoint_of_a_run_is_that_step(inner, tmp_path, base):
 
 
 @pytest.mark.parametrize(
-    ("path", "name"),
-    [("base", "base"), ("my model (v2)!", "my_model_v2"), ("Qwen/Qwen2.5-1.5B", "Qwen2.5-1.5B")],
+    ("path", "name"), [("base", "base"), ("my model (v2)!", "my_model_v2"), ("Qwen/Qwen2.5-1.5B", "Qwen2.5-1.5B")]
 )
 def test_a_model_by_itself_is_step_0(path: str, name: str, tmp_path):
     model = path if "/" in path else str(make_model(tmp_path / path))

@@ -76,10 +76,7 @@ def pool() -> Iterator[VerifierPool]:
 
 def share_correct(pool: VerifierPool, problems: Sequence[Problem], responses: Sequence[str]) -> float:
     scores = pool.score_batch(
-        [p.data_source for p in problems],
-        responses,
-        [p.answer for p in problems],
-        [p.extra_info for p in problems],
+        [p.data_source for p in problems], responses, [p.answer for p in problems], [p.extra_info for p in problems]
     )
     return sum(score["correctness"] for score in scores) / len(scores)
 

@@ -77,10 +77,7 @@ def test_options_beside_the_question(row: dict):
         ("Which (A) $x<1$ (B) $x>1$", {"A": "$x<1$", "B": "$x>1$"}),
         ("of set B(A) The median of A(B) The mean\\n(C) None", {"A": "The median of A", "B": "The mean", "C": "None"}),
         ("which: (F) $a$ (G) $b$ (H) $c$", {"F": "$a$", "G": "$b$", "H": "$c$"}),
-        (
-            "$\\textbf{(A)}\\ 3(1 + r) = 7\\qquad \\textbf{(B)}\\ 3r = 7$",
-            {"A": "3(1 + r) = 7", "B": "3r = 7"},
-        ),
+        ("$\\textbf{(A)}\\ 3(1 + r) = 7\\qquad \\textbf{(B)}\\ 3r = 7$", {"A": "3(1 + r) = 7", "B": "3r = 7"}),
         ("A) Line\nB) Plane\n\nEnter the letter.", {"A": "Line", "B": "Plane"}),
         ("A triangle has corners A. and B. Which? A. 1 B. 2", {"A": "1", "B": "2"}),
         ("How many apples has A?", {}),

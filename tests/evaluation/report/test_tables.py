@@ -46,11 +46,7 @@ def test_worse_and_within_the_noise():
     table = comparison_table(summarise(rows), 1)
     # More runs than benchmarks: runs go down.
     assert table.headers == ["run", "aime24"]
-    assert table.rows == [
-        ["grpo@0", "100.0"],
-        ["grpo@1", "0.0 (-100.0 ▼)"],
-        ["grpo@2", "91.7 (-8.3)"],
-    ]
+    assert table.rows == [["grpo@0", "100.0"], ["grpo@1", "0.0 (-100.0 ▼)"], ["grpo@2", "91.7 (-8.3)"]]
 
 
 def test_a_missing_figure_is_a_dash():

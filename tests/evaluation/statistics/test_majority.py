@@ -56,14 +56,7 @@ def majority_by_counting(n: int, k: int, supporters: int, rivals: list[int]) -> 
 @pytest.mark.parametrize("k", [1, 2, 3, 8, 24, 47, 64])
 @pytest.mark.parametrize(
     ("supporters", "rivals"),
-    [
-        (1, [1] * 20),
-        (5, [3, 3, 2, 2, 1, 1, 1]),
-        (12, [12, 12, 12, 12]),
-        (20, [30, 6]),
-        (30, [20, 5, 1]),
-        (64, []),
-    ],
+    [(1, [1] * 20), (5, [3, 3, 2, 2, 1, 1, 1]), (12, [12, 12, 12, 12]), (20, [30, 6]), (30, [20, 5, 1]), (64, [])],
 )
 def test_majority_of_64_is_the_mean_over_all_subsets(supporters: int, rivals: list[int], k: int):
     classes = [0] * supporters + [i for i, size in enumerate(rivals, start=1) for _ in range(size)]
