@@ -29,13 +29,8 @@ def options(schema: Any, prefix: str = "") -> list[str]:
     return names
 
 
-def test_the_page_is_current(script: dict[str, Any], capsys: pytest.CaptureFixture[str]):
+def test_the_page_is_current_and_a_stale_one_is_told(script: dict[str, Any], tmp_path: Path, monkeypatch, capsys):
     assert script["main"](["--check"]) == 0, capsys.readouterr().err
-
-
-def test_a_stale_page_is_told_and_left_alone(
-    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
     stale = tmp_path / "page.md"
     stale.write_text("old")
     monkeypatch.setitem(script["main"].__globals__, "PAGE", stale)
