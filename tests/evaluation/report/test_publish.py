@@ -36,6 +36,7 @@ def test_the_same_results_give_the_same_files(tmp_path: Path):
 def test_nothing_to_report(tmp_path: Path):
     write_results(tmp_path, [])
     assert (tmp_path / "results.md").read_text() == "# Evaluation\n\nThere are no results.\n"
+    assert (tmp_path / "results.csv").read_text() == "benchmark,run\n"
     assert (tmp_path / "index.html").is_file()
 
 
