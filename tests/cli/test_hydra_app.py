@@ -15,14 +15,9 @@ HEAVY = {"torch", "vllm", "ray", "transformers", "tensordict"}
 
 def run_main(folder: Path, module: str, *arguments: str) -> tuple[int, str, list[str], set[str]]:
     """Run an entry point in ``folder``: exit code, stdout, lines of stderr, and the top-level packages it imported."""
-    result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", f"verl.trainer.{module}", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-X", "importtime", "-m", f"verl.trainer.{module}", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     imported, errors = set(), []
     for line in result.stderr.splitlines():
         if line.startswith("import time:"):

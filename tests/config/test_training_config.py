@@ -51,12 +51,6 @@ def test_every_option_flag_and_experiment_has_a_row():
     assert all(row[-1].removesuffix("|").strip() for row in rows), "a row without a meaning"
 
 
-@pytest.mark.parametrize(
-    ("doc", "cell"),
-    [
-        ("``a``: |A| / kappa\n    or ``b|c``.", "`a`: \\|A\\| / kappa or `b\\|c`."),
-        ('velocity ("<name> diff") of ``<code>``', 'velocity ("\\<name> diff") of `<code>`'),
-    ],
-)
-def test_docstrings_survive_a_table_cell(script: dict[str, Any], doc: str, cell: str):
-    assert script["markdown"](doc) == cell
+def test_docstrings_survive_a_table_cell(script: dict[str, Any]):
+    assert script["markdown"]("``a``: |A| / kappa\n    or ``b|c``.") == "`a`: \\|A\\| / kappa or `b\\|c`."
+    assert script["markdown"]('("<name> diff") of ``<code>``') == '("\\<name> diff") of `<code>`'

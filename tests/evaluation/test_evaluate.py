@@ -29,8 +29,7 @@ BROKEN = 13
 
 
 class Started(FakeWorkers):
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +67,9 @@ def benchmarks(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def configure(tiny_model: Path, benchmarks: Path, tmp_path: Path) -> Callable[..., EvaluationConfig]:
-    def make(*overrides: str) -> EvaluationConfig:
-        return evaluation_config(
-            "benchmarks=[mine]",
-            "n_sampling=2",
-            f"model.path={tiny_model}",
-            "model.max_response_length=12",
-            f"data.benchmark_dir={benchmarks}",
-            f"runs_dir={tmp_path / 'outputs'}",
-            "trainer.n_gpus_per_node=2",
-            "device=cpu",
-            *overrides,
-        )
-
-    return make
+    fixed = "benchmarks=[mine] n_sampling=2 model.max_response_length=12 trainer.n_gpus_per_node=2 device=cpu".split()
+    fixed += [f"model.path={tiny_model}", f"data.benchmark_dir={benchmarks}", f"runs_dir={tmp_path / 'outputs'}"]
+    return lambda *overrides: evaluation_config(*fixed, *overrides)
 
 
 @pytest.fixture

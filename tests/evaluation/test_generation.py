@@ -52,21 +52,6 @@ def test_every_sample_is_generated_once_with_its_own_seed(num_engines: int, tmp_
     assert len({sample_seed(7, "sums", i, j) for i in range(100) for j in range(100)}) > 9_990
 
 
-def test_samples_of_a_dead_worker_are_kept_and_only_the_others_are_generated(tmp_path: Path):
-    tasks = [make_task(tmp_path / "killed", FOUR)]
-    with pytest.raises(RuntimeError, match="the worker died"):
-        generate(tasks, FakeWorkers(2, dies_at=4))
-    path = tasks[0].folder / "samples.jsonl"
-    kept = len(path.read_text().splitlines())
-    assert 0 < kept < 4 * N
-    # As a process that was killed while it wrote.
-    path.write_bytes(path.read_bytes()[:-3])
-    second = FakeWorkers(1, slowest=1)
-    assert generate(tasks, second) == generate([make_task(tmp_path / "whole", FOUR)], FakeWorkers(3))
-    assert len(second.asked) == 4 * N - (kept - 1)
-    assert generate(tasks, nothing_to_do := FakeWorkers(1)) and nothing_to_do.calls == 0
-
-
 def test_off_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr("verl.evaluation.progress.time.monotonic", lambda: float(next(clock)))

@@ -139,15 +139,9 @@ def test_a_response_that_was_generated_again_is_scored_again(score):
     assert again.problems[0].samples[0].answer == "\\boxed{7}" and asked == 0
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        CustomFunctionError("my_rewards:one raised KeyError: 'x'"),
-        ValueError("data_source='sums': unknown"),
-        RuntimeError("reward_score.num_workers=2: verifier processes stopped 3 times"),
-    ],
-)
-def test_a_verifier_that_fails_names_the_benchmark(score, error: Exception):
+@pytest.mark.parametrize("kind", [CustomFunctionError, ValueError, RuntimeError])
+def test_a_verifier_that_fails_names_the_benchmark(score, kind: type[Exception]):
+    error = kind("reward_score.num_workers=2: verifier processes stopped 3 times")
     with pytest.raises(ConfigError, match=f"^sums: cannot be scored: {error}"):
         score(pool=CountingPool(error))
 

@@ -34,9 +34,9 @@ def raising(error: Exception) -> Callable[..., None]:
     return refuse
 
 
-def message_of(name: str, folder: Path | None, fields: dict[str, str] | None = None) -> str:
+def message_of(name: str, folder: Path | None) -> str:
     with pytest.raises(ConfigError) as error:
-        load_benchmark(name, folder, fields)
+        load_benchmark(name, folder)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -131,12 +131,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "is not UTF-8 text" in message_of("mine", tmp_path)
     monkeypatch.setattr(Path, "read_text", raising(PermissionError(13, "Permission denied")))
     assert message_of("mine", tmp_path).endswith("mine.jsonl: cannot be read: Permission denied")
-
-
-def test_mapped_fields(tmp_path: Path):
-    write(tmp_path / "mine.jsonl", {"text": "1+1?", "answer": "2"})
-    assert load_benchmark("mine", tmp_path, {"question": "text"})[0].question == "1+1?"
-    assert "has no field 'txt'" in message_of("mine", tmp_path, {"question": "txt"})
 
 
 def test_the_embedded_task(arithmetic_prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
