@@ -1,4 +1,4 @@
-"""The command line of an entry point: quick answers, and one line for what is wrong."""
+"""The command line of the entry points: quick answers, and one line for what is wrong."""
 
 import os
 import subprocess
@@ -13,16 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "ray", "transformers", "tensordict"}
 
 
-def run_main(folder: Path, *arguments: str) -> tuple[int, str, list[str], set[str]]:
-    """Run ``main_ppo`` in ``folder``: exit code, stdout, lines of stderr, and the top-level packages it imported."""
-    result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "verl.trainer.main_ppo", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def run_main(folder: Path, module: str, *arguments: str) -> tuple[int, str, list[str], set[str]]:
+    """Run an entry point in ``folder``: exit code, stdout, lines of stderr, and the top-level packages it imported."""
+    command = [sys.executable, "-X", "importtime", "-m", f"verl.trainer.{module}", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     imported, errors = set(), []
     for line in result.stderr.splitlines():
         if line.startswith("import time:"):
@@ -34,23 +29,26 @@ def run_main(folder: Path, *arguments: str) -> tuple[int, str, list[str], set[st
 
 
 def test_showing_the_config_loads_nothing_heavy(tmp_path: Path):
-    code, output, errors, imported = run_main(tmp_path, "--cfg", "job")
+    code, output, errors, imported = run_main(tmp_path, "main_ppo", "--cfg", "job")
     assert (code, errors) == (0, [])
     assert "\n  train_batch_size: 48\n" in output
     assert imported & HEAVY == set()
 
 
 @pytest.mark.parametrize(
-    ("argument", "message"),
+    ("module", "argument", "message"),
     [
-        ("rollout.n=1", "rollout.n=1: grpo needs at least 2 responses per prompt; set rollout.n>=2"),
-        ("data.shufle=1", "data.shufle: unknown key; did you mean data.shuffle?"),
-        ("ref=5", "ref=5: is a group of options; set one of ref.param_offload"),
-        ("ref=[1,2]", "ref=[1,2]: is a group of options; set one of ref.param_offload"),
+        ("main_ppo", "rollout.n=1", "rollout.n=1: grpo needs at least 2 responses per prompt; set rollout.n>=2"),
+        ("main_ppo", "data.shufle=1", "data.shufle: unknown key; did you mean data.shuffle?"),
+        ("main_ppo", "ref=5", "ref=5: is a group of options; set one of ref.param_offload"),
+        ("main_ppo", "ref=[1,2]", "ref=[1,2]: is a group of options; set one of ref.param_offload"),
+        ("main_eval", "n_samplng=3", "n_samplng: unknown key; did you mean n_sampling?"),
+        ("main_eval", "benchmarks=a", "model.path=None: name a training run or a model"),
+        ("main_eval", "--benchmark=a", "--benchmark: unknown flag; TRAINING_CONFIG.md lists them"),
     ],
 )
-def test_a_wrong_config_ends_the_run_at_once_in_one_line(tmp_path: Path, argument: str, message: str):
-    code, output, errors, imported = run_main(tmp_path, argument)
+def test_a_wrong_config_ends_the_run_at_once_in_one_line(tmp_path: Path, module: str, argument: str, message: str):
+    code, output, errors, imported = run_main(tmp_path, module, argument)
     assert (code, output, errors) == (1, "", [f"error: {message}"])
     assert imported & HEAVY == set()
     assert list(tmp_path.iterdir()) == []  # nothing is left behind, no log of Hydra's either

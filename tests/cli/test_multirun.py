@@ -41,39 +41,24 @@ def sweep(folder: Path, *arguments: str) -> tuple[int, list[list[str]], str]:
 
 
 def test_every_job_has_its_own_folder(tmp_path: Path):
-    overrides = [
-        "reward_manager.hypothesis_type=PlanB,FixTwo,FixOne",
-        "trainer.experiment_name=${reward_manager.hypothesis_type}",
-    ]
-    code, jobs, _ = sweep(tmp_path, "-m", *overrides)
+    kinds = "reward_manager.hypothesis_type=PlanB,FixTwo,FixOne"
+    code, jobs, _ = sweep(tmp_path, "-m", kinds, "trainer.experiment_name=${reward_manager.hypothesis_type}")
     assert code == 0
     (home,) = (tmp_path / "outputs" / "verl" / "multirun").iterdir()
-    assert jobs == [
-        ["PlanB", "PlanB", str(home / "0")],
-        ["FixTwo", "FixTwo", str(home / "1")],
-        ["FixOne", "FixOne", str(home / "2")],
-    ]
+    assert jobs == [[name, name, str(home / str(i))] for i, name in enumerate(["PlanB", "FixTwo", "FixOne"])]
     # The folders are new and empty, as a run demands, and nothing lies anywhere else.
     assert sorted(path.name for path in home.iterdir()) == ["0", "1", "2", "multirun.yaml"]
     assert not any(path for job in "012" for path in (home / job).iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fake.py", "outputs"]
 
 
-def test_the_users_own_folder_wins(tmp_path: Path):
-    code, jobs, _ = sweep(tmp_path, "seed=1,2", "trainer.default_local_dir=mine/${seed}", "--multirun")
-    assert code == 0
-    assert [job[2] for job in jobs] == ["mine/1", "mine/2"]
-
-
-def test_a_job_that_fails_ends_the_sweep(tmp_path: Path):
-    code, jobs, errors = sweep(tmp_path, "-m", "seed=1,9,2")
-    assert (code, len(jobs)) == (1, 2)
-    assert errors == "error: nine\n"
+def test_a_job_that_fails_ends_the_sweep_and_the_users_own_folder_wins(tmp_path: Path):
+    code, jobs, errors = sweep(tmp_path, "seed=1,9,2", "trainer.default_local_dir=mine/${seed}", "--multirun")
+    assert (code, errors, [job[2] for job in jobs]) == (1, "error: nine\n", ["mine/1", "mine/9"])
 
 
 def test_a_sweep_over_nothing_known_is_explained(tmp_path: Path):
     code, jobs, errors = sweep(tmp_path, "-m", "reward_manager.hypotesis_type=PlanB,FixTwo")
     assert (code, jobs) == (1, [])
-    assert errors == (
-        "error: reward_manager.hypotesis_type: unknown key; did you mean reward_manager.hypothesis_type?\n"
-    )
+    known = "reward_manager.hypothesis_type"
+    assert errors == f"error: reward_manager.hypotesis_type: unknown key; did you mean {known}?\n"

@@ -77,17 +77,10 @@ def test_the_shipped_command_becomes_the_config_it_means(capsys: pytest.CaptureF
     indicators = "reward_manager.indicator_names=[Effective Rank diff 2,Effective Rank diff,Effective Rank]"
     folder = "trainer.default_local_dir=run"  # its default holds the time
     assert config_of(*SHIPPED, folder) == load_config(PPOConfig, "ppo_trainer", [*MEANT, indicators, folder])
-    notes = capsys.readouterr().err.splitlines()
-    assert [line.split()[1].rstrip(":") for line in notes] == [
-        "--model_name",
-        "--micro_rollout_batch_size",
-        "--return_hidden_states",
-        "--return_decode",
-    ]
-    assert all(line.startswith("note: ") for line in notes)
-
-
-def test_the_two_spellings_mean_the_same():
+    notes = [line.split()[:2] for line in capsys.readouterr().err.splitlines()]
+    expected = "--model_name: --micro_rollout_batch_size --return_hidden_states --return_decode"
+    assert notes == [["note:", flag] for flag in expected.split()]
+    # The other spelling of flags means the same.
     spelled = [f"{name}={value}" for name, value in zip(SHIPPED[::2], SHIPPED[1::2], strict=True)]
     assert translate(spelled) == translate(SHIPPED)
 
@@ -133,28 +126,36 @@ def test_the_log_effective_rank_is_one_more_metric(arguments: str, indices: list
     assert config_of(*arguments.split()).calculator.metric_indices == indices
 
 
-def test_retired_options_mean_what_their_flags_mean():
-    assert translate(["trainer.remove_previous_ckpt=true", "seed=1"]) == ["trainer.max_ckpt_to_keep=1", "seed=1"]
-    assert translate(["trainer.remove_previous_ckpt=false", "seed=1"]) == ["seed=1"]
-    # As with the flag, an override of the option itself wins.
-    assert translate(["--remove_previous_ckpt", "True", "trainer.max_ckpt_to_keep=3"]) == ["trainer.max_ckpt_to_keep=3"]
-
-
-def test_one_clip_ratio_sets_both_sides():
-    assert translate(["--clip_ratio", "0.3"]) == ["actor.clip_ratio_low=0.3", "actor.clip_ratio_high=0.3"]
-
-
-def test_epochs_are_not_cut_short_by_the_steps_of_another_task():
-    assert translate(["--total_epochs", "20"]) == ["trainer.total_epochs=20", "trainer.total_training_steps=0"]
-    assert translate(["--total_epochs", "20", "--total_steps", "7"]) == [
-        "trainer.total_epochs=20",
-        "trainer.total_training_steps=7",
-    ]
-
-
-@pytest.mark.parametrize("value", ["", '""', "''", " "])
-def test_an_empty_value_is_a_flag_that_is_not_given(value: str):
-    assert translate(["--except_save", value, "--motivation_mode", value, f"--rollout_tp={value}"]) == []
+@pytest.mark.parametrize(
+    ("arguments", "translated"),
+    [
+        ("trainer.remove_previous_ckpt=true seed=1", "trainer.max_ckpt_to_keep=1 seed=1"),
+        ("trainer.remove_previous_ckpt=false seed=1", "seed=1"),
+        ("--remove_previous_ckpt True trainer.max_ckpt_to_keep=3", "trainer.max_ckpt_to_keep=3"),
+        ("--clip_ratio 0.3", "actor.clip_ratio_low=0.3 actor.clip_ratio_high=0.3"),
+        # Epochs are not cut short by the steps of another task.
+        ("--total_epochs 20", "trainer.total_epochs=20 trainer.total_training_steps=0"),
+        ("--total_epochs 20 --total_steps 7", "trainer.total_epochs=20 trainer.total_training_steps=7"),
+        # An empty value is a flag that is not given.
+        ("--except_save '' --motivation_mode '' --rollout_tp=", ""),
+        ("""--except_save '""' --motivation_mode "''" --rollout_tp=' '""", ""),
+        # Overrides win over flags wherever they stand; a repeated flag counts as given last.
+        ("trainer.test_freq=5 --test_freq 10 --rollout_n=4", "rollout.n=4 trainer.test_freq=5"),
+        ("algorithm=rloo --adv_estimator grpo", "algorithm=rloo"),
+        ("--rollout_n 4 --rollout_n 8", "rollout.n=8"),
+        # Overrides and Hydra's flags pass unchanged, in one piece each.
+        ("""seed=1 --cfg job "+a='x y'" --rollout_n 4 ~b""", """rollout.n=4 seed=1 "+a='x y'" ~b --cfg job"""),
+        ("seed=1 --package=trainer --resolve ~b", "seed=1 ~b --package=trainer --resolve"),
+        ("-m seed=1,2 --hypothesis_type PlanB,FixTwo", "reward_manager.hypothesis_type=PlanB,FixTwo seed=1,2 -m"),
+        ("--info defaults seed=1", "seed=1 --info defaults"),
+        ("--info seed=1", "seed=1 --info"),
+        # A preset of one's own replaces the paper's.
+        ("--model_name a/b preset=null", """"model.path='a/b'" preset=null"""),
+    ],
+)
+def test_arguments_become_overrides(arguments: str, translated: str, capsys: pytest.CaptureFixture[str]):
+    assert translate(shlex.split(arguments)) == shlex.split(translated)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", ["a b", "it's", 'say "x"', "a,b", "[a]", "x=1", "4", "back\\slash\\", "\\'", "ä{}"])
@@ -163,42 +164,18 @@ def test_any_text_reaches_the_config_as_it_is(name: str):
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("['Effective Rank']", ["Effective Rank"]),
-        ("('Effective Rank',)", ["Effective Rank"]),
-        ("[Effective Rank]", ["Effective Rank"]),
-        ("Effective Rank", ["Effective Rank"]),
-        ('["Effective Rank", "Effective Rank diff"]', ["Effective Rank", "Effective Rank diff"]),
-    ],
+    ("chosen", "name"), [("", "verl_grpo_x"), ("experiment=dapo", "dapo_x"), ("--exp_name a", "a_x")]
 )
-def test_lists_may_be_written_as_in_python_or_hydra(value: str, expected: list[str]):
-    weights = ",".join("1" for _ in expected)
-    weighed = ["--reward_weights", weights, "--reward_weights_exploit", weights]
-    config = config_of("--reward_indicator_names", value, *weighed)
-    assert config.reward_manager.indicator_names == expected
+def test_the_suffix_follows_the_name_of_the_experiment(chosen: str, name: str):
+    assert config_of("--suffix", "x", *chosen.split()).trainer.experiment_name == name
 
 
-def test_overrides_win_over_flags_wherever_they_stand():
-    arguments = "trainer.test_freq=5 --test_freq 10 --rollout_n=4 algorithm=rloo --adv_estimator grpo"
-    assert translate(arguments.split()) == ["rollout.n=4", "trainer.test_freq=5", "algorithm=rloo"]
-
-
-def test_a_repeated_flag_counts_as_given_last():
-    assert translate(["--rollout_n", "4", "--rollout_n", "8"]) == ["rollout.n=8"]
-
-
-def test_overrides_and_hydras_flags_pass_unchanged_in_one_piece_each():
-    arguments = ["seed=1", "--cfg", "job", "+a='x y'", "--rollout_n", "4", "--package=trainer", "--resolve", "~b"]
-    overrides = ["rollout.n=4", "seed=1", "+a='x y'", "~b"]
-    assert translate(arguments) == [*overrides, "--cfg", "job", "--package=trainer", "--resolve"]
-    assert translate(["-m", "seed=1,2", "--hypothesis_type", "PlanB,FixTwo"]) == [
-        "reward_manager.hypothesis_type=PlanB,FixTwo",
-        "seed=1,2",
-        "-m",
-    ]
-    assert translate(["--info", "defaults", "seed=1"]) == ["seed=1", "--info", "defaults"]
-    assert translate(["--info", "seed=1"]) == ["seed=1", "--info"]
+@pytest.mark.parametrize(
+    "value", ["['Effective Rank']", "('Effective Rank',)", '["Effective Rank"]', "[Effective Rank]", "Effective Rank"]
+)
+def test_lists_may_be_written_as_in_python_or_hydra(value: str):
+    weighed = ["--reward_weights", "1", "--reward_weights_exploit", "1"]
+    assert config_of("--reward_indicator_names", value, *weighed).reward_manager.indicator_names == ["Effective Rank"]
 
 
 @pytest.mark.parametrize(
@@ -253,12 +230,6 @@ def test_the_critics_model_goes_with_gae(chosen: list[str], capsys: pytest.Captu
     assert capsys.readouterr().err == ""
 
 
-def test_the_suffix_follows_the_name_of_the_experiment():
-    assert config_of("--suffix", "x").trainer.experiment_name == "verl_grpo_x"
-    assert config_of("--suffix", "x", "experiment=dapo").trainer.experiment_name == "dapo_x"
-    assert config_of("--suffix", "x", "--exp_name", "mine").trainer.experiment_name == "mine_x"
-
-
 def test_data_and_models_are_found_below_the_releases_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "my models" / "Qwen2.5-1.5B").mkdir(parents=True)
     monkeypatch.setenv("HDFS_DATA_PATH", "/sets")
@@ -270,25 +241,16 @@ def test_data_and_models_are_found_below_the_releases_folders(tmp_path: Path, mo
     assert config_of("--model_name", "Qwen/Qwen2.5-1.5B").model.path == "Qwen/Qwen2.5-1.5B"
 
 
-def test_a_preset_of_ones_own_replaces_the_papers(capsys: pytest.CaptureFixture[str]):
-    assert translate(["--model_name", "a/b", "preset=null"]) == ["model.path='a/b'", "preset=null"]
-    assert capsys.readouterr().err == ""
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "verl.cli.release_flags", *arguments], capture_output=True, text=True)
-
-
 @pytest.mark.slow
-def test_the_command_line_ends_each_argument_with_a_nul_byte():
-    result = run("--reward_indicator_names", "['a b', 'c']", "x=\n", "--cfg", "job")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "reward_manager.indicator_names=['a b','c']\0x=\n\0--cfg\0job\0"
-    assert run().stdout == ""
-
-
-@pytest.mark.slow
-def test_the_command_line_leaves_with_one_line_and_code_2():
-    result = run("--rolout_n", "4")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "error: --rolout_n: unknown flag; did you mean --rollout_n?\n"
+@pytest.mark.parametrize(
+    ("arguments", "code", "output", "errors"),
+    [
+        (["--exp_name", "a b", "x=\n", "--cfg", "job"], 0, "trainer.experiment_name='a b'\0x=\n\0--cfg\0job\0", ""),
+        ([], 0, "", ""),
+        (["--rolout_n", "4"], 2, "", "error: --rolout_n: unknown flag; did you mean --rollout_n?\n"),
+    ],
+)
+def test_the_command_line_ends_each_argument_with_a_nul_byte(arguments, code: int, output: str, errors: str):
+    command = [sys.executable, "-m", "verl.cli.release_flags", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (code, output, errors)

@@ -1,5 +1,6 @@
 """Configs that load, and the message of each that does not."""
 
+from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, asdict
 from pathlib import Path
 
@@ -20,9 +21,8 @@ def test_every_yaml_loads():
     assert load_config(SFTConfig, "sft").data.messages_key == "messages"
 
 
-BUDGET = (
-    "actor.use_dynamic_bsz=true data.max_prompt_length=72 data.max_response_length=128 actor.ppo_max_token_len_per_gpu"
-)
+TOKENS = "actor.ppo_max_token_len_per_gpu"
+BUDGET = f"actor.use_dynamic_bsz=true data.max_prompt_length=72 data.max_response_length=128 {TOKENS}"
 SPLIT = "model.use_remove_padding=true model.ulysses_sequence_parallel_size=2"
 RANKS = "calculator.metric_indices"
 WORLD = "trainer.nnodes*trainer.n_gpus_per_node"
@@ -36,10 +36,7 @@ REFUSALS = [
     ("rollout.val_kwargs.zzz=1", "rollout.val_kwargs.zzz: unknown key; known here: n, temperature, top_p, top_k"),
     ("rollout=nothing", "In 'ppo_trainer': Could not find 'rollout/nothing' Available options in 'rollout': vllm"),
     ("+data.shufle=1", "data.shufle=1: unknown key; did you mean data.shuffle?"),
-    (
-        "+rollout.val_kwargs.tempratur=1",
-        "rollout.val_kwargs.tempratur=1: unknown key; did you mean rollout.val_kwargs.te",
-    ),
+    ("+rollout.val_kwargs.tempratur=1", "rollout.val_kwargs.tempratur=1: unknown key; did you mean rollout.val_kw"),
     ("+zzz=1", "zzz=1: unknown key; known here: device, seed, data, model, actor"),
     ("rollout.n=???", "rollout.n: has no value; set it in the YAML or on the command line"),
     ("~rollout.n", "rollout.n: has no value; set it in the YAML or on the command line"),
@@ -79,14 +76,8 @@ REFUSALS = [
     ("actor.policy_loss=ppo", "actor.policy_loss='ppo': must be one of ppo_clip, gspo, cispo"),
     ("actor.loss_agg_mode=token_mean", "actor.loss_agg_mode='token_mean': must be one of token-mean"),
     ("actor.tis_level=tokens", "actor.tis_level='tokens': must be one of none, token, sequence; did you mean"),
-    (
-        "actor.optim.lr_scheduler_type=step",
-        "actor.optim.lr_scheduler_type='step': must be one of constant, linear, cos",
-    ),
-    (
-        "calculator.zeroth_order_svd_method=half",
-        "calculator.zeroth_order_svd_method='half': must be one of full, lowra",
-    ),
+    ("actor.optim.lr_scheduler_type=step", "actor.optim.lr_scheduler_type='step': must be one of constant, linear,"),
+    ("calculator.zeroth_order_svd_method=x", "calculator.zeroth_order_svd_method='x': must be one of full, lowrank"),
     ("calculator.diff_svd_method=half", "calculator.diff_svd_method='half': must be one of full, lowrank"),
     ("calculator.diff_calculator_method=fast", "calculator.diff_calculator_method='fast': must be one of optimized, o"),
     ("calculator.metrics_dtype=bf16", "calculator.metrics_dtype='bf16': must be one of float64, bfloat16"),
@@ -106,14 +97,9 @@ REFUSALS = [
     ("algorithm=gae critic.ppo_mini_batch_size=10", f"{BATCH}=48: must be divisible by critic.ppo_mini_batch_size=10"),
     (
         "calculator.enable=false",
-        "calculator.enable=False: rank shaping needs rank metrics; set calculator.enable=true, or "
-        "reward_manager.add_reward=false and reward_manager.add_adv=false",
+        "calculator.enable=False: rank shaping needs rank metrics; set calculator.enable=true, ",
     ),
-    (
-        "calculator.compute_diff=false",
-        "reward_manager.indicator_names='Effective Rank diff 2': is not computed, but ['Effective Rank'] are; "
-        f"extend {RANKS} or set calculator.compute_diff=true",
-    ),
+    ("calculator.compute_diff=false", "reward_manager.indicator_names='Effective Rank diff 2': is not computed, but ["),
     ("reward_manager.w_explore=[1]", "reward_manager.w_explore=[1.0]: needs one weight per indicator, 3: ['Effective"),
     ("actor.policy_loss=gspo actor.clip_ratio_c=3", "actor.clip_ratio_c=3.0: gspo has no dual clip; set it to null"),
     ("algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.type='adaptive': adaptive control needs the KL divergence"),
@@ -122,17 +108,11 @@ REFUSALS = [
     ("trainer.resume_from_path=a/b", "trainer.resume_from_path='a/b': is used only with trainer.resume_mode=path"),
     ("trainer.val_only=true data.val_files=[]", "trainer.val_only=True: there are no validation prompts"),
     (f"{LONG}.enable=true {LONG}.len=160", f"{LONG}.len=160: must be below data.max_response_length=160"),
-    (
-        f"{FILTER} algorithm=gae rollout.n=1",
-        "rollout.n=1: algorithm.filter_groups compares the responses to one prompt",
-    ),
+    (f"{FILTER} algorithm=gae rollout.n=1", "rollout.n=1: algorithm.filter_groups compares the responses to one prom"),
     (f"{JUDGE} reward_model.weight=0", "reward_model.weight=0.0: both weights are 0; set one"),
     ("rollout.name=hf rollout.tensor_parallel_size=2", "rollout.tensor_parallel_size=2: rollout.name=hf has no tensor"),
-    (f"{BUDGET}=100", f"actor.ppo_max_token_len_per_gpu=100: must hold one sequence: {TOTAL}"),
-    (
-        f"{BUDGET}=99 {SPLIT}",
-        f"actor.ppo_max_token_len_per_gpu=99: must hold one sequence, split over 2 workers: {TOTAL}",
-    ),
+    (f"{BUDGET}=100", f"{TOKENS}=100: must hold one sequence: {TOTAL}"),
+    (f"{BUDGET}=99 {SPLIT}", f"{TOKENS}=99: must hold one sequence, split over 2 workers: {TOTAL}"),
 ]
 
 
@@ -144,14 +124,11 @@ def test_a_wrong_option_is_named_with_its_value_and_fix(overrides: str, message:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        f"{BUDGET}=100 {SPLIT}",  # two workers hold the sequence together
-        "algorithm=gae rollout.n=1",  # a critic alone needs no group
-        "experiment=grpo calculator.enable=false",  # nothing is shaped
-    ],
-)
+# Two workers hold the sequence together; a critic alone needs no group; nothing is shaped.
+ALLOWED = [f"{BUDGET}=100 {SPLIT}", "algorithm=gae rollout.n=1", "experiment=grpo calculator.enable=false"]
+
+
+@pytest.mark.parametrize("overrides", ALLOWED)
 def test_what_a_similar_config_may_do(overrides: str):
     load_config(PPOConfig, "ppo_trainer", overrides.split())
 
@@ -170,13 +147,10 @@ def test_the_released_code_differs_from_the_shipped_signal_in_its_known_defects(
     defects = {"phi_without_reward", "baseline_start", "shaping_placement"}
     # The same indicators in another order.
     assert differing("reward_manager") == defects | {"aux_fix", "indicator_names", "w_explore", "w_exploit"}
+    weights = {"Effective Rank diff 2": (0.0, 0.0), "Effective Rank diff": (0.0, 1.0), "Effective Rank": (1.0, 0.0)}
     for side in (shipped.reward_manager, released.reward_manager):
-        weights = dict(zip(side.indicator_names, zip(side.w_explore, side.w_exploit, strict=True), strict=True))
-        assert weights == {
-            "Effective Rank diff 2": (0.0, 0.0),
-            "Effective Rank diff": (0.0, 1.0),
-            "Effective Rank": (1.0, 0.0),
-        }
+        pairs = zip(side.w_explore, side.w_exploit, strict=True)
+        assert dict(zip(side.indicator_names, pairs, strict=True)) == weights
     assert differing("actor") == differing("algorithm") == differing("rollout") == set()
 
 
@@ -186,16 +160,10 @@ def test_stopping_early_needs_validation(override: str):
         load_config(SFTConfig, "sft", ["trainer.stop_at_sequence_probability=0.5", override])
 
 
-def test_integers_pass_as_floats_and_a_lone_element_as_a_list():
+def test_integers_pass_as_floats_and_a_lone_element_as_a_list_and_nothing_changes_later():
     config = load_config(PPOConfig, "ppo_trainer", ["rollout.temperature=2", "trainer.logger=wandb"])
     assert config.rollout.temperature == 2.0 and type(config.rollout.temperature) is float
     assert config.trainer.logger == ["wandb"]
-
-
-def test_a_config_cannot_be_changed():
-    config = load_config(PPOConfig, "ppo_trainer")
-    with pytest.raises(FrozenInstanceError):
-        config.seed = 1  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
         config.actor.optim.lr = 1.0  # type: ignore[misc]
 
@@ -218,11 +186,6 @@ def run_tree(tmp_path: Path):
     return config
 
 
-def test_a_run_config_in_order_passes(run_tree, tmp_path: Path):
-    (tmp_path / "run").mkdir()  # an empty folder is free
-    assert parse_run_config(SFTConfig, run_tree).model.path == str(tmp_path / "model")
-
-
 @pytest.mark.parametrize("field", ["train_files", "val_files"])
 def test_a_missing_data_file_is_named(run_tree, field: str):
     run_tree.data[field] = ["nowhere/x.parquet"]
@@ -230,16 +193,13 @@ def test_a_missing_data_file_is_named(run_tree, field: str):
         parse_run_config(SFTConfig, run_tree)
 
 
-def test_a_missing_model_folder_is_named(run_tree, tmp_path: Path):
-    (tmp_path / "model" / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"^model\.path='.*/model': no config\.json there; .* or a hub id such as"):
-        parse_run_config(SFTConfig, run_tree)
-
-
 def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     run_tree.model.path = "Qwen/Qwen2.5-1.5B"
     assert parse_run_config(SFTConfig, run_tree).model.path == "Qwen/Qwen2.5-1.5B"
+    run_tree.model.path = str(tmp_path)
+    with pytest.raises(ConfigError, match=r"^model\.path='.*': no config\.json there; .* or a hub id such as"):
+        parse_run_config(SFTConfig, run_tree)
     # The same spelling is a folder as soon as its parent exists here; data/ is one even if it was deleted.
     (tmp_path / "Qwen").mkdir()
     for path in ("Qwen/Qwen2.5-1.5B", "data/tiny_model"):
@@ -252,39 +212,38 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
 @pytest.mark.parametrize(
     ("mode", "source", "files", "message"),
     [
-        ("disable", None, ["config.yaml"], "already holds a run; name another folder or remove it"),
+        ("disable", None, "config.yaml", "already holds a run; name another folder or remove it"),
         (
             "auto",
             None,
-            ["metrics.jsonl"],
+            "metrics.jsonl",
             r"already exists and is not a run folder \(it has no config\.yaml\); name another",
         ),
         (
             "path",
-            "elsewhere/global_step_4",
-            ["config.yaml", "global_step_5"],
-            "already holds a run other than that of trainer.resume_from_path",
+            "other/global_step_4",
+            "config.yaml global_step_5",
+            "already holds a run other than that of trainer.res",
         ),
-        ("path", "elsewhere/global_step_4", ["config.yaml", "summary.json"], "already holds a run other than"),
+        ("path", "other/global_step_4", "config.yaml summary.json", "already holds a run other than"),
         # Killed before its first checkpoint: the same command starts again from the one that was named.
-        ("path", "elsewhere/global_step_4", ["config.yaml", "metrics.jsonl"], None),
-        ("auto", None, [".lock"], None),
+        ("path", "other/global_step_4", "config.yaml metrics.jsonl", None),
+        ("auto", None, ".lock", None),
         # Killed while it wrote its first file.
-        ("auto", None, [".lock", ".config.yaml.unfinished"], None),
-        ("auto", None, ["config.yaml", "metrics.jsonl", "global_step_4"], None),
-        ("path", "run/global_step_4", ["config.yaml", "global_step_4"], None),
-        ("path", "elsewhere/global_step_4", [], None),
-        ("disable", None, [".lock"], None),
+        ("auto", None, ".lock .config.yaml.unfinished", None),
+        ("auto", None, "config.yaml metrics.jsonl global_step_4", None),
+        ("path", "run/global_step_4", "config.yaml global_step_4", None),
+        ("path", "other/global_step_4", "", None),
+        ("auto", None, "", None),
+        ("disable", None, ".lock", None),
     ],
 )
 def test_a_run_does_not_overwrite_another(run_tree, tmp_path: Path, mode, source, files, message):
     (tmp_path / "run").mkdir()
-    for name in files:
+    for name in files.split():
         (tmp_path / "run" / name).touch()
     run_tree.trainer.resume_mode = mode
     run_tree.trainer.resume_from_path = None if source is None else str(tmp_path / source)
-    if message is None:
+    refused = pytest.raises(ConfigError, match=rf"^trainer\.default_local_dir='.*/run': {message}")
+    with refused if message else nullcontext():
         assert parse_run_config(SFTConfig, run_tree).trainer.resume_mode == mode
-    else:
-        with pytest.raises(ConfigError, match=rf"^trainer\.default_local_dir='.*/run': {message}"):
-            parse_run_config(SFTConfig, run_tree)

@@ -37,28 +37,19 @@ def make_task(
 
 
 class FakeWorkers:
-    """A worker group whose engines answer a request after as many calls as its seed says, at most ``slowest``.
+    """A worker group whose engines answer a request after as many calls as its seed says, at most three."""
 
-    It dies at call number ``dies_at``.
-    """
-
-    def __init__(self, num_engines: int, slowest: int = 3, dies_at: int | None = None) -> None:
+    def __init__(self, num_engines: int) -> None:
         self.queues: list[list[tuple[int, SampleRequest]]] = [[] for _ in range(num_engines)]
-        self.slowest = slowest
-        self.dies_at = dies_at
-        self.calls = 0
         self.largest_queue = 0
         self.asked: list[SampleRequest] = []
 
     def run(self, method: str, shares: list[list[SampleRequest]], steps: int) -> list[list[FinishedSample]]:
         assert method == "advance" and steps > 0
-        self.calls += 1
-        if self.calls == self.dies_at:
-            raise RuntimeError("the worker died")
         answers = []
         for queue, share in zip(self.queues, shares, strict=True):
             self.asked += share
-            queue += [(request.seed % self.slowest, request) for request in share]
+            queue += [(request.seed % 3, request) for request in share]
             self.largest_queue = max(self.largest_queue, len(queue))
             answers.append([_answer(request) for left, request in queue if left == 0])
             queue[:] = [(left - 1, request) for left, request in queue if left > 0]

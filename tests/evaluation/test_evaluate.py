@@ -29,10 +29,7 @@ BROKEN = 13
 
 
 class Started(FakeWorkers):
-    """Engines that remember what they were started with."""
-
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -70,49 +67,37 @@ def benchmarks(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def configure(tiny_model: Path, benchmarks: Path, tmp_path: Path) -> Callable[..., EvaluationConfig]:
-    def make(*overrides: str) -> EvaluationConfig:
-        return evaluation_config(
-            "benchmarks=[mine]",
-            "n_sampling=2",
-            f"model.path={tiny_model}",
-            "model.max_response_length=12",
-            f"data.benchmark_dir={benchmarks}",
-            f"runs_dir={tmp_path / 'outputs'}",
-            "trainer.n_gpus_per_node=2",
-            "device=cpu",
-            *overrides,
-        )
-
-    return make
+    fixed = "benchmarks=[mine] n_sampling=2 model.max_response_length=12 trainer.n_gpus_per_node=2 device=cpu".split()
+    fixed += [f"model.path={tiny_model}", f"data.benchmark_dir={benchmarks}", f"runs_dir={tmp_path / 'outputs'}"]
+    return lambda *overrides: evaluation_config(*fixed, *overrides)
 
 
-def output_of(config: EvaluationConfig, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit code and output of an evaluation."""
-    code = 0
-    try:
-        run_evaluation(config)
-    except SystemExit as error:
-        assert isinstance(error.code, int)
-        code = error.code
-    return code, capsys.readouterr().out
+@pytest.fixture
+def evaluate(engines, configure, capsys) -> Callable[..., tuple[int, list[str], str]]:
+    """Runs an evaluation with overrides: its exit code, the errors it prints, and all of its output."""
+
+    def run(*overrides: str) -> tuple[int, list[str], str]:
+        code = 0
+        try:
+            run_evaluation(configure(*overrides))
+        except SystemExit as error:
+            code = error.code
+        output = capsys.readouterr().out
+        return code, [line for line in output.splitlines() if line.startswith("error: ")], output
+
+    return run
 
 
-def errors(output: str) -> list[str]:
-    return [line for line in output.splitlines() if line.startswith("error: ")]
-
-
-def test_results_are_written_and_the_same_command_does_nothing_more(engines, configure, tmp_path, capsys):
-    code, output = output_of(configure(), capsys)
-    assert (code, errors(output)) == (0, [])
+def test_results_are_written_and_the_same_command_does_nothing_more(engines, evaluate, tmp_path):
+    code, errors, output = evaluate()
+    assert (code, errors) == (0, [])
     folder = tmp_path / "outputs" / "evaluation" / "embedded" / "model"
     assert str(folder) in output and "pass@2" in output
     for name in ("results.md", "results.csv", "index.html", "config.yaml", "summary.json", "metrics.jsonl"):
         assert (folder / name).is_file(), name
     samples = folder / "model" / "step_0" / "mine" / "T1"
-    assert {path.name for path in samples.iterdir()} == {
-        *("generation.json", "samples.jsonl", "verdicts.jsonl"),
-        *("results.json", "samples.parquet"),
-    }
+    stored = {"generation.json", "samples.jsonl", "verdicts.jsonl", "results.json", "samples.parquet"}
+    assert {path.name for path in samples.iterdir()} == stored
     (model, workers) = engines[0]
     assert (model.stop, model.top_p, model.max_response_length, len(workers.asked)) == ([], 1.0, 12, 6)
     # As long as the longest prompt and a response.
@@ -122,51 +107,42 @@ def test_results_are_written_and_the_same_command_does_nothing_more(engines, con
     assert record["step"] == 0 and 0 <= record["model/mine/pass@1"] <= record["model/mine/pass@2"] <= 1
 
     before = {path.name: path.read_bytes() for path in samples.iterdir()}
-    assert output_of(configure(), capsys)[0] == 0
-    assert len(engines) == 1
+    assert evaluate()[0] == 0 and len(engines) == 1
     assert {path.name: path.read_bytes() for path in samples.iterdir()} == before
     assert (folder / "metrics.jsonl").read_text() == metrics
 
-    assert output_of(configure("n_sampling=3"), capsys)[0] == 0
-    assert len(engines[1][1].asked) == 3
+    assert evaluate("n_sampling=3")[0] == 0 and len(engines[1][1].asked) == 3
     stored = (samples / "samples.jsonl").read_bytes()
-    code, output = output_of(configure("n_sampling=1", "reward_score.timeout_s=3"), capsys)
+    code, _, output = evaluate("n_sampling=1", "reward_score.timeout_s=3")
     assert code == 0 and "pass@1" in output and "pass@2" not in output and "tok/s" not in output
     assert len(engines) == 2 and (samples / "samples.jsonl").read_bytes() == stored
 
 
-def test_a_broken_benchmark_does_not_stop_the_others(engines, configure, benchmarks, capsys):
+def test_a_broken_benchmark_does_not_stop_the_others(engines, evaluate, benchmarks):
     (benchmarks / "torn.jsonl").write_text(json.dumps(QUESTIONS[0]) + '\n{"question": "What')
     (benchmarks / "empty.jsonl").write_text("\n\n")
     (benchmarks / "odd.jsonl").write_text('{"frage": "?", "antwort": "0"}\n')
-    config = configure("benchmarks=[torn,empty,odd,amie24,mine,yours]")
-    code, output = output_of(config, capsys)
-    torn, empty, odd, unknown = errors(output)
-    assert "torn.jsonl, line 2: " in torn
-    assert "empty.jsonl: " in empty
+    code, (torn, empty, odd, unknown), output = evaluate("benchmarks=[torn,empty,odd,amie24,mine,yours]")
+    assert "torn.jsonl, line 2: " in torn and "empty.jsonl: " in empty
     assert "odd.jsonl: " in odd and "frage" in odd and "antwort" in odd
     assert "benchmarks='amie24': no such benchmark; did you mean 'aime24'?" in unknown
-    assert code == 1
     assert "mine" in output and "4 evaluations failed; see the errors above" in output
-    assert len(engines[0][1].asked) == 12
+    assert (code, len(engines[0][1].asked)) == (1, 12)
+    code, errors, _ = evaluate("benchmarks=[torn]")
+    assert (code, len(errors), len(engines)) == (1, 1, 1)
 
-    code, output = output_of(configure("benchmarks=[torn]"), capsys)
-    assert (code, len(errors(output)), len(engines)) == (1, 1, 1)
 
-
-def test_a_broken_model_does_not_stop_the_others(engines, configure, tiny_model, tmp_path, capsys):
+def test_a_broken_model_does_not_stop_the_others(engines, evaluate, tiny_model, tmp_path):
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_text((tiny_model / "config.json").read_text())
-    config = configure(
+    code, (gone, no_tokenizer, template, broken), output = evaluate(
         f"+runs.bare={{path: {bare}}}",
         f"+runs.typo={{path: {tiny_model}, template: qwen-boxd}}",
         f"+runs.gone={{path: {tmp_path}/gone}}",
         f"+runs.broken={{path: {tiny_model}, max_response_length: {BROKEN}}}",
         f"+runs.good={{path: {tiny_model}}}",
     )
-    code, output = output_of(config, capsys)
-    gone, no_tokenizer, template, broken = errors(output)
     assert gone.startswith(f"error: runs.gone.path='{tmp_path}/gone': no config.json there")
     assert no_tokenizer.startswith(f"error: bare@0: model.path='{bare}': no tokenizer there")
     assert template == "error: typo@0: template='qwen-boxd': no such template; did you mean 'qwen-boxed'?"
@@ -178,9 +154,7 @@ def test_a_broken_model_does_not_stop_the_others(engines, configure, tiny_model,
     assert sorted(path.name for path in results.glob("*/step_*/*/T*/results.json")) == ["results.json"]
 
 
-def test_a_checkpoint_that_vanishes_does_not_stop_the_others(
-    engines, configure, tiny_model, tmp_path, monkeypatch, capsys
-):
+def test_a_checkpoint_that_vanishes_does_not_stop_the_others(engines, evaluate, tiny_model, tmp_path, monkeypatch):
     # As training does that keeps a few checkpoints alone.
     model = tmp_path / "run" / "global_step_5" / "actor" / "huggingface"
     shutil.copytree(tiny_model, model)
@@ -191,60 +165,44 @@ def test_a_checkpoint_that_vanishes_does_not_stop_the_others(
         return generate(self, *arguments)
 
     monkeypatch.setattr(Started, "run", run)
-    config = configure(
-        f"+runs.a={{path: {tiny_model}}}",
-        f"+runs.b={{path: {tmp_path}/run, steps: [5]}}",
-        f"+runs.c={{path: {tiny_model}}}",
-    )
-    code, output = output_of(config, capsys)
-    assert errors(output) == [
-        f"error: b@5: {model}: the model cannot be read: No such file or directory; was it removed?"
-    ]
+    runs = {"a": f"path: {tiny_model}", "b": f"path: {tmp_path}/run, steps: [5]", "c": f"path: {tiny_model}"}
+    code, errors, output = evaluate(*(f"+runs.{name}={{{run}}}" for name, run in runs.items()))
+    assert errors == [f"error: b@5: {model}: the model cannot be read: No such file or directory; was it removed?"]
     assert (code, len(engines)) == (1, 2) and "c@0" in output
 
 
-def test_other_settings_in_the_same_folder_are_refused(engines, configure, capsys):
-    assert output_of(configure(), capsys)[0] == 0
-    code, output = output_of(configure("benchmarks=[mine,yours]", "seed=1"), capsys)
-    (line,) = errors(output)
+def test_other_settings_in_the_same_folder_are_refused(engines, evaluate):
+    assert evaluate()[0] == 0
+    code, (line,), _ = evaluate("benchmarks=[mine,yours]", "seed=1")
     assert line.startswith("error: model@0 on mine: ")
-    assert line.endswith(
-        "holds samples made with seed=0, now 1; name another trainer.default_local_dir, or remove that folder"
-    )
+    assert line.endswith("made with seed=0, now 1; name another trainer.default_local_dir, or remove that folder")
     # The other benchmark has no samples yet, and is evaluated.
     assert (code, len(engines), len(engines[1][1].asked)) == (1, 2, 6)
 
 
-def test_a_prompt_longer_than_the_model_takes(engines, configure, benchmarks, capsys):
+def test_a_prompt_longer_than_the_model_takes_and_temperatures_in_one_stream(engines, evaluate, benchmarks, tmp_path):
     (benchmarks / "long.jsonl").write_text(json.dumps({"question": "1 + " * 300 + "1", "answer": "301"}) + "\n")
-    code, output = output_of(configure("benchmarks=[long,mine]", "temperatures=[0.5,1.0]"), capsys)
-    (line,) = errors(output)
+    code, (line,), _ = evaluate("benchmarks=[long,mine]", "temperatures=[0.5,1.0]")
     assert line.startswith("error: model@0 on long: problem 0: the prompt has ")
     assert line.endswith(" tokens, the model takes 512; leave the benchmark out")
-    assert (code, len(engines)) == (1, 1)
+    ((_, workers),) = engines
+    assert code == 1 and sorted(request.temperature for request in workers.asked) == [0.5] * 6 + [1.0] * 6
+    record = json.loads((tmp_path / "outputs/evaluation/embedded/model/metrics.jsonl").read_text())
+    assert {"model T=0.5/mine/pass@1", "model T=1/mine/pass@1"} <= set(record)
     # A response may be shorter than asked for, so that it fits.
-    longer = configure("model.max_response_length=600", f"trainer.default_local_dir={benchmarks}")
-    assert output_of(longer, capsys)[0] == 0
+    assert evaluate("model.max_response_length=600", f"trainer.default_local_dir={benchmarks}")[0] == 0
     assert engines[1][0].max_model_len == 512
 
 
-def test_temperatures_are_jobs_of_one_stream(engines, configure, tmp_path, capsys):
-    assert output_of(configure("temperatures=[0.5,1.0]"), capsys)[0] == 0
-    ((_, workers),) = engines
-    assert sorted(request.temperature for request in workers.asked) == [0.5] * 6 + [1.0] * 6
-    record = json.loads((tmp_path / "outputs/evaluation/embedded/model/metrics.jsonl").read_text())
-    assert {"model T=0.5/mine/pass@1", "model T=1/mine/pass@1"} <= set(record)
-
-
-def test_an_interrupt_keeps_samples(engines, configure, tmp_path, monkeypatch, capsys):
+def test_an_interrupt_keeps_samples(evaluate, monkeypatch):
     def interrupted(self: Started, *_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Started, "run", interrupted)
-        code, output = output_of(configure(), capsys)
+        code, _, output = evaluate()
     assert code == 130 and "interrupted; samples are kept, and the same command resumes from them" in output
-    assert output_of(configure(), capsys)[0] == 0
+    assert evaluate()[0] == 0
 
 
 def test_a_second_evaluation_of_the_same_waits_for_its_turn(engines, configure, tmp_path):

@@ -16,17 +16,17 @@ N = 5
 FOUR = ["1"] * 4
 
 
-def display(output: io.StringIO | None = None, **options: bool) -> EvaluationDisplay:
-    return EvaluationDisplay(Console(file=output or io.StringIO(), width=120, **options))
+def display(output: io.StringIO) -> EvaluationDisplay:
+    return EvaluationDisplay(Console(file=output, width=120))
 
 
-def generate(tasks: list[EvaluationTask], workers: FakeWorkers, n: int = N) -> dict[tuple[str, float, int, int], str]:
+def generate(tasks: list[EvaluationTask], workers: FakeWorkers) -> dict[tuple[str, float, int, int], str]:
     """Generate what is missing; the responses of all."""
     stores = {task: task.open_store() for task in tasks}
-    shown = display()
+    shown = display(io.StringIO())
     shown.start("title", 1, 1)
     try:
-        generate_missing(stores, n, 7, workers, len(workers.queues), 2, shown)
+        generate_missing(stores, N, 7, workers, len(workers.queues), 2, shown)
     finally:
         for store in stores.values():
             store.__exit__()
@@ -52,30 +52,6 @@ def test_every_sample_is_generated_once_with_its_own_seed(num_engines: int, tmp_
     assert len({sample_seed(7, "sums", i, j) for i in range(100) for j in range(100)}) > 9_990
 
 
-def test_samples_of_a_dead_worker_are_kept_and_only_the_others_are_generated(tmp_path: Path):
-    tasks = [make_task(tmp_path / "killed", FOUR)]
-    with pytest.raises(RuntimeError, match="the worker died"):
-        generate(tasks, FakeWorkers(2, dies_at=4))
-    path = tasks[0].folder / "samples.jsonl"
-    kept = len(path.read_text().splitlines())
-    assert 0 < kept < 4 * N
-    # As a process that was killed while it wrote.
-    path.write_bytes(path.read_bytes()[:-3])
-    second = FakeWorkers(1, slowest=1)
-    assert generate(tasks, second) == generate([make_task(tmp_path / "whole", FOUR)], FakeWorkers(3))
-    assert len(second.asked) == 4 * N - (kept - 1)
-    assert generate(tasks, nothing_to_do := FakeWorkers(1)) and nothing_to_do.calls == 0
-
-
-def test_a_higher_n_adds_samples(tmp_path: Path):
-    tasks = [make_task(tmp_path, FOUR)]
-    few = generate(tasks, FakeWorkers(1), n=2)
-    workers = FakeWorkers(1)
-    many = generate(tasks, workers, n=5)
-    assert len(workers.asked) == 4 * 3
-    assert few.items() <= many.items() and len(many) == 20
-
-
 def test_off_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr("verl.evaluation.progress.time.monotonic", lambda: float(next(clock)))
@@ -90,14 +66,3 @@ def test_off_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):
     assert lines[0] == "run@0: 8 samples of 4 problems to generate; starting the engines"
     assert lines[1] == "run@0: 2/4 problems  10 tok/s  20 s left"
     assert lines[-1].startswith("run@0: 4/4 problems") and lines[-1].endswith("0 s left")
-
-
-def test_on_a_terminal_progress_is_a_bar():
-    output = io.StringIO()
-    with display(output, force_terminal=True) as shown:
-        shown.start("run@0", 4, 8)
-        shown.generated(1, 2, 100)
-        shown.say("said")
-        shown.finish()
-    for words in ("1/4 problems", "tok/s", "said"):
-        assert words in output.getvalue()

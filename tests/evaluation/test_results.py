@@ -26,10 +26,7 @@ def test_the_files_of_a_result(tmp_path: Path):
     folder = write_result(tmp_path, written, {"pass@1": 0.25, "undefined": math.nan})
     assert folder == tmp_path / "grpo" / "step_0" / "aime24" / "T1"
     assert json.loads((folder / "results.json").read_text()) == {
-        "run": "grpo",
-        "step": 0,
-        "benchmark": "aime24",
-        "temperature": 1.0,
+        **{"run": "grpo", "step": 0, "benchmark": "aime24", "temperature": 1.0},
         "figures": {"pass@1": 0.25, "undefined": None},
         "problems": [
             {"index": i, "question": f"What is problem {i}?", "answer": "7", "samples": samples, "correct": correct}
@@ -37,25 +34,16 @@ def test_the_files_of_a_result(tmp_path: Path):
         ],
     }
     rows = pq.read_table(folder / "samples.parquet").to_pylist()
-    assert rows[0] == {
-        "problem": 0,
-        "sample": 0,
-        "response": "So it is \\boxed{7}.",
-        "num_tokens": 10,
-        "truncated": False,
-        "correct": True,
-        "answer": "7",
-        "reason": "correct",
-        "metric/Effective Rank": 1.5,
-        "metric/Curvature": 0.1,
-    }
+    given = {"problem": 0, "sample": 0, "response": "So it is \\boxed{7}.", "num_tokens": 10, "truncated": False}
+    verdict = {"correct": True, "answer": "7", "reason": "correct"}
+    assert rows[0] == given | verdict | {"metric/Effective Rank": 1.5, "metric/Curvature": 0.1}
     assert list(rows[0])[:2] == ["problem", "sample"]
     found = [(row["problem"], row["sample"], row["reason"], row["metric/Effective Rank"]) for row in rows[1:]]
     # A sample without a metric has null.
     assert found == [(0, 1, "wrong", math.inf), (2, 0, "no_answer", None)]
 
 
-def test_hostile_text_survives(tmp_path: Path):
+def test_hostile_text_and_no_problems_are_written(tmp_path: Path):
     folder = write_result(tmp_path, hostile_result())
     # UTF-8 cannot represent lone surrogates.
     expected = list((HOSTILE | {"surrogates": "lone \ufffd and \ufffd, pair \U0001f600"}).values())
@@ -63,9 +51,6 @@ def test_hostile_text_survives(tmp_path: Path):
     assert [(row["response"], row["answer"]) for row in rows[::2]] == [(text, text) for text in expected]
     problems = json.loads((folder / "results.json").read_text())["problems"]
     assert [(p["question"], p["answer"]) for p in problems] == [(text, text) for text in HOSTILE.values()]
-
-
-def test_an_empty_result(tmp_path: Path):
     folder = write_result(tmp_path, result([]))
     assert json.loads((folder / "results.json").read_text())["problems"] == []
     assert pq.read_table(folder / "samples.parquet").num_rows == 0

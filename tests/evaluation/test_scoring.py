@@ -39,16 +39,12 @@ class CountingPool:
         if self.error:
             raise self.error
         self.asked += len(solutions)
-        return [
-            Score(
-                score=0.0,
-                correctness=truth in text,
-                boxed="boxed" in text,
-                reason="exact" if truth in text else "different" if "boxed" in text else "missing",
-                answer=text[-9:],
-            )
-            for text, truth in zip(solutions, truths, strict=True)
-        ]
+        return [self.score(text, truth) for text, truth in zip(solutions, truths, strict=True)]
+
+    def score(self, text: str, truth: str) -> Score:
+        boxed = "boxed" in text
+        reason = "exact" if truth in text else "different" if boxed else "missing"
+        return Score(score=0.0, correctness=truth in text, boxed=boxed, reason=reason, answer=text[-9:])
 
 
 @pytest.fixture
@@ -96,21 +92,19 @@ def test_samples_and_verdicts_become_a_result(score):
     assert result.problems[0].samples[0].metrics == {"Effective Rank": 2.0}
 
 
-def test_verdicts_are_kept_and_fewer_samples_need_none(score):
-    whole, asked = score()
-    assert asked == 4
-    assert score() == (whole, 0)
+def test_verdicts_are_kept_and_a_killed_scoring_resumes(task, score):
     first, asked = score(1)
-    assert asked == 0 and [len(problem.samples) for problem in first.problems] == [1, 1]
-
-
-def test_a_killed_scoring_resumes(task, score):
-    score(1)
+    assert asked == 2 and [len(problem.samples) for problem in first.problems] == [1, 1]
     path = task.folder / "verdicts.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
-    assert score(2)[1] == 3
+    whole, asked = score(2)
+    assert asked == 3
     keys = [(line["problem"], line["sample"]) for line in verdict_lines(task)[1:]]
     assert sorted(keys) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert score() == (whole, 0) and score(1) == (first, 0)
+    path.write_text(path.read_text() + '{"problem": 0}\n')
+    with pytest.raises(ConfigError, match=r"verdicts\.jsonl, line 6 is damaged; remove that line"):
+        score()
 
 
 def test_other_limits_answers_or_libraries_score_again(task, score, monkeypatch: pytest.MonkeyPatch):
@@ -124,9 +118,7 @@ def test_other_limits_answers_or_libraries_score_again(task, score, monkeypatch:
     assert verdict_lines(task)[0]["libraries"] == {"math-verify": "99", "latex2sympy2_extended": "99", "sympy": "99"}
 
 
-def test_verdicts_depend_on_a_custom_function_and_not_on_the_number_of_processes(
-    task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_verdicts_depend_on_a_custom_function_and_not_on_the_number_of_processes(task, monkeypatch, tmp_path: Path):
     before = verdict_settings(task.problems, CONFIG)
     assert verdict_settings(task.problems, replace(CONFIG, num_workers=7)) == before
     (tmp_path / "rewards_that_change.py").write_text("def one(**_): return 1\n")
@@ -147,35 +139,18 @@ def test_a_response_that_was_generated_again_is_scored_again(score):
     assert again.problems[0].samples[0].answer == "\\boxed{7}" and asked == 0
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        CustomFunctionError("my_rewards:one raised KeyError: 'x'"),
-        ValueError("data_source='sums': unknown"),
-        RuntimeError("reward_score.num_workers=2: verifier processes stopped 3 times"),
-    ],
-)
-def test_a_verifier_that_fails_names_the_benchmark(score, error: Exception):
+@pytest.mark.parametrize("kind", [CustomFunctionError, ValueError, RuntimeError])
+def test_a_verifier_that_fails_names_the_benchmark(score, kind: type[Exception]):
+    error = kind("reward_score.num_workers=2: verifier processes stopped 3 times")
     with pytest.raises(ConfigError, match=f"^sums: cannot be scored: {error}"):
         score(pool=CountingPool(error))
-
-
-def test_a_damaged_verdict_is_named(task, score):
-    score()
-    path = task.folder / "verdicts.jsonl"
-    path.write_text(path.read_text() + '{"problem": 0}\n')
-    with pytest.raises(ConfigError, match=r"verdicts\.jsonl, line 6 is damaged; remove that line"):
-        score()
 
 
 @pytest.mark.parametrize(
     ("correct", "reason", "code"),
     [
-        (True, "exact", "correct"),
-        (True, "equivalent", "correct"),
-        (True, "custom", "correct"),
-        (False, "different", "wrong"),
-        (False, "custom", "wrong"),
+        *((True, reason, "correct") for reason in ("exact", "equivalent", "custom")),
+        *((False, reason, "wrong") for reason in ("different", "custom")),
         (False, "missing", "no_answer"),
         *((False, reason, reason) for reason in ("unparsed", "timeout", "memory", "crash")),
     ],

@@ -56,6 +56,9 @@ def test_a_run_gives_its_steps(tmp_path, base):
     # 80 is the newest: named twice, evaluated once.
     found = select(mine=entry(run, -1, 40, 80, base="elsewhere"))
     assert (labels(found), found.errors, found.folder_name) == (["mine@80", "mine@40"], [], "mine")
+    # A checkpoint of a run is that step.
+    for checkpoint in ("global_step_40", "global_step_40" / MODEL):
+        assert labels(select(entry(run / checkpoint))) == ["verl_grpo@40"]
 
 
 def test_a_missing_step_or_model_is_an_error_of_its_own(tmp_path, base):
@@ -71,24 +74,15 @@ def test_a_missing_step_or_model_is_an_error_of_its_own(tmp_path, base):
         f"model.steps=-1: no model in {run}/global_step_80/{MODEL}; `python -m verl.trainer.main_export` creates it; "
         "the run's steps are 40, 80"
     ]
-
-
-def test_a_missing_base_model_is_named(tmp_path, base):
-    run = make_run(tmp_path / "run", tmp_path / "gone", [8])
+    run = make_run(tmp_path / "without_base", tmp_path / "gone", [8])
     found = select(entry(run))
     assert labels(found) == ["verl_grpo@8"]
     assert found.errors[0].startswith(f"model.base='{tmp_path}/gone': no config.json there")
     assert labels(select(entry(run, base=base))) == ["verl_grpo@0", "verl_grpo@8"]
 
 
-@pytest.mark.parametrize("inner", [Path("global_step_40"), "global_step_40" / MODEL])
-def test_a_checkpoint_of_a_run_is_that_step(inner, tmp_path, base):
-    assert labels(select(entry(make_run(tmp_path / "run", base, [40, 80]) / inner))) == ["verl_grpo@40"]
-
-
 @pytest.mark.parametrize(
-    ("path", "name"),
-    [("base", "base"), ("my model (v2)!", "my_model_v2"), ("Qwen/Qwen2.5-1.5B", "Qwen2.5-1.5B")],
+    ("path", "name"), [("base", "base"), ("my model (v2)!", "my_model_v2"), ("Qwen/Qwen2.5-1.5B", "Qwen2.5-1.5B")]
 )
 def test_a_model_by_itself_is_step_0(path: str, name: str, tmp_path):
     model = path if "/" in path else str(make_model(tmp_path / path))
@@ -110,13 +104,9 @@ def test_the_newest_run_from_the_base_model(tmp_path, base):
     found = select(entry(None, base=base), runs)
     assert labels(found) == ["verl_grpo@0", "verl_grpo@2"]
     assert (found.notes, found.folder_name) == ([], "verl_grpo_0")
-
-
-def test_without_a_run_only_the_base_model(tmp_path, base):
-    runs = tmp_path / "outputs"
+    # Without a run, the base model alone.
+    runs = tmp_path / "nowhere"
     found = select(entry(None, base=base), runs)
     assert labels(found) == ["base@0"]
-    assert found.notes == [
-        f"{runs}/ holds no training run from {base} with a checkpoint; evaluating that model alone "
-        "(`bash train.sh` trains it)"
-    ]
+    reason = f"{runs}/ holds no training run from {base} with a checkpoint"
+    assert found.notes == [f"{reason}; evaluating that model alone (`bash train.sh` trains it)"]

@@ -46,10 +46,7 @@ def tasks_of(tiny_model: Path, tmp_path: Path) -> Callable[..., list[EvaluationT
 
 def test_mapped_fields_and_the_first_problems(configure, tmp_path):
     problems = load_problems("mine", configure("data.max_problems=2"))
-    assert [(problem.index, problem.question, problem.answer) for problem in problems] == [
-        (0, "What is 0 + 1?", "1"),
-        (1, "What is 1 + 1?", "2"),
-    ]
+    assert [(p.index, p.question, p.answer) for p in problems] == [(i, f"What is {i} + 1?", str(i + 1)) for i in (0, 1)]
     assert len(load_problems("mine", configure())) == 5
     with pytest.raises(ConfigError, match="frage, zahl"):
         load_problems("mine", evaluation_config(f"data.benchmark_dir={tmp_path}"))
@@ -62,20 +59,9 @@ def test_a_task_for_each_benchmark_and_temperature(configure, tasks_of, tiny_mod
     assert cool.prompts == warm.prompts
     tokenizer = load_target_tokenizer(cool.target, trust_remote_code=False)
     assert "Whatis3+1?" in tokenizer.decode(cool.prompts[3]).replace(" ", "")
-    assert cool.settings == {
-        "model": model_digest(str(tiny_model)),
-        "template": "chat",
-        "stop": [],
-        "stop_token_ids": [],
-        "few_shot": False,
-        "max_response_length": 24,
-        "temperature": 0.6,
-        "top_p": 0.9,
-        "top_k": -1,
-        "seed": 5,
-        "dtype": "float32",
-        "calculator": None,
-    }
+    decoding = {"max_response_length": 24, "temperature": 0.6, "top_p": 0.9, "top_k": -1, "seed": 5, "dtype": "float32"}
+    template = {"template": "chat", "stop": [], "stop_token_ids": [], "few_shot": False}
+    assert cool.settings == {"model": model_digest(str(tiny_model)), **template, **decoding, "calculator": None}
     (measured,) = tasks_of(configure("calculator.enable=true"), device="cuda")
     assert measured.settings["dtype"] == "bfloat16"
     assert measured.settings["calculator"]["compute_diff"] is True
@@ -103,12 +89,11 @@ def test_an_engine_holds_the_longest_prompt_and_a_response(configure, tasks_of):
 
 def test_models_differ_by_content_and_not_by_place(tmp_path: Path):
     def digest(name: str, weights: bytes, end: int = 2) -> str:
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
-        (folder / "generation_config.json").write_text(f'{{"eos_token_id": {end}}}')
+        (folder := tmp_path / name).mkdir()
+        contents = {"config.json": "{}", "generation_config.json": f'{{"eos_token_id": {end}}}', "README.md": name}
+        for file, text in contents.items():
+            (folder / file).write_text(text)
         (folder / "model.safetensors").write_bytes(weights)
-        (folder / "README.md").write_text(name)
         return model_digest(str(folder))
 
     zeros = b"0" * 3_000_000

@@ -1,12 +1,12 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 import verl.evaluation.benchmarks.loader as loader
 from verl.config.errors import ConfigError
-from verl.data.records import RL_SCHEMA, rl_record, write_parquet
+from verl.data.arithmetic import ArithmeticTask
 from verl.evaluation.benchmarks import BENCHMARKS, load_benchmark
 from verl.rewards.registry import VERIFIERS
 
@@ -25,9 +25,18 @@ def write(path: Path, *rows: dict | str) -> None:
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
 
 
-def message_of(name: str, folder: Path | None, fields: dict[str, str] | None = None) -> str:
+def raising(error: Exception) -> Callable[..., None]:
+    """A function that raises an error, whatever it is given."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise error
+
+    return refuse
+
+
+def message_of(name: str, folder: Path | None) -> str:
     with pytest.raises(ConfigError) as error:
-        load_benchmark(name, folder, fields)
+        load_benchmark(name, folder)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -45,19 +54,10 @@ def test_registry():
 
 def test_local_files(tmp_path: Path):
     write(tmp_path / "mine.jsonl", ROW, "", "  ", ROW | {"answer": "3"})
-    problems = load_benchmark("mine", tmp_path)
-    assert [(p.index, p.question, p.answer, p.data_source) for p in problems] == [
-        (0, "1+1?", "2", "open_answer"),
-        (1, "1+1?", "3", "open_answer"),
-    ]
+    found = [(p.index, p.question, p.answer, p.data_source) for p in load_benchmark("mine", tmp_path)]
+    assert found == [(0, "1+1?", "2", "open_answer"), (1, "1+1?", "3", "open_answer")]
     write(tmp_path / "mine" / "test.jsonl", ROW | {"answer": "4"})
     assert [p.answer for p in load_benchmark("mine", tmp_path)] == ["4"]
-
-
-def test_local_files_win_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loader, "load_dataset", lambda *args, **kwargs: pytest.fail("asked the hub"))
-    write(tmp_path / "gsm8k.jsonl", ROW)
-    assert load_benchmark("gsm8k", tmp_path)[0].data_source == "gsm8k"
 
 
 def test_line_separators_inside_a_text(tmp_path: Path):
@@ -65,7 +65,7 @@ def test_line_separators_inside_a_text(tmp_path: Path):
     assert load_benchmark("mine", tmp_path)[0].question == "1\u2028+1?"
 
 
-def test_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_hub_is_asked_if_there_is_no_local_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     asked = []
 
     def load_dataset(*args: str | None, **kwargs: str | None) -> list[dict]:
@@ -73,6 +73,8 @@ def test_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         return [{"query": "Which? (A) 1 (B) 2", "choices": ["(A)1", "(B)2"], "gold": [1]}]
 
     monkeypatch.setattr(loader, "load_dataset", load_dataset)
+    write(tmp_path / "gsm8k.jsonl", ROW)
+    assert load_benchmark("gsm8k", tmp_path)[0].data_source == "gsm8k" and asked == []
     assert load_benchmark("gaokao_math_qa", tmp_path)[0].answer == "B"
     load_benchmark("asdiv", None, {"question": "query"})
     assert asked == [
@@ -82,10 +84,7 @@ def test_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def load_dataset(*args: str | None, **kwargs: str | None) -> list[dict]:
-        raise ConnectionError("Couldn't reach the Hub\nat all")
-
-    monkeypatch.setattr(loader, "load_dataset", load_dataset)
+    monkeypatch.setattr(loader, "load_dataset", raising(ConnectionError("Couldn't reach the Hub\nat all")))
     assert message_of("gsm8k", tmp_path) == (
         "benchmark gsm8k: cannot load openai/gsm8k: Couldn't reach the Hub; "
         "or put it into data.benchmark_dir as gsm8k/test.jsonl"
@@ -127,36 +126,17 @@ def test_broken_files(tmp_path: Path, lines: list[dict | str], message: str):
     assert text.startswith(str(path)) and message in text
 
 
-def test_not_text(tmp_path: Path):
+def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "mine.jsonl").write_bytes(b'{"question": "\xff"}')
     assert "is not UTF-8 text" in message_of("mine", tmp_path)
+    monkeypatch.setattr(Path, "read_text", raising(PermissionError(13, "Permission denied")))
+    assert message_of("mine", tmp_path).endswith("mine.jsonl: cannot be read: Permission denied")
 
 
-def test_not_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "mine.jsonl").write_text("{}")
-
-    def refuse(*_: object, **__: object) -> str:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_text", refuse)
-    with pytest.raises(ConfigError, match=r"mine\.jsonl: cannot be read: Permission denied$"):
-        load_benchmark("mine", tmp_path)
-
-
-def test_mapped_fields(tmp_path: Path):
-    write(tmp_path / "mine.jsonl", {"text": "1+1?", "answer": "2"})
-    assert load_benchmark("mine", tmp_path, {"question": "text"})[0].question == "1+1?"
-    assert "has no field 'txt'" in message_of("mine", tmp_path, {"question": "txt"})
-
-
-def test_the_embedded_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    record = rl_record(
-        data_source="arithmetic", question="What is 3 + 4?", ground_truth="7", split="test", index=0, solution="7"
-    )
-    write_parquet(tmp_path / "test.parquet", [record], RL_SCHEMA)
-    assert pq.read_table(tmp_path / "test.parquet").num_rows == 1
-    monkeypatch.setattr(loader, "ARITHMETIC", tmp_path / "test.parquet")
-    (problem,) = load_benchmark("arithmetic", None)
-    assert (problem.question, problem.answer, problem.data_source) == ("What is 3 + 4?", "7", "arithmetic")
+def test_the_embedded_task(arithmetic_prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loader, "ARITHMETIC", arithmetic_prompts)
+    problems = load_benchmark("arithmetic", None)
+    expected = [(p.question, p.answer, "arithmetic") for p in ArithmeticTask().split("train", 16, seed=0)]
+    assert [(p.question, p.answer, p.data_source) for p in problems] == expected
     monkeypatch.setattr(loader, "ARITHMETIC", tmp_path / "none.parquet")
     assert message_of("arithmetic", None).endswith("none.parquet: no such file; restore it with `git checkout data`")

@@ -21,6 +21,10 @@ from verl.evaluation.statistics.summary import summarise
 
 DRIVER = Path(__file__).with_name("drive_chromium.py")
 READY = {"until": "document.documentElement.hasAttribute('data-ready')"}
+COUNT = "document.getElementById('count').textContent"
+ITEM = "document.querySelector('.item[aria-selected=true] .where').textContent"
+FEW_ITEMS = "document.querySelectorAll('.item').length < 60"
+LIST = "document.getElementById('list')"
 
 
 class Page(HTMLParser):
@@ -131,9 +135,7 @@ def test_a_page_without_room_has_no_responses():
     index = Page(TWO_RUNS, max_bytes=1).index
     assert index["limits"].startswith("To keep the page small, responses are left out.")
     assert index["benchmarks"][0]["chunks"] == [[], []]
-
-
-def test_limits_grow_narrower():
+    # The limits that are tried before grow narrower.
     sizes = [(limits.characters, limits.samples or 10**9) for limits in LIMITS]
     assert sizes == sorted(sizes, reverse=True)
 
@@ -155,9 +157,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[di
     def start(page: str, steps: list[dict]) -> subprocess.CompletedProcess:
         path = folder / "page.html"
         path.write_text(page, encoding="utf-8")
-        return subprocess.run(
-            [sys.executable, DRIVER, path], input=json.dumps(steps), capture_output=True, text=True, timeout=300
-        )
+        command = [sys.executable, DRIVER, path]
+        return subprocess.run(command, input=json.dumps(steps), capture_output=True, text=True, timeout=300)
 
     def visit(page: str, steps: list[dict]) -> dict:
         done = start(page, steps)
@@ -184,31 +185,34 @@ def browser(chromium: Callable[[str, list[dict]], dict]) -> Callable[[str, list[
 
 
 @pytest.mark.slow
-def test_errors_and_requests_would_be_seen(chromium):
-    page = "<!doctype html><img src='https://example.org/x.png'><script>missing()</script>"
-    said = chromium(page, [{"until": "document.readyState === 'complete'"}])
+def test_errors_and_requests_are_seen_and_scripts_that_are_not_ours_stopped(chromium):
+    image = "<img src='https://example.org/x.png'>"
+    said = chromium(
+        f"<!doctype html>{image}<script>missing()</script>", [{"until": "document.readyState === 'complete'"}]
+    )
     assert said["requests"] == ["https://example.org/x.png"]
     assert any("missing is not defined" in message for message in said["console"])
-
-
-@pytest.mark.slow
-def test_the_policy_stops_scripts_that_are_not_ours(chromium):
-    added = "<script>window.broken = 1</script><img src='https://example.org/x.png'></body>"
-    page = make_page(TWO_RUNS).replace("</body>", added)
+    page = make_page(TWO_RUNS).replace("</body>", f"<script>window.broken = 1</script>{image}</body>")
     said = chromium(page, [READY, {"value": "String(window.broken)"}])
     assert said["values"] == ["undefined"] and said["requests"] == []
     assert len([message for message in said["console"] if "Content Security Policy" in message]) == 2
 
 
-COUNT = "document.getElementById('count').textContent"
-OPEN_TEXTS = "[...document.querySelectorAll('.response')].map((e) => e.textContent)"
+def shows(expression: str, text: str) -> dict:
+    """Wait until an expression is a text that starts so."""
+    return {"until": f"{expression}.startsWith({json.dumps(text)})"}
 
 
-def choose(name: str, value: str) -> dict:
-    """Set a filter as a user does."""
+def choose(name: str, value: str, count: int) -> list[dict]:
+    """Set a filter as a user does, and wait until so many of the five problems remain."""
     field = f"document.getElementById('filter-{name}')"
     changed = f"{field}.dispatchEvent(new Event('input', {{bubbles: true}}))"
-    return {"value": f"({field}.value = {json.dumps(value)}, {changed})"}
+    return [{"value": f"({field}.value = {json.dumps(value)}, {changed})"}, shows(COUNT, f"{count} of 5 problems")]
+
+
+def press(key: str, target: str = "document.body") -> dict:
+    event = f"new KeyboardEvent('keydown', {{key: {json.dumps(key)}, bubbles: true, cancelable: true}})"
+    return {"value": f"{target}.dispatchEvent({event})"}
 
 
 @pytest.mark.slow
@@ -219,104 +223,65 @@ def test_the_page_works_in_a_browser(browser):
             {"value": COUNT},
             {"value": "document.querySelector('#results-table tbody tr:last-child').innerText.split(/\\s+/)"},
             {"value": "document.querySelectorAll('#curves-grid svg polyline').length"},
-            choose("benchmark", "1"),
-            {"until": f"{COUNT} === '2 of 5 problems'"},
-            choose("benchmark", ""),
-            choose("verdict", "t"),
-            {"until": f"{COUNT} === '1 of 5 problems'"},
+            *(*choose("benchmark", "1", 2), *choose("benchmark", "", 5), *choose("verdict", "t", 1)),
             {"until": "document.querySelectorAll('.response').length === 1"},
-            {"value": OPEN_TEXTS},
+            {"value": "[...document.querySelectorAll('.response')].map((e) => e.textContent)"},
             {"value": "document.querySelector('.cell[aria-pressed=true]').title"},
-            choose("run", "0"),
-            {"until": f"{COUNT} === '0 of 5 problems'"},
+            *choose("run", "0", 0),
             {"value": "document.getElementById('detail').textContent"},
-            choose("verdict", "all"),
-            {"until": f"{COUNT} === '1 of 5 problems'"},
-            {"value": "document.getElementById('filters').reset()"},
-            {"until": f"{COUNT} === '5 of 5 problems'"},
-            choose("text", "PROBLEM 1"),
-            {"until": f"{COUNT} === '2 of 5 problems'"},
+            *choose("verdict", "all", 1),
+            *({"value": "document.getElementById('filters').reset()"}, shows(COUNT, "5 of 5 problems")),
+            *choose("text", "PROBLEM 1", 2),
         ],
     )
     assert values[0] == "5 of 5 problems"
     # pass@1: (5/12 + 1/8) / 2 and (2/3 + 1/4) / 2, with intervals and the difference between
     assert values[1][:3] == ["macro", "average", "27.1"] and "45.8" in values[1]
     assert values[2] == 6
-    assert ["So it is \\boxed{9}."] in values
-    assert "Response 4: timeout" in values
-    assert "No problem matches the filters." in values
-
-
-def press(key: str, target: str = "document.body") -> dict:
-    event = f"new KeyboardEvent('keydown', {{key: {json.dumps(key)}, bubbles: true, cancelable: true}})"
-    return {"value": f"{target}.dispatchEvent({event})"}
+    for shown in (["So it is \\boxed{9}."], "Response 4: timeout", "No problem matches the filters."):
+        assert shown in values
 
 
 @pytest.mark.slow
 def test_the_page_is_used_by_keyboard(browser):
-    chosen = "document.querySelector('.item[aria-selected=true] .where').textContent"
-    pressed = "[...document.querySelectorAll('.cell[aria-pressed=true]')].map((e) => e.title)"
-    listbox = "document.getElementById('list')"
-    values = browser(
-        make_page(TWO_RUNS),
-        [
-            press("j"),
-            {"until": f"{chosen}.startsWith('aime24 · 1')"},
-            press("End", listbox),
-            {"until": f"{chosen}.startsWith('amc23 · 1')"},
-            press("k"),
-            {"until": f"{chosen}.startsWith('amc23 · 0')"},
-            press("Home", listbox),
-            {"until": f"{chosen}.startsWith('aime24 · 0')"},
-            press("p"),
-            {"until": f"{pressed}[0] === 'Response 4: no answer'"},
-            press("n"),
-            {"until": f"{pressed}[0] === 'Response 1: correct'"},
-            press("/"),
-            {"value": "document.activeElement.id"},
-            # A letter that is typed into a field moves nothing.
-            press("j", "document.activeElement"),
-            {"value": chosen},
-        ],
-    )
-    assert values[-3] == "filter-text"
-    assert values[-1].startswith("aime24 · 0")
+    pressed = "document.querySelector('.cell[aria-pressed=true]').title"
+    steps = []
+    for key, target, expression, text in (
+        ("j", "document.body", ITEM, "aime24 · 1"),
+        ("End", LIST, ITEM, "amc23 · 1"),
+        ("k", "document.body", ITEM, "amc23 · 0"),
+        ("Home", LIST, ITEM, "aime24 · 0"),
+        ("p", "document.body", pressed, "Response 4: no answer"),
+        ("n", "document.body", pressed, "Response 1: correct"),
+        ("/", "document.body", "document.activeElement.id", "filter-text"),
+        # A letter that is typed into a field moves nothing.
+        ("j", "document.activeElement", ITEM, "aime24 · 0"),
+    ):
+        steps += [press(key, target), shows(expression, text)]
+    browser(make_page(TWO_RUNS), steps)
 
 
 @pytest.mark.slow
 def test_hostile_text_is_text_in_a_browser(browser):
     shown = "document.querySelector('.response').textContent"
+    title = "document.querySelector('#detail h3').textContent"
     steps = [{"value": "document.querySelectorAll('.item').length"}, {"value": shown}]
     for _ in range(len(HOSTILE) - 1):
-        steps += [
-            {"value": "(window.last = document.querySelector('#detail h3').textContent, 0)"},
-            press("j"),
-            {"until": "document.querySelector('#detail h3').textContent !== window.last"},
-            {"value": shown},
-        ]
+        steps += [{"value": f"(window.last = {title}, 0)"}, press("j"), {"until": f"{title} !== window.last"}, steps[1]]
     steps += [{"value": "String(window.broken)"}, {"value": "document.querySelectorAll('img, b > *').length"}]
     values = browser(make_page([hostile_result()]), steps)
     texts = [value for value in values if isinstance(value, str)]
     assert values[0] == len(HOSTILE) and values[-2:] == ["undefined", 0]
-    expected = dict(HOSTILE)
-    expected["separators"] = "a\u2028b\u2029c\x85d\u240be"
-    expected["null"] = "null \u2400 byte, escape \u241b[31m, bell \u2407"
-    for name, text in expected.items():
+    visible = {"separators": "a\u2028b\u2029c\x85d\u240be", "null": "null \u2400 byte, escape \u241b[31m, bell \u2407"}
+    for name, text in (HOSTILE | visible).items():
         assert valid_unicode(text) in [valid_unicode(shown) for shown in texts], name
 
 
 @pytest.mark.slow
 def test_a_long_list_is_drawn_in_part(browser):
-    values = browser(
-        make_page([result(["cw"] * 3000)]),
-        [
-            {"value": COUNT},
-            {"value": "document.querySelectorAll('.item').length < 60"},
-            press("End", "document.getElementById('list')"),
-            {"until": "document.querySelector('.item[aria-selected=true] .where').textContent.includes('2999')"},
-            {"value": "document.querySelectorAll('.item').length < 60"},
-        ],
-    )
+    shown = {"until": f"{ITEM}.includes('2999')"}
+    steps = [{"value": COUNT}, {"value": FEW_ITEMS}, press("End", LIST), shown, {"value": FEW_ITEMS}]
+    values = browser(make_page([result(["cw"] * 3000)]), steps)
     assert values[0] == "3,000 of 3,000 problems" and values[1] and values[-1]
 
 

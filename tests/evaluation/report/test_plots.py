@@ -21,6 +21,9 @@ def test_every_plot_is_written_as_svg_and_png(tmp_path: Path):
         else:
             height, width = matplotlib.image.imread(path).shape[:2]
             assert width > 900 and height > 300
+    # Little to plot.
+    few = [[], [result(["", ""])], [result(["c"])]]
+    assert [len(write_plots(tmp_path, summarise(results))) for results in few] == [0, 0, 2]
 
 
 def test_k_is_on_a_scale_of_doublings():
@@ -39,12 +42,6 @@ def test_steps_of_a_run_share_a_colour_that_deepens():
     assert styles["a@0"]["linestyle"] != "-" and styles["a@20"]["linestyle"] == "-"
     assert styles["a@20"]["marker"] != styles["b@20"]["marker"]
     assert len({style["color"] for style in styles.values()}) == 6
-
-
-@pytest.mark.parametrize(("verdicts", "plots"), [(None, 0), (["", ""], 0), (["c"], 2)])
-def test_little_to_plot(verdicts: list[str] | None, plots: int, tmp_path: Path):
-    results = [] if verdicts is None else [result(verdicts)]
-    assert len(write_plots(tmp_path, summarise(results))) == plots
 
 
 def test_hostile_names_are_drawn_as_text(tmp_path: Path):

@@ -31,12 +31,10 @@ def test_the_same_results_give_the_same_files(tmp_path: Path):
     assert figures["pass_at_k"]["1"]["value"] == pytest.approx(8 / 12)
     assert figures["differences"]["1"]["estimate"]["value"] == pytest.approx(8 / 12 - 5 / 12)
     assert figures["baseline"] == "grpo@0" and not {"label", "benchmark"} & figures.keys()
-
-
-def test_nothing_to_report(tmp_path: Path):
-    write_results(tmp_path, [])
-    assert (tmp_path / "results.md").read_text() == "# Evaluation\n\nThere are no results.\n"
-    assert (tmp_path / "index.html").is_file()
+    write_results(tmp_path / "none", [])
+    assert (tmp_path / "none" / "results.md").read_text() == "# Evaluation\n\nThere are no results.\n"
+    assert (tmp_path / "none" / "results.csv").read_text() == "benchmark,run\n"
+    assert (tmp_path / "none" / "index.html").is_file()
 
 
 def test_trackers_get_one_record_per_step_with_all_runs(tmp_path: Path, capsys):

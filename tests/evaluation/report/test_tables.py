@@ -6,7 +6,6 @@ from rich.console import Console
 
 from tests.evaluation.example_results import hostile_result, result, with_metrics
 from verl.evaluation.report.tables import comparison_table, console_table, csv_text, markdown, printable
-from verl.evaluation.results import TaskResult
 from verl.evaluation.statistics.summary import summarise
 
 RUNS = [
@@ -18,8 +17,7 @@ RUNS = [
 
 
 def table_lines(text: str, title: str) -> list[str]:
-    section = text.split(f"## {title}\n\n")[1].split("\n\n")[0]
-    return section.splitlines()
+    return text.split(f"## {title}\n\n")[1].split("\n\n")[0].splitlines()
 
 
 def test_markdown_compares_runs_on_benchmarks():
@@ -39,6 +37,9 @@ def test_markdown_compares_runs_on_benchmarks():
     assert "| amc23 | grpo@300 | 50.0 [50.0, 50.0] |" in table_lines(text, "maj@k")
     assert "| aime24 | grpo@0 | 16 | 0 | 2 | 10.0 | 0.0 | 0.0 | 8 | 24 |" in table_lines(text, "Responses and verdicts")
     assert "Rank metrics" not in text
+    measured = with_metrics(result(["cw"]), {"Effective Rank": [12.345678, 2.0]})
+    lines = table_lines(markdown(summarise([measured])), "Rank metrics (means)")
+    assert lines[2] == "| aime24 | grpo@0 | Effective Rank | 7.173 | 12.35 | 2 |"
 
 
 def test_worse_and_within_the_noise():
@@ -46,23 +47,11 @@ def test_worse_and_within_the_noise():
     table = comparison_table(summarise(rows), 1)
     # More runs than benchmarks: runs go down.
     assert table.headers == ["run", "aime24"]
-    assert table.rows == [
-        ["grpo@0", "100.0"],
-        ["grpo@1", "0.0 (-100.0 ▼)"],
-        ["grpo@2", "91.7 (-8.3)"],
-    ]
-
-
-def test_a_missing_figure_is_a_dash():
+    assert table.rows == [["grpo@0", "100.0"], ["grpo@1", "0.0 (-100.0 ▼)"], ["grpo@2", "91.7 (-8.3)"]]
+    # A missing figure is a dash.
     summary = summarise([*RUNS, result(["", ""], run="late"), result(["c"], run="odd", benchmark="amc23")])
     assert comparison_table(summary, 2).rows[2:] == [["late@0", "–", "–"], ["odd@0", "–", "–"]]
     assert "macro average" not in markdown(summary)
-
-
-def test_metric_table():
-    found = with_metrics(result(["cw"]), {"Effective Rank": [12.345678, 2.0]})
-    lines = table_lines(markdown(summarise([found])), "Rank metrics (means)")
-    assert lines[2] == "| aime24 | grpo@0 | Effective Rank | 7.173 | 12.35 | 2 |"
 
 
 def test_csv_has_one_line_per_run_and_benchmark():
@@ -71,17 +60,9 @@ def test_csv_has_one_line_per_run_and_benchmark():
     assert len(lines) == 6 and lines[-1]["benchmark"] == "macro average"
     first, second = lines[:2]
     assert (first["pass@1"], first["pass@2"], first["difference@1"], first["baseline"]) == ("0.25", "0.5", "", "")
-    assert [second[name] for name in ("difference@1", "difference@1_outside_noise", "baseline")] == [
-        *("0.75", "true", "grpo@0")
-    ]
+    given = second["difference@1"], second["difference@1_outside_noise"], second["baseline"]
+    assert given == ("0.75", "true", "grpo@0")
     assert (second["maj@2"], second["reason_correct"], second["mean_tokens"]) == ("1", "32", "10")
-
-
-def test_no_results():
-    summary = summarise([])
-    assert markdown(summary) == "# Evaluation\n\nThere are no results.\n"
-    assert csv_text(summary) == "benchmark,run\n"
-    assert console_table(summary).row_count == 0
 
 
 def test_hostile_names_stay_in_their_cells():
@@ -94,19 +75,12 @@ def test_hostile_names_stay_in_their_cells():
     assert printable("a\x1b[31m\u202eb\n") == "a [31m b "
 
 
-def printed(results: list[TaskResult], width: int = 120) -> str:
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(console_table(summarise(results)))
-    return console.export_text()
-
-
 @pytest.mark.parametrize("width", [80, 120])
 def test_console_table(width: int):
-    lines = printed(RUNS, width).splitlines()
-    row = next(line.split() for line in lines if "grpo@300" in line)
-    assert row == ["grpo@300", "100.0", "+75.0", "▲", "100.0", "+50.0", "▲", "100.0", "10", "0.0"]
-    assert any(line.split()[:2] == ["average", "grpo@0"] for line in lines)
-
-
-def test_markup_in_names_is_text():
-    assert "[red]x[/]@0" in printed([result(["c"], run="[red]x[/]")])
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(console_table(summarise(RUNS)))
+    # Markup in names is text.
+    console.print(console_table(summarise([result(["c"], run="[red]x[/]")])))
+    words = [line.split() for line in console.export_text().splitlines()]
+    assert ["grpo@300", "100.0", "+75.0", "▲", "100.0", "+50.0", "▲", "100.0", "10", "0.0"] in words
+    assert any(line[:2] == ["average", "grpo@0"] for line in words) and any("[red]x[/]@0" in line for line in words)

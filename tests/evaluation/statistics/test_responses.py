@@ -25,9 +25,7 @@ def test_repetition_rate(text: str, rate: float):
 def test_metrics_are_split_by_correctness():
     found = with_metrics(result(["ccw", "wwc"]), {"Effective Rank": [1.0, 2.0, 10.0, 20.0, math.nan, 3.0]})
     spreads = metric_spreads(found.problems)["Effective Rank"]
-    assert (spreads["correct"].count, spreads["correct"].mean) == (3, 2.0)
-    assert spreads["correct"].quartiles[1] == 2.0
-    assert (spreads["wrong"].count, spreads["wrong"].mean) == (2, 15.0)
-    assert spreads["all"].count == 5
+    assert (spreads["correct"].mean, spreads["correct"].quartiles[1], spreads["wrong"].mean) == (2.0, 2.0, 15.0)
+    assert {split: spread.count for split, spread in spreads.items()} == {"correct": 3, "wrong": 2, "all": 5}
     only_right = metric_spreads(with_metrics(result(["c"]), {"Curvature": [0.5]}).problems)["Curvature"]
     assert only_right["wrong"].count == 0 and math.isnan(only_right["wrong"].mean)
