@@ -113,10 +113,7 @@ def test_options_that_differ_are_shown_in_a_line_each(small_config, tmp_path):
     changed = with_trainer(small_config, tmp_path, save_freq=7)
     changed = replace(changed, actor=replace(changed.actor, optim=replace(changed.actor.optim, betas=[0.5, 0.9])))
     _, lines = find(changed)
-    assert lines[1:] == [
-        "  actor.optim.betas: was [0.9, 0.99], is [0.5, 0.9]",
-        "  trainer.save_freq: was 0, is 7",
-    ]
+    assert lines[1:] == ["  actor.optim.betas: was [0.9, 0.99], is [0.5, 0.9]", "  trainer.save_freq: was 0, is 7"]
     del values["seed"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     assert changed_options(tmp_path / "config.yaml", asdict(small_config)) == ["seed: was (no such option), is 0"]

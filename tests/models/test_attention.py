@@ -73,11 +73,7 @@ def test_the_kernel_gets_heads_of_the_widths_it_has():
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [
-        ({"is_causal": False}, "is_causal=False"),
-        ({"s_aux": torch.zeros(1)}, "s_aux"),
-        ({"softcap": 5.0}, "softcap"),
-    ],
+    [({"is_causal": False}, "is_causal=False"), ({"s_aux": torch.zeros(1)}, "s_aux"), ({"softcap": 5.0}, "softcap")],
 )
 def test_what_packed_rows_cannot_have_is_refused(options: dict[str, object], named: str):
     states = torch.zeros(1, 1, 6, 2)

@@ -46,11 +46,7 @@ ARCHITECTURES: dict[str, PreTrainedConfig] = {
     "mistral, sliding window": MistralConfig(**TINY, sliding_window=3),
     # Soft caps on scores and on logits, and every other layer with a sliding window.
     "gemma2": Gemma2Config(
-        **TINY,
-        sliding_window=4,
-        attn_logit_softcapping=2.0,
-        final_logit_softcapping=3.0,
-        query_pre_attn_scalar=4,
+        **TINY, sliding_window=4, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, query_pre_attn_scalar=4
     ),
     # Its head asks the decoder for more than states.
     "mixtral, experts": MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2),

@@ -57,12 +57,7 @@ def value_batch(rollout: RolloutBatch, values: torch.Tensor) -> ValueBatch:
     torch.manual_seed(0)
     returns = torch.randn(values.shape) * rollout.response_mask
     return ValueBatch(
-        rollout.input_ids,
-        rollout.attention_mask,
-        rollout.response_mask,
-        values,
-        returns,
-        batch_size=[len(rollout)],
+        rollout.input_ids, rollout.attention_mask, rollout.response_mask, values, returns, batch_size=[len(rollout)]
     )
 
 
