@@ -52,10 +52,10 @@ class LearningWorker(Checkpointed):
             for name in names:
                 learner = self.learners[name]
                 if name == "actor":
-                    logprobs, *_ = self.logprobs(share, mask, mask[:, 1:], 1.0)
-                    loss = -logprobs.sum() / batch.numel()
+                    errors = -self.logprobs(share, mask, mask[:, 1:], 1.0)[0]
                 else:
-                    loss = (self.values(share, mask) - 1).square().sum() / batch.numel()
+                    errors = (self.values(share, mask) - 1).square()
+                loss = errors.sum() / batch.numel()
                 sums, state = learner.step([(loss, {"loss": loss})])
                 record |= {f"{name}/{key}": value for key, value in (sums | state).items()}
             curve.append(record)

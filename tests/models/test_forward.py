@@ -1,6 +1,5 @@
 """Log-probabilities and values of one process; the same from every way through the model."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForTokenClassification,
     CohereConfig,
     Gemma2Config,
     GraniteConfig,
@@ -22,23 +20,11 @@ from transformers import (
     Qwen2Config,
 )
 
+from tests.models.architectures import TINY
 from verl.config import ConfigError, PPOConfig, load_config
 from verl.config.common import ModelConfig
 from verl.models.attention import attention_name
-from verl.models.forward import LogprobForward, ValueForward
-
-TINY = {
-    "vocab_size": 101,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-}
-"""Heads in groups, weights large enough for attention to be sharp."""
+from verl.models.forward import LogprobForward
 
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
     "llama, tied head": LlamaConfig(**TINY, tie_word_embeddings=True),
@@ -81,11 +67,10 @@ def config(**changes: object) -> ModelConfig:
     return replace(load_config(PPOConfig, "ppo_trainer").model, **{"path": "tiny", "param_dtype": "float32"} | changes)
 
 
-def build(
-    auto: type, architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32
-) -> nn.Module:
+def build(architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
-    return auto.from_config(architecture, attn_implementation=attention_name(way), dtype=dtype).eval()
+    options = {"attn_implementation": attention_name(way), "dtype": dtype}
+    return AutoModelForCausalLM.from_config(architecture, **options).eval()
 
 
 def gradient(model: nn.Module, loss: Tensor) -> Tensor:
@@ -96,9 +81,10 @@ def gradient(model: nn.Module, loss: Tensor) -> Tensor:
 def scores_and_gradient(
     architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor]:
-    model = build(AutoModelForCausalLM, architecture, way, dtype)
-    forward = LogprobForward(model, way, "cpu")
-    logprobs, entropy, _ = forward.logprobs(tokens(), MASK, WANTED, 0.7, differentiable_entropy=True)
+    model = build(architecture, way, dtype)
+    logprobs, entropy, _ = LogprobForward(model, way, "cpu").logprobs(
+        tokens(), MASK, WANTED, 0.7, differentiable_entropy=True
+    )
     weights = torch.randn(2, *WANTED.shape, generator=torch.Generator().manual_seed(1))
     loss = (logprobs * weights[0]).sum() + (entropy * weights[1]).sum()
     return logprobs.detach(), entropy.detach(), gradient(model, loss)
@@ -136,24 +122,10 @@ def test_bfloat16_agrees_to_its_precision():
             assert relative(found, expected) < 2 * limit
 
 
-def test_values_and_gradients_do_not_depend_on_padding():
-    results = []
-    for packed in (False, True):
-        way = config(use_remove_padding=packed)
-        architecture = Qwen2Config(**TINY, num_labels=1)
-        model = build(AutoModelForTokenClassification, architecture, way)
-        values = ValueForward(model, way, "cpu").values(tokens(), MASK)
-        weights = torch.randn(MASK.shape, generator=torch.Generator().manual_seed(1)) * MASK
-        results.append(((values * MASK).detach(), gradient(model, (values * weights).sum())))
-    assert results[0][0].std() > 0.1
-    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-5, rtol=0)
-    assert relative(results[1][1], results[0][1]) < 1e-5
-
-
 @pytest.mark.parametrize("changes", WAYS.values(), ids=WAYS.keys())
 def test_a_micro_batch_without_tokens_to_score_still_reaches_every_weight(changes: dict[str, object]):
     way = config(**changes)
-    model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+    model = build(ARCHITECTURES["qwen2"], way)
     logprobs, *_ = LogprobForward(model, way, "cpu").logprobs(tokens(), MASK, 0 * WANTED, 1.0)
     assert not logprobs.any()
     assert not gradient(model, logprobs.sum()).any()
@@ -183,7 +155,7 @@ def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, t
 @pytest.mark.parametrize("chunk", [0, 2])
 def test_entropy_carries_a_gradient_on_request_alone(chunk: int):
     way = config(logits_chunk_size=chunk)
-    model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+    model = build(ARCHITECTURES["qwen2"], way)
     forward = LogprobForward(model, way, "cpu")
     head = model.get_output_embeddings().weight
 
@@ -200,13 +172,13 @@ def test_entropy_carries_a_gradient_on_request_alone(chunk: int):
 
 @torch.no_grad()
 def test_a_model_scored_in_chunks_still_generates():
-    model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], config(logits_chunk_size=0))
+    model = build(ARCHITECTURES["qwen2"], config(logits_chunk_size=0))
     prompt, mask = tokens()[:2], MASK[:2]
     options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = model.generate(prompt, **options)
     for changes in WAYS.values():
         way = config(**changes)
-        other = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+        other = build(ARCHITECTURES["qwen2"], way)
         LogprobForward(other, way, "cpu")
         assert torch.equal(other.generate(prompt, **options), expected)
 
@@ -215,7 +187,7 @@ def test_adapters_are_part_of_every_way():
     scored = []
     for changes in WAYS.values():
         way = config(**changes)
-        model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+        model = build(ARCHITECTURES["qwen2"], way)
         adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
         forward = LogprobForward(adapted, way, "cpu")
         logprobs, *_ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
@@ -229,43 +201,40 @@ def test_adapters_are_part_of_every_way():
         torch.testing.assert_close(other, scored[0], atol=1e-4, rtol=1e-4)
 
 
-def altered(change: Callable[[Tensor], Tensor]) -> type[nn.Module]:
+class Altered(type(AutoModelForCausalLM.from_config(ARCHITECTURES["qwen2"]))):
     """A language model whose logits depend on what a head in pieces cannot know."""
-    base = type(AutoModelForCausalLM.from_config(ARCHITECTURES["qwen2"]))
 
-    class Altered(base):
-        def forward(self, input_ids: Tensor | None = None, **kwargs: object):
-            output = super().forward(input_ids=input_ids, **kwargs)
-            if input_ids is not None:
-                output.logits = change(output.logits)
-            return output
-
-    return Altered
+    def forward(self, input_ids: Tensor | None = None, **kwargs: object):
+        output = super().forward(input_ids=input_ids, **kwargs)
+        if input_ids is not None:
+            output.logits = 1.5 * output.logits
+        return output
 
 
-def test_a_head_that_cannot_be_taken_in_pieces_is_refused():
+MAMBA = MambaConfig(vocab_size=101, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.2)
+IN_PIECES = {"logits_chunk_size": 4}
+JOINED = {"logits_chunk_size": 0, "use_remove_padding": True}
+OWN_HEAD = r"^model.path='tiny': qwen2 gives other results.*set model.logits_chunk_size=0$"
+MIXES_ROWS = r"mamba gives other results.*set model.use_remove_padding=false"
+SOFT_CAP = r"^model.attn_implementation='sdpa': packed rows do not support softcap"
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "changes", "dtype", "message"),
+    [
+        (Altered._from_config, ARCHITECTURES["qwen2"], IN_PIECES, "float32", OWN_HEAD),
+        (AutoModelForCausalLM.from_config, MAMBA, JOINED, "float32", MIXES_ROWS),
+        # In half precision less than the second row's difference would be noise.
+        (AutoModelForCausalLM.from_config, MAMBA, JOINED, "bfloat16", MIXES_ROWS),
+        (AutoModelForCausalLM.from_config, ARCHITECTURES["gemma2"], JOINED, "float32", SOFT_CAP),
+    ],
+)
+def test_models_that_cannot_be_scored_this_way_are_refused(kind, architecture, changes, dtype, message):
     torch.manual_seed(0)
-    model = altered(lambda logits: 1.5 * logits)(ARCHITECTURES["qwen2"]).eval()
-    with pytest.raises(
-        ConfigError, match=r"^model.path='tiny': qwen2 gives other results.*set model.logits_chunk_size=0$"
-    ):
-        LogprobForward(model, config(logits_chunk_size=4), "cpu")
-
-
-# In half precision less than the second row's difference would be noise.
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_that_mixes_joined_rows_is_refused(dtype: str):
-    torch.manual_seed(0)
-    mamba = MambaConfig(vocab_size=101, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.2)
-    model = AutoModelForCausalLM.from_config(mamba, dtype=getattr(torch, dtype)).eval()
-    with pytest.raises(ConfigError, match=r"mamba gives other results.*set model.use_remove_padding=false"):
-        LogprobForward(model, config(logits_chunk_size=0, use_remove_padding=True, param_dtype=dtype), "cpu")
-
-
-def test_soft_caps_are_refused_where_the_kernel_has_none():
-    way = config(logits_chunk_size=0, use_remove_padding=True, attn_implementation="sdpa")
-    model = build(AutoModelForCausalLM, ARCHITECTURES["gemma2"], way)
-    with pytest.raises(ConfigError, match=r"^model.attn_implementation='sdpa': packed rows do not support softcap"):
+    way = config(attn_implementation="sdpa", param_dtype=dtype, **changes)
+    options = {} if architecture is MAMBA else {"attn_implementation": attention_name(way)}
+    model = kind(architecture, dtype=getattr(torch, dtype), **options).eval()
+    with pytest.raises(ConfigError, match=message):
         LogprobForward(model, way, "cpu")
 
 

@@ -8,15 +8,7 @@ from verl.models.optimizer import clip_gradients, lr_multiplier, make_optimizer
 
 
 def optim_config(kind: str, warmup: int = 3, floor: float = 0.1) -> OptimConfig:
-    return OptimConfig(
-        lr=0.5,
-        betas=[0.9, 0.99],
-        weight_decay=0.25,
-        lr_scheduler_type=kind,
-        lr_warmup_steps=warmup,
-        min_lr_ratio=floor,
-        grad_clip=1.0,
-    )
+    return OptimConfig(0.5, [0.9, 0.99], 0.25, kind, lr_warmup_steps=warmup, min_lr_ratio=floor, grad_clip=1.0)
 
 
 @pytest.mark.parametrize(

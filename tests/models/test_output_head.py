@@ -32,10 +32,8 @@ def largest_tensor(chunk: int) -> int:
     """Elements of the largest tensor while a head of 500 words learns from 64 tokens."""
     torch.manual_seed(0)
     # Narrow, so that nothing but logits is large: the head itself has 500 x 8 weights.
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-    )
-    model = LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes)).eval()
     ids = torch.randint(VOCABULARY, (1, NUM_TOKENS))
     targets = ScoringTargets(torch.arange(NUM_TOKENS), ids[0].roll(-1), 0.5, True)
     with LargestResult() as largest:

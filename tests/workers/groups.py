@@ -31,16 +31,9 @@ def policy_batch(rollout: RolloutBatch, old_logprobs: torch.Tensor) -> PolicyBat
     torch.manual_seed(0)
     advantages = torch.randn(len(rollout), 1).expand(old_logprobs.shape) * rollout.response_mask
     reference = old_logprobs + 0.1 * torch.randn(old_logprobs.shape) * rollout.response_mask
-    return PolicyBatch(
-        rollout.input_ids,
-        rollout.attention_mask,
-        rollout.response_mask,
-        old_logprobs,
-        rollout.rollout_logprobs,
-        reference,
-        advantages,
-        batch_size=[len(rollout)],
-    )
+    rows = (rollout.input_ids, rollout.attention_mask, rollout.response_mask)
+    numbers = (old_logprobs, rollout.rollout_logprobs, reference, advantages)
+    return PolicyBatch(*rows, *numbers, batch_size=[len(rollout)])
 
 
 def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
