@@ -13,15 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.checkpoint.test_folders import MODEL, POINTER, alter, names, save
 from tests.conftest import changed
-from verl.checkpoint.resume import (
-    Resumption,
-    best_validation,
-    changed_options,
-    check_resumable,
-    find_resumption,
-    resume_hint,
-    saved_validations,
-)
+from verl.checkpoint import resume
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
 
@@ -30,9 +22,9 @@ def with_trainer(config: PPOConfig, folder: Path, **changes: object) -> PPOConfi
     return changed(config, trainer={"default_local_dir": str(folder)} | changes)
 
 
-def find(config: PPOConfig) -> tuple[Resumption | None, list[str]]:
+def find(config: PPOConfig) -> tuple[resume.Resumption | None, list[str]]:
     lines: list[str] = []
-    return find_resumption(config, lines.append), lines
+    return resume.find_resumption(config, lines.append), lines
 
 
 def test_the_latest_intact_checkpoint_is_used_and_damaged_ones_are_named(small_config, tmp_path):
@@ -44,7 +36,7 @@ def test_the_latest_intact_checkpoint_is_used_and_damaged_ones_are_named(small_c
     (tmp_path / "global_step_6" / MODEL).unlink()
     (tmp_path / ".global_step_9.abc.unfinished").mkdir()
     resumption, lines = find(config)
-    assert resumption == Resumption(tmp_path / "global_step_4", 4, {"job": "ppo", "step": 4})
+    assert resumption == resume.Resumption(tmp_path / "global_step_4", 4, {"job": "ppo", "step": 4})
     assert lines == [
         f"warning: {tmp_path}/global_step_8/{MODEL} was altered: its checksum differs from the manifest; this "
         "checkpoint is not used",
@@ -100,25 +92,26 @@ def test_options_that_differ_are_shown_in_a_line_each(small_config, tmp_path):
     assert lines[1:] == ["  actor.optim.betas: was [0.9, 0.99], is [0.5, 0.9]", "  trainer.save_freq: was 0, is 7"]
     del values["seed"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    assert changed_options(tmp_path / "config.yaml", asdict(small_config)) == ["seed: was (no such option), is 0"]
+    found = resume.changed_options(tmp_path / "config.yaml", asdict(small_config))
+    assert found == ["seed: was (no such option), is 0"]
 
 
 def test_what_does_not_fit_is_refused_in_one_line(small_config, tiny_model, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     state = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
 
-    def resumption(name: str, tensors: dict[str, torch.Tensor]) -> Resumption:
+    def resumption(name: str, tensors: dict[str, torch.Tensor]) -> resume.Resumption:
         shards = tmp_path / name / "actor" / "shards"
         dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(shards), save_distributed=True), no_dist=True)
-        return Resumption(tmp_path / name, 4, {"job": "ppo", "num_examples": 16})
+        return resume.Resumption(tmp_path / name, 4, {"job": "ppo", "num_examples": 16})
 
-    def refused(found: Resumption, message: str, job: str = "ppo", examples: int = 16, **parts: object) -> None:
+    def refused(found: resume.Resumption, message: str, job: str = "ppo", examples: int = 16, **parts: object) -> None:
         with pytest.raises(ConfigError, match=message) as caught:
-            check_resumable(found, job, examples, {"actor": small_config.model, **parts})
+            resume.check_resumable(found, job, examples, {"actor": small_config.model, **parts})
         assert "\n" not in str(caught.value)
 
     fits = resumption("fits", state)
-    check_resumable(fits, "ppo", 16, {"actor": small_config.model})
+    resume.check_resumable(fits, "ppo", 16, {"actor": small_config.model})
     refused(fits, "is a checkpoint of main_ppo, not of main_sft; name another", job="sft")
     refused(fits, r"^data\.train_files: 17 examples, but 16 when", examples=17)
     refused(fits, "has no critic", critic=small_config.critic.model)
@@ -132,9 +125,9 @@ def test_what_does_not_fit_is_refused_in_one_line(small_config, tiny_model, tmp_
 
 def test_the_best_validation_so_far():
     validations = {0: {"a": 0.5}, 2: {"a": 0.75, "b": 1.0}, 4: {"a": 0.75}}
-    assert best_validation(validations, "a") == {"name": "a", "value": 0.75, "step": 2}
-    assert best_validation(validations, "c") is None
-    assert saved_validations(json.loads(json.dumps({"validations": validations}))) == validations
+    assert resume.best_validation(validations, "a") == {"name": "a", "value": 0.75, "step": 2}
+    assert resume.best_validation(validations, "c") is None
+    assert resume.saved_validations(json.loads(json.dumps({"validations": validations}))) == validations
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), RuntimeError()])
@@ -144,7 +137,7 @@ def test_an_interrupted_run_says_how_to_resume(small_config, tmp_path, capsys, e
     for config in (disabled, named, auto, named):
         if config is auto:
             save(tmp_path, 4)
-        with pytest.raises(type(error)), resume_hint(config):
+        with pytest.raises(type(error)), resume.resume_hint(config):
             raise error
     folder = f"run the same command with trainer.default_local_dir={tmp_path}"
     options = "trainer.resume_mode=auto trainer.resume_from_path=null"

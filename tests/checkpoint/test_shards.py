@@ -84,26 +84,19 @@ def test_the_same_number_of_workers_goes_on_to_the_bit(two, batch, trained):
     assert curve[0]["actor/loss"] != curve[2]["actor/loss"] and curve[0]["actor/lr"] > curve[2]["actor/lr"]
 
 
-def goes_on_alike(group: WorkerGroup, batch: torch.Tensor, trained) -> None:
+def test_two_workers_to_three_to_one_and_back(small_config, one, two, batch, trained, tmp_path):
     folder, state, curve, _ = trained
-    group.run("load", folder, 3)
-    restored = group.run("whole_state")[0]
-    assert all(torch.equal(restored[name], value) for name, value in state.items())
-    # Seeded by the run's seed and the step: the same whenever it is loaded.
-    draws = group.run("draw")
-    group.run("load", folder, 3)
-    assert draws == group.run("draw")
-    assert_close(group.run("learn", batch, 3, BOTH)[0], curve)
-
-
-def test_two_workers_to_three(small_config, ray_session, batch, trained):
     three = start(small_config, 3)
-    goes_on_alike(three, batch, trained)
+    for group in (three, one):
+        group.run("load", folder, 3)
+        restored = group.run("whole_state")[0]
+        assert all(torch.equal(restored[name], value) for name, value in state.items())
+        # Seeded by the run's seed and the step: the same whenever it is loaded.
+        draws = group.run("draw")
+        group.run("load", folder, 3)
+        assert draws == group.run("draw")
+        assert_close(group.run("learn", batch, 3, BOTH)[0], curve)
     three.close()
-
-
-def test_two_workers_to_one_and_back(one, two, batch, trained, tmp_path):
-    goes_on_alike(one, batch, trained)
     CheckpointSaver(tmp_path, one, background=False, huggingface=False, newest=0).save(4, {}, {})
     state, curve = one.run("whole_state")[0], one.run("learn", batch, 3, BOTH)[0]
     two.run("load", tmp_path / "global_step_4", 4)

@@ -12,6 +12,10 @@ from tests.models.worlds import World, world
 from verl.config import PPOConfig, load_config
 from verl.config.common import ModelConfig
 
+TINY = {"vocab_size": 101, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "pad_token_id": 0}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.2}
+"""Sizes of random models: heads in groups, weights large enough for attention to be sharp."""
+
 
 @pytest.fixture(scope="session")
 def model_config(tiny_model: Path) -> ModelConfig:

@@ -1,6 +1,5 @@
 """What the ranks of a test's world do with the trainer's workers."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -11,10 +10,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.conftest import changed
-from tests.workers.gradients import gradients_of
+from tests.workers.groups import gradients_of
 from verl.config import PPOConfig
 from verl.config.sft import SFTConfig
-from verl.models.learner import Learner
 from verl.models.sequence_parallel import sequence_group
 from verl.protocol import ConversationBatch, PolicyBatch, RankMetrics, RolloutBatch, TextBatch, ValueBatch
 from verl.workers.actor import Actor
@@ -23,12 +21,6 @@ from verl.workers.reward_model import RewardModel
 from verl.workers.sft import SFTWorker
 
 Results = dict[str, Any]
-
-
-def update_of(learner: Learner, update: Callable[[], Results]) -> tuple[Results, Results]:
-    """The metrics of one update, and its full gradients by name as arrays; the weights stay as they are."""
-    metrics, gradients = gradients_of(learner, update)
-    return metrics, {name: gradient.numpy() for name, gradient in gradients.items()}
 
 
 def share(batch: Any, sequence: int) -> Any:
@@ -50,7 +42,6 @@ def every_model(config: PPOConfig, sft: SFTConfig, changes: dict[str, Any], batc
         changes: of the options of all models.
         batching: how actor and critic cut micro-batches.
     """
-    config = changed(config, model=changes, critic={"model": changes} | batching, reward_model={"model": changes})
     sequence = changes.get("ulysses_sequence_parallel_size", 1)
     assert sequence_group(sequence) is sequence_group(sequence)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
@@ -62,36 +53,36 @@ def every_model(config: PPOConfig, sft: SFTConfig, changes: dict[str, Any], batc
     num_tokens, num_sequences = int(mask.sum()), int(mask.any(dim=1).sum())
     results: Results = {}
 
-    actor = Actor(replace(config.actor, **batching), config.model, mesh, 0.8, 10, mask.shape[1])
+    actor = Actor(replace(config.actor, **batching), replace(config.model, **changes), mesh, 0.8, 10, mask.shape[1])
     rollout = rollout_of(mine)
     # The fifth response has no tokens, and so no states to measure.
     plain, measured = actor.compute_logprobs(rollout), actor.compute_logprobs(rollout, [0, -1], norms)
     assert torch.equal(plain.logprobs, measured.logprobs) and torch.equal(plain.entropy, measured.entropy)
-    results["logprobs"], results["entropy"] = plain.logprobs.numpy(), plain.entropy.numpy()
+    results["logprobs"], results["entropy"] = plain.logprobs, plain.entropy
     metrics = measured.rank_metrics
-    results["norms"], results["mean states"] = metrics.by_name["norm"].numpy(), metrics.mean_states.numpy()
-    results["actor"] = update_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
+    results["norms"], results["mean states"] = metrics.by_name["norm"], metrics.mean_states
+    results["actor"] = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
 
-    critic = Critic(config.critic, mesh, 10)
-    results["values"] = critic.compute_values(rollout).numpy()
+    critic = Critic(changed(config.critic, model=changes, **batching), mesh, 10)
+    results["values"] = critic.compute_values(rollout)
     rows = (mine.input_ids, mine.attention_mask, mine.response_mask)
     targets = ValueBatch(*rows, 0.3 * mine.advantages, mine.old_logprobs, batch_size=[len(mine)])
-    results["critic"] = update_of(critic.learner, lambda: critic.update(targets, num_tokens))
+    results["critic"] = gradients_of(critic.learner, lambda: critic.update(targets, num_tokens))
 
-    judge = RewardModel(config.reward_model, mesh)
+    judge = RewardModel(changed(config.reward_model, model=changes), mesh)
     first = batch.attention_mask.argmax(dim=1)
     rows = [ids[start:] for ids, start in zip(batch.input_ids, first, strict=True)]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     lengths = batch.attention_mask.sum(dim=1)
     read = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
     texts = share(TextBatch(ids, read, batch_size=[len(batch)]), sequence)
-    results["scores"] = judge.compute_scores(texts).numpy()
+    results["scores"] = judge.compute_scores(texts)
 
     learned = read * (torch.arange(ids.shape[1]) % 3 > 0)
     lesson = share(ConversationBatch(ids, read, learned, batch_size=[len(batch)]), sequence)
-    results["evaluation"] = worker.evaluate(lesson).numpy()
+    results["evaluation"] = worker.evaluate(lesson)
     total = int(learned[:, 1:].sum())
-    results["sft"] = update_of(worker.learner, lambda: worker.train_step(lesson, total))
+    results["sft"] = gradients_of(worker.learner, lambda: worker.train_step(lesson, total))
     return results
 
 

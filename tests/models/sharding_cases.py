@@ -165,16 +165,15 @@ def constant_offload(config: ModelConfig) -> list[bool]:
     return [*same, all(map(is_offloaded, moves.parameters()))]
 
 
-def most_alive_while_streaming(config: ModelConfig) -> tuple[int, int]:
-    """How many gathered parameters exist at the same time, and how many there are."""
+def streamed(config: ModelConfig) -> tuple[int, dict[str, Tensor]]:
+    """How many gathered parameters exist at the same time, and what a rollout engine is given."""
     alive: list[weakref.ref[Tensor]] = []
-    most = count = 0
+    most, given = 0, {}
     for name, value in checkpoint_parameters(load_sharded_model(config, mesh(), trainable=True)):
         alive = [ref for ref in alive if ref() is not None] + [weakref.ref(value)]
-        most, count = max(most, len(alive)), count + 1
-        assert isinstance(name, str)
+        most, given[name] = max(most, len(alive)), value.clone()
         del value
-    return most, count
+    return most, given
 
 
 def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
@@ -210,8 +209,3 @@ def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
         adapted = PeftModel.from_pretrained(auto.from_pretrained(config.path, **options), folder / "lora_adapter")
         found["peft"] = score(adapted.eval(), ids)
     return found
-
-
-def streamed(config: ModelConfig) -> dict[str, Tensor]:
-    """What a rollout engine is given."""
-    return dict(checkpoint_parameters(load_sharded_model(config, mesh(), trainable=True)))

@@ -1,43 +1,36 @@
-"""Log-probabilities and values of one process; the same from every way through the model."""
+"""Log-probabilities of one process: the same from every way through the model, and what memory they need."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    CohereConfig,
-    Gemma2Config,
-    GraniteConfig,
-    LlamaConfig,
-    MambaConfig,
-    MistralConfig,
-    MixtralConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from tests.models.architectures import TINY
+from tests.models.conftest import TINY
 from verl.config import ConfigError, PPOConfig, load_config
 from verl.config.common import ModelConfig
 from verl.models.attention import attention_name
 from verl.models.forward import LogprobForward
+from verl.models.output_head import ScoringTargets, chunk_output_head, logprobs_and_entropy
 
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
-    "llama, tied head": LlamaConfig(**TINY, tie_word_embeddings=True),
-    "qwen2": Qwen2Config(**TINY),
-    "mistral, sliding window": MistralConfig(**TINY, sliding_window=3),
+    "llama, tied head": transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
+    "qwen2": transformers.Qwen2Config(**TINY),
+    "mistral, sliding window": transformers.MistralConfig(**TINY, sliding_window=3),
     # Soft caps on scores and on logits, and every other layer with a sliding window.
-    "gemma2": Gemma2Config(
+    "gemma2": transformers.Gemma2Config(
         **TINY, sliding_window=4, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, query_pre_attn_scalar=4
     ),
     # Its head asks the decoder for more than states.
-    "mixtral, experts": MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2),
-    "granite, scaled logits": GraniteConfig(**TINY, logits_scaling=4.0, attention_multiplier=0.5),
-    "cohere, scaled logits": CohereConfig(**TINY, logit_scale=0.25),
+    "mixtral, experts": transformers.MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2),
+    "granite, scaled logits": transformers.GraniteConfig(**TINY, logits_scaling=4.0, attention_multiplier=0.5),
+    "cohere, scaled logits": transformers.CohereConfig(**TINY, logit_scale=0.25),
 }
 
 WAYS = {
@@ -47,14 +40,9 @@ WAYS = {
     "packed, one chunk": {"logits_chunk_size": 1000, "use_remove_padding": True},
 }
 
-MASK = torch.tensor(
-    [
-        [0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0],
-        [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
-        [0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0],
-        [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0],
-    ]
-)
+COLUMNS = torch.arange(12)
+MASK = torch.stack([(first <= COLUMNS) & (COLUMNS < end) for first, end in ((2, 10), (0, 12), (5, 8), (1, 11))]).long()
+"""Padding on both sides, on none, and on each by different amounts."""
 WANTED = MASK[:, -6:] * torch.tensor([[1], [1], [1], [0]])
 """Nothing is wanted of the last row."""
 
@@ -211,7 +199,8 @@ class Altered(type(AutoModelForCausalLM.from_config(ARCHITECTURES["qwen2"]))):
         return output
 
 
-MAMBA = MambaConfig(vocab_size=101, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.2)
+MAMBA = transformers.MambaConfig(vocab_size=101, hidden_size=32, num_hidden_layers=2, state_size=4)
+MAMBA.initializer_range = 0.2
 IN_PIECES = {"logits_chunk_size": 4}
 JOINED = {"logits_chunk_size": 0, "use_remove_padding": True}
 OWN_HEAD = r"^model.path='tiny': qwen2 gives other results.*set model.logits_chunk_size=0$"
@@ -241,3 +230,44 @@ def test_models_that_cannot_be_scored_this_way_are_refused(kind, architecture, c
 def test_kernels_without_packed_rows_are_refused():
     with pytest.raises(ValueError, match=r"^model.attn_implementation='flex_attention': must be one of sdpa, eager"):
         config(use_remove_padding=True, attn_implementation="flex_attention")
+
+
+NUM_TOKENS, VOCABULARY, CHUNK = 64, 500, 8
+
+
+class LargestResult(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation returns, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types: object, args: tuple = (), kwargs: dict | None = None):
+        result = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+def largest_tensor(chunk: int) -> int:
+    """Elements of the largest tensor while a head of 500 words learns from 64 tokens."""
+    torch.manual_seed(0)
+    # Narrow, so that nothing but logits is large: the head itself has 500 x 8 weights.
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCABULARY, **sizes)).eval()
+    ids = torch.randint(VOCABULARY, (1, NUM_TOKENS))
+    targets = ScoringTargets(torch.arange(NUM_TOKENS), ids[0].roll(-1), 0.5, True)
+    with LargestResult() as largest:
+        if chunk:
+            chunk_output_head(model, chunk)
+            logprobs, entropy = model(ids, use_cache=False, targets=targets)
+        else:
+            logprobs, entropy = logprobs_and_entropy(model(ids, use_cache=False).logits[0], *targets[1:])
+        (logprobs + entropy).sum().backward()
+    return largest.elements
+
+
+def test_no_tensor_holds_the_logits_of_more_than_a_chunk():
+    assert largest_tensor(0) == NUM_TOKENS * VOCABULARY
+    # The head's weights and their gradient have the size of a chunk of 8 here.
+    assert largest_tensor(CHUNK) == largest_tensor(7) == CHUNK * VOCABULARY

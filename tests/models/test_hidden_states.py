@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3Config, Qwen2Config
 
-from tests.models.architectures import TINY
+from tests.models.conftest import TINY
 from verl.models.hidden_states import record_states
 from verl.models.output_head import ScoringTargets, chunk_output_head
 

@@ -22,11 +22,6 @@ def two(worlds: dict[int, World]) -> World:
 
 
 @pytest.fixture(scope="module")
-def four(worlds: dict[int, World]) -> World:
-    return worlds[4]
-
-
-@pytest.fixture(scope="module")
 def plain(two: World, model_config: ModelConfig) -> cases.Outcome:
     """Two workers that hold one copy."""
     return two.run(cases.train, model_config)[0]
@@ -55,9 +50,9 @@ def test_clipped_gradients_of_a_sharded_model_are_those_of_one_process(plain, ti
     assert plain.losses[1] < plain.losses[0]
 
 
-def test_hybrid_sharding_changes_no_gradient(two, four, model_config, plain):
-    assert four.run(cases.mesh_layouts)[0] == [[[0], [1], [2], [3]], [[0, 1], [2, 3]]]
-    for group, size in ((two, 1), (four, 2), (four, -1)):
+def test_hybrid_sharding_changes_no_gradient(two, worlds, model_config, plain):
+    assert worlds[4].run(cases.mesh_layouts)[0] == [[[0], [1], [2], [3]], [[0, 1], [2, 3]]]
+    for group, size in ((two, 1), (worlds[4], 2), (worlds[4], -1)):
         assert_same(group.run(cases.train, sharded(model_config, fsdp_size=size))[0], plain, 1e-6)
 
 
@@ -73,8 +68,8 @@ def test_rank_0_alone_reads_the_weights_and_all_have_them(two, model_config, tin
 
 def test_weights_are_streamed_one_at_a_time_as_the_files_have_them(two, model_config, tmp_path):
     for lora in (model_config.lora, LoraConfig(rank=2, alpha=4.0, target_modules=["all-linear"])):
-        most, count = two.run(cases.most_alive_while_streaming, replace(model_config, lora=lora))[0]
-        assert most == 1 and count == 50
+        most, given = two.run(cases.streamed, replace(model_config, lora=lora))[0]
+        assert most == 1 and len(given) == 50
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"num_hidden_layers": 2, "vocab_size": 50}
@@ -88,7 +83,7 @@ def test_weights_are_streamed_one_at_a_time_as_the_files_have_them(two, model_co
         model.save_pretrained(tmp_path)
         expected = load_file(tmp_path / "model.safetensors")
         assert f"model.layers.1.{name}" in expected
-        for found in two.run(cases.streamed, replace(model_config, path=str(tmp_path))):
+        for _, found in two.run(cases.streamed, replace(model_config, path=str(tmp_path))):
             torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
@@ -149,12 +144,12 @@ def test_adapters_alone_learn_and_are_exported_merged_and_by_themselves(two, mod
         torch.testing.assert_close(one[name], one["learned"], atol=1e-5, rtol=0)
 
 
-def test_adapters_with_everything_else_on(two, four, model_config):
+def test_adapters_with_everything_else_on(two, worlds, model_config):
     lora = replace(model_config, lora=LORA)
     expected = two.run(cases.train, lora)[0]
     frugal = sharded(
         replace(lora, gradient_checkpointing=True), fsdp_size=2, param_offload=True, optimizer_offload=True
     )
-    for group in (two, four):
+    for group in (two, worlds[4]):
         assert_same(group.run(cases.train, frugal)[0], expected, 1e-6)
     assert all(".lora_" in name for name in expected.gradients[0])

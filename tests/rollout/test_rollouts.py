@@ -103,9 +103,11 @@ def learn(group: WorkerGroup, rollout: RolloutBatch) -> None:
     assert (moved - logprobs).abs()[mask].max() > 0.1
 
 
-def test_an_engine_over_two_workers_samples_as_that_of_one(alone, together, prompts, config):
-    one, two = (generate(group, prompts, GREEDY, 5, copies) for group, copies in ((alone, 1), (together, 2)))
-    same_rollout(one, two)
+def test_all_engines_sample_alike(alone, together, through_transformers, prompts, config):
+    one = generate(alone, prompts, GREEDY, 5)
+    same_rollout(one, generate(together, prompts, GREEDY, 5, copies=2))
+    same_rollout(one, generate(through_transformers, prompts, GREEDY, 5))
+    assert not any(through_transformers.run("loaded", "vllm"))
     sampling = config.rollout.train_kwargs
     both = together.run("generate", prompts.tokens, sampling, 5)
     assert len(both) == 2 and torch.equal(both[0].input_ids, both[1].input_ids)
@@ -146,11 +148,6 @@ def test_an_evaluation_ends_there_too(config, prompts, ray_session):
     assert any(sample.num_tokens < 12 for sample in ended)
     assert not any(STOP in sample.response for sample in samples)
     assert len({sample.response[:1] for sample in samples}) > 5
-
-
-def test_transformers_samples_as_vllm(alone, through_transformers, prompts):
-    same_rollout(*(generate(group, prompts, GREEDY, 5) for group in (alone, through_transformers)))
-    assert not any(through_transformers.run("loaded", "vllm"))
 
 
 def test_draws_of_transformers_depend_on_seed_prompt_and_place_alone(through_transformers, prompts, config):

@@ -64,10 +64,7 @@ def test_experts_are_packed_anew_on_a_cpu(on_cpu, monkeypatch):
     monkeypatch.setattr(current_platform, "is_cpu", lambda: on_cpu)
     reload_weights(engine_with(runner), runner.model.named_parameters())
     assert runner.model.packed == ([runner.model.experts] if on_cpu else [])
-
-
-def test_experts_count_as_given_under_the_name_that_some_versions_report():
-    runner = Runner()
+    # They count as given under the name that some versions report.
     runner.model.mlp = nn.ModuleDict({"routed_experts": nn.Linear(2, 2, bias=False)})
     assert "mlp.routed_experts.weight" in dict(runner.model.named_parameters())
     reload_weights(engine_with(runner), [(name, torch.zeros(2, 2)) for name in ("weight", "bias", "mlp.weight")])

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from gradients import gradients_of  # beside this file, which a worker imports by itself
+from groups import gradients_of  # beside this file, which a worker imports by itself
 from torch import Tensor
 
 from verl.config.ppo import ActorConfig

@@ -122,7 +122,7 @@ def assert_no_states(rollout: RolloutBatch, config: PPOConfig) -> None:
     assert sum(value.nbytes for value in rollout.to_tensordict().values(True, True)) == tokens + metrics + means
 
 
-def test_rank_metrics_are_those_of_the_states(two, prompts, small_config, tiny_model):
+def test_rank_metrics_are_those_of_the_states(one, two, prompts, small_config, tiny_model):
     rollout = concat(two.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 3))
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     calculator = RepresentationMetricsCalculator(small_config.calculator)
@@ -141,10 +141,7 @@ def test_rank_metrics_are_those_of_the_states(two, prompts, small_config, tiny_m
                 measured = rollout.rank_metrics.by_name[name][row, layer]
                 assert abs(measured - value.item()) < 1e-3 * max(1, abs(value.item())), (row, layer, name)
         torch.testing.assert_close(rollout.rank_metrics.mean_states[row], used[0].mean(dim=0), atol=1e-4, rtol=0)
-
-
-def test_the_policy_measures_what_the_engine_measures(one, two, prompts, small_config):
-    rollout = concat(two.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 3))
+    # The policy measures what the engine measures.
     plain = concat(one.run_split("compute_logprobs", rollout))
     assert plain.rank_metrics.num_layers == 0
     for group in (one, two):
