@@ -76,5 +76,4 @@ class LearningWorker(Checkpointed):
 
     def stop_writing(self) -> None:
         """Let nothing be written from now on."""
-        error = OSError(28, "No space left on device")
-        self.checkpoints._write = Mock(side_effect=error)  # type: ignore[method-assign]
+        self.checkpoints._write = Mock(side_effect=OSError(28, "No space left on device"))

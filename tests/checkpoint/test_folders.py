@@ -104,8 +104,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, harm: Callable[[Path
 
 def test_a_file_that_the_disk_does_not_give_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = save(tmp_path, 5)
-    bad_sector = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
-    monkeypatch.setattr("verl.checkpoint.folders.file_record", bad_sector)
+    monkeypatch.setattr(folders, "file_record", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     with pytest.raises(folders.DamagedCheckpoint, match=r"global_step_5/\S+ cannot be read: Input/output error$"):
         folders.verify_checkpoint(folder)
 
