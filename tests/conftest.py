@@ -4,6 +4,7 @@ import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,12 @@ def small_config(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: p
     """The main job's config cut down to seconds: 4 prompts a step, 4 responses of at most 12 tokens, 1 worker."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     return load_config(PPOConfig, "ppo_trainer", small_overrides(tiny_model, arithmetic_prompts, folder))
+
+
+def changed(config: Any, **changes: Any) -> Any:
+    """The config with other values, those of a section in a dict."""
+    found = {name: changed(getattr(config, name), **v) if isinstance(v, dict) else v for name, v in changes.items()}
+    return replace(config, **found)
 
 
 def scoring(**changes: object) -> RewardScoreConfig:

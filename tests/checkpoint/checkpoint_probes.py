@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import torch
@@ -52,10 +53,10 @@ class LearningWorker(Checkpointed):
             for name in names:
                 learner = self.learners[name]
                 if name == "actor":
-                    logprobs, *_ = self.logprobs(share, mask, mask[:, 1:], 1.0)
-                    loss = -logprobs.sum() / batch.numel()
+                    errors = -self.logprobs(share, mask, mask[:, 1:], 1.0)[0]
                 else:
-                    loss = (self.values(share, mask) - 1).square().sum() / batch.numel()
+                    errors = (self.values(share, mask) - 1).square()
+                loss = errors.sum() / batch.numel()
                 sums, state = learner.step([(loss, {"loss": loss})])
                 record |= {f"{name}/{key}": value for key, value in (sums | state).items()}
             curve.append(record)
@@ -75,8 +76,4 @@ class LearningWorker(Checkpointed):
 
     def stop_writing(self) -> None:
         """Let nothing be written from now on."""
-
-        def fail(*arguments: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        self.checkpoints._write = fail  # type: ignore[method-assign]
+        self.checkpoints._write = Mock(side_effect=OSError(28, "No space left on device"))

@@ -11,71 +11,48 @@ import yaml
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM
 
-from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
-from verl.checkpoint.resume import (
-    Resumption,
-    best_validation,
-    changed_options,
-    check_resumable,
-    find_resumption,
-    resume_hint,
-    saved_validations,
-)
+from tests.checkpoint.test_folders import MODEL, POINTER, alter, names, save
+from tests.conftest import changed
+from verl.checkpoint import resume
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
 
 
 def with_trainer(config: PPOConfig, folder: Path, **changes: object) -> PPOConfig:
-    return replace(config, trainer=replace(config.trainer, default_local_dir=str(folder), **changes))
+    return changed(config, trainer={"default_local_dir": str(folder)} | changes)
 
 
-def save(root: Path, step: int) -> Path:
-    folder = begin_checkpoint(root, step)
-    (folder / "actor").mkdir()
-    (folder / "actor" / "weights").write_text("weights")
-    return complete_checkpoint(folder, root, step, json.dumps({"job": "ppo", "step": step}))
-
-
-def damage(folder: Path) -> None:
-    (folder / "actor" / "weights").write_text("wEights")
-
-
-def find(config: PPOConfig) -> tuple[Resumption | None, list[str]]:
+def find(config: PPOConfig) -> tuple[resume.Resumption | None, list[str]]:
     lines: list[str] = []
-    return find_resumption(config, lines.append), lines
-
-
-def test_a_new_folder_starts_from_scratch(small_config, tmp_path):
-    assert find(with_trainer(small_config, tmp_path)) == (None, [])
+    return resume.find_resumption(config, lines.append), lines
 
 
 def test_the_latest_intact_checkpoint_is_used_and_damaged_ones_are_named(small_config, tmp_path):
+    config = with_trainer(small_config, tmp_path)
+    assert find(config) == (None, [])
     for step in (2, 4, 6, 8):
         save(tmp_path, step)
-    damage(tmp_path / "global_step_8")
-    (tmp_path / "global_step_6" / "actor" / "weights").unlink()
+    alter(tmp_path / "global_step_8" / MODEL)
+    (tmp_path / "global_step_6" / MODEL).unlink()
     (tmp_path / ".global_step_9.abc.unfinished").mkdir()
-    resumption, lines = find(with_trainer(small_config, tmp_path))
-    assert resumption == Resumption(tmp_path / "global_step_4", 4, {"job": "ppo", "step": 4})
+    resumption, lines = find(config)
+    assert resumption == resume.Resumption(tmp_path / "global_step_4", 4, {"job": "ppo", "step": 4})
     assert lines == [
-        f"warning: {tmp_path}/global_step_8/actor/weights was altered: its checksum differs from the manifest; this "
+        f"warning: {tmp_path}/global_step_8/{MODEL} was altered: its checksum differs from the manifest; this "
         "checkpoint is not used",
-        f"warning: {tmp_path}/global_step_6/actor/weights is missing; this checkpoint is not used",
+        f"warning: {tmp_path}/global_step_6/{MODEL} is missing; this checkpoint is not used",
         f"resuming from {tmp_path}/global_step_4",
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("global_step_2", "global_step_4", "global_step_6.damaged", "global_step_8.damaged"),
-        "latest_checkpointed_iteration.txt",
-    ]
-    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "4\n"
+    folders = ["global_step_2", "global_step_4", "global_step_6.damaged", "global_step_8.damaged"]
+    assert names(tmp_path) == [*folders, POINTER] and (tmp_path / POINTER).read_text() == "4\n"
     # A second damaged checkpoint of the same step gets another name.
-    damage(save(tmp_path, 8))
-    find(with_trainer(small_config, tmp_path))
+    alter(save(tmp_path, 8) / MODEL)
+    find(config)
     assert (tmp_path / "global_step_8.damaged_2").is_dir()
 
 
 def test_a_run_that_cannot_be_resumed_is_not_overwritten(small_config, tmp_path):
-    damage(save(tmp_path / "damaged", 2))
+    alter(save(tmp_path / "damaged", 2) / MODEL)
     with pytest.raises(ConfigError, match="none of its 1 checkpoints is intact"):
         find(with_trainer(small_config, tmp_path / "damaged"))
     assert (tmp_path / "damaged" / "global_step_2").is_dir()
@@ -95,13 +72,13 @@ def test_a_named_checkpoint(small_config, tmp_path):
     resumption, lines = find(named(checkpoint))
     assert resumption is not None and (resumption.folder, resumption.step) == (checkpoint, 4)
     assert lines == [f"resuming from {checkpoint}"]
-    assert (other / "latest_checkpointed_iteration.txt").read_text() == "8\n"
+    assert (other / POINTER).read_text() == "8\n"
     with pytest.raises(ConfigError, match=r"global_step_8 in the same folder is newer, and the run would overwrite"):
         find(named(checkpoint, folder=other))
     with pytest.raises(ConfigError, match=r"^trainer\.resume_from_path=.*: no such checkpoint; name a folder"):
         find(named(other))
-    damage(checkpoint)
-    with pytest.raises(ConfigError, match=r"^trainer\.resume_from_path=.*global_step_4/actor/weights was altered"):
+    alter(checkpoint / MODEL)
+    with pytest.raises(ConfigError, match=rf"^trainer\.resume_from_path=.*global_step_4/{MODEL} was altered"):
         find(named(checkpoint))
     assert checkpoint.is_dir()
 
@@ -110,40 +87,37 @@ def test_options_that_differ_are_shown_in_a_line_each(small_config, tmp_path):
     values = asdict(small_config)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     save(tmp_path, 2)
-    changed = with_trainer(small_config, tmp_path, save_freq=7)
-    changed = replace(changed, actor=replace(changed.actor, optim=replace(changed.actor.optim, betas=[0.5, 0.9])))
-    _, lines = find(changed)
-    assert lines[1:] == [
-        "  actor.optim.betas: was [0.9, 0.99], is [0.5, 0.9]",
-        "  trainer.save_freq: was 0, is 7",
-    ]
+    other = changed(with_trainer(small_config, tmp_path, save_freq=7), actor={"optim": {"betas": [0.5, 0.9]}})
+    _, lines = find(other)
+    assert lines[1:] == ["  actor.optim.betas: was [0.9, 0.99], is [0.5, 0.9]", "  trainer.save_freq: was 0, is 7"]
     del values["seed"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    assert changed_options(tmp_path / "config.yaml", asdict(small_config)) == ["seed: was (no such option), is 0"]
+    found = resume.changed_options(tmp_path / "config.yaml", asdict(small_config))
+    assert found == ["seed: was (no such option), is 0"]
 
 
 def test_what_does_not_fit_is_refused_in_one_line(small_config, tiny_model, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     state = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
 
-    def resumption(name: str, tensors: dict[str, torch.Tensor]) -> Resumption:
+    def resumption(name: str, tensors: dict[str, torch.Tensor]) -> resume.Resumption:
         shards = tmp_path / name / "actor" / "shards"
         dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(shards), save_distributed=True), no_dist=True)
-        return Resumption(tmp_path / name, 4, {"job": "ppo", "num_examples": 16})
+        return resume.Resumption(tmp_path / name, 4, {"job": "ppo", "num_examples": 16})
 
-    def refused(found: Resumption, message: str, job: str = "ppo", examples: int = 16, **parts: object) -> None:
+    def refused(found: resume.Resumption, message: str, job: str = "ppo", examples: int = 16, **parts: object) -> None:
         with pytest.raises(ConfigError, match=message) as caught:
-            check_resumable(found, job, examples, {"actor": small_config.model, **parts})
+            resume.check_resumable(found, job, examples, {"actor": small_config.model, **parts})
         assert "\n" not in str(caught.value)
 
     fits = resumption("fits", state)
-    check_resumable(fits, "ppo", 16, {"actor": small_config.model})
+    resume.check_resumable(fits, "ppo", 16, {"actor": small_config.model})
     refused(fits, "is a checkpoint of main_ppo, not of main_sft; name another", job="sft")
     refused(fits, r"^data\.train_files: 17 examples, but 16 when", examples=17)
     refused(fits, "has no critic", critic=small_config.critic.model)
     wider = resumption("wider", state | {"model.model.norm.weight": torch.ones(7)})
     refused(wider, r"model\.norm\.weight has shape \[7\] there and has shape \[\d+\] in the run's model$")
-    lora = replace(small_config.model, lora=replace(small_config.model.lora, rank=4))
+    lora = changed(small_config.model, lora={"rank": 4})
     refused(fits, r"embed_tokens\.weight has shape .* there and is missing in the run's model$", actor=lora)
     shorter = resumption("shorter", {name: value for name, value in state.items() if "norm" not in name})
     refused(shorter, r"input_layernorm\.weight is missing there and has shape")
@@ -151,27 +125,25 @@ def test_what_does_not_fit_is_refused_in_one_line(small_config, tiny_model, tmp_
 
 def test_the_best_validation_so_far():
     validations = {0: {"a": 0.5}, 2: {"a": 0.75, "b": 1.0}, 4: {"a": 0.75}}
-    assert best_validation(validations, "a") == {"name": "a", "value": 0.75, "step": 2}
-    assert best_validation(validations, "c") is None
-    assert saved_validations(json.loads(json.dumps({"validations": validations}))) == validations
+    assert resume.best_validation(validations, "a") == {"name": "a", "value": 0.75, "step": 2}
+    assert resume.best_validation(validations, "c") is None
+    assert resume.saved_validations(json.loads(json.dumps({"validations": validations}))) == validations
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), RuntimeError()])
 def test_an_interrupted_run_says_how_to_resume(small_config, tmp_path, capsys, error):
-    trainer = with_trainer(small_config, tmp_path, resume_mode="disable").trainer
-    named = replace(trainer, resume_mode="path", resume_from_path="other/global_step_2")
-    for config in (trainer, named):
-        with pytest.raises(type(error)), resume_hint(config):
-            raise error
-    save(tmp_path, 4)
-    for config in (replace(trainer, resume_mode="auto"), named):
-        with pytest.raises(type(error)), resume_hint(config):
+    disabled, auto = (with_trainer(small_config, tmp_path, resume_mode=mode).trainer for mode in ("disable", "auto"))
+    named = replace(auto, resume_mode="path", resume_from_path="other/global_step_2")
+    for config in (disabled, named, auto, named):
+        if config is auto:
+            save(tmp_path, 4)
+        with pytest.raises(type(error)), resume.resume_hint(config):
             raise error
     folder = f"run the same command with trainer.default_local_dir={tmp_path}"
-    changed = "trainer.resume_mode=auto trainer.resume_from_path=null"
+    options = "trainer.resume_mode=auto trainer.resume_from_path=null"
     assert capsys.readouterr().err.splitlines() == [
-        f"to start again (there is no checkpoint yet), {folder} {changed}",
+        f"to start again (there is no checkpoint yet), {folder} {options}",
         f"to start again (there is no checkpoint yet), {folder}",
         f"to resume from step 4, {folder}",
-        f"to resume from step 4, {folder} {changed}",
+        f"to resume from step 4, {folder} {options}",
     ]

@@ -84,31 +84,19 @@ def test_the_same_number_of_workers_goes_on_to_the_bit(two, batch, trained):
     assert curve[0]["actor/loss"] != curve[2]["actor/loss"] and curve[0]["actor/lr"] > curve[2]["actor/lr"]
 
 
-def goes_on_alike(group: WorkerGroup, batch: torch.Tensor, trained) -> None:
+def test_two_workers_to_three_to_one_and_back(small_config, one, two, batch, trained, tmp_path):
     folder, state, curve, _ = trained
-    group.run("load", folder, 3)
-    restored = group.run("whole_state")[0]
-    assert all(torch.equal(restored[name], value) for name, value in state.items())
-    # Seeded by the run's seed and the step: the same whenever it is loaded.
-    draws = group.run("draw")
-    group.run("load", folder, 3)
-    assert draws == group.run("draw")
-    assert_close(group.run("learn", batch, 3, BOTH)[0], curve)
-
-
-def test_two_workers_to_three(small_config, ray_session, batch, trained):
     three = start(small_config, 3)
-    goes_on_alike(three, batch, trained)
+    for group in (three, one):
+        group.run("load", folder, 3)
+        restored = group.run("whole_state")[0]
+        assert all(torch.equal(restored[name], value) for name, value in state.items())
+        # Seeded by the run's seed and the step: the same whenever it is loaded.
+        draws = group.run("draw")
+        group.run("load", folder, 3)
+        assert draws == group.run("draw")
+        assert_close(group.run("learn", batch, 3, BOTH)[0], curve)
     three.close()
-
-
-def test_two_workers_to_one(one, batch, trained):
-    goes_on_alike(one, batch, trained)
-
-
-def test_one_worker_to_two(one, two, batch, trained, tmp_path):
-    one.run("load", trained[0], 3)
-    one.run("learn", batch, 1, BOTH)
     CheckpointSaver(tmp_path, one, background=False, huggingface=False, newest=0).save(4, {}, {})
     state, curve = one.run("whole_state")[0], one.run("learn", batch, 3, BOTH)[0]
     two.run("load", tmp_path / "global_step_4", 4)
@@ -127,8 +115,7 @@ def test_an_optimizer_before_its_first_step_is_saved_as_such(one, batch, trained
         weights = {name: value for name, value in load_file(file).items() if name.startswith("model.")}
         with safe_open(file, "pt") as opened:
             offsets = json.loads(opened.metadata()["DCP_SHARDING_INFO"])
-        kept = {name: offsets[name] for name in weights}
-        save_file(weights, file, {"DCP_SHARDING_INFO": json.dumps(kept)})
+        save_file(weights, file, {"DCP_SHARDING_INFO": json.dumps({name: offsets[name] for name in weights})})
     one.run("load", fresh, 1)
     state = one.run("whole_state")[0]
     assert not [name for name in state if name.startswith("critic.optimizer")]
@@ -184,29 +171,23 @@ def test_the_export_is_the_model_in_the_checkpoint(trained, tmp_path):
             assert torch.equal(parameter, state[f"{part}.model.{name}"]), name
     # The tied head is the embedding, and no second copy in the file.
     assert "lm_head.weight" not in load_file(tmp_path / "actor" / "model.safetensors")
-
-
-def test_nothing_in_a_checkpoint_is_a_pickle(trained):
-    suffixes = {path.suffix for path in trained[0].rglob("*") if path.is_file()}
-    assert suffixes == {".json", ".safetensors", ".jinja"}
+    # Nothing in a checkpoint is a pickle.
+    assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".json", ".safetensors", ".jinja"}
 
 
 def test_another_architecture_is_refused_in_one_line(one, trained, tmp_path):
-    folder = trained[0]
-    (tmp_path / "actor").symlink_to(folder / "critic")
+    (tmp_path / "actor").symlink_to(trained[0] / "critic")
     message = r"another architecture: score\.bias has shape \[1\] there and is missing in the run's model"
     with pytest.raises(WorkerError, match=message):
         one.run("load", tmp_path, 3)
 
 
-def test_an_error_in_the_background_is_raised(small_config, ray_session, tmp_path):
-    group = start(small_config, 1)
-    saver = CheckpointSaver(tmp_path, group, background=True, huggingface=False, newest=0)
+def test_an_error_in_the_background_is_raised(one, tmp_path):
+    saver = CheckpointSaver(tmp_path, one, background=True, huggingface=False, newest=0)
     saver.save(1, {}, {})
     saver.finish()
-    group.run("stop_writing")
+    one.run("stop_writing")  # for good: no test follows
     saver.save(2, {}, {})
     with pytest.raises(WorkerError, match="No space left on device"):
         saver.finish()
     assert sorted(path.name for path in tmp_path.glob("*global*")) == ["global_step_1"]
-    group.close()

@@ -1,24 +1,20 @@
-"""Worlds of a few processes over gloo that run the trainer's workers without Ray and without a rollout engine."""
+"""What the ranks of a test's world do with the trainer's workers."""
 
-import multiprocessing
-import socket
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.workers.gradients import gradients_of
+from tests.conftest import changed
+from tests.workers.groups import gradients_of
 from verl.config import PPOConfig
-from verl.config.common import ModelConfig
 from verl.config.sft import SFTConfig
-from verl.models.learner import Learner
+from verl.models.sequence_parallel import sequence_group
 from verl.protocol import ConversationBatch, PolicyBatch, RankMetrics, RolloutBatch, TextBatch, ValueBatch
-from verl.utils.distributed import WorkerPlace
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic
 from verl.workers.reward_model import RewardModel
@@ -27,31 +23,9 @@ from verl.workers.sft import SFTWorker
 Results = dict[str, Any]
 
 
-def run_world(world_size: int, function: Callable[..., Results], *arguments: Any) -> list[Results]:
-    """``function(place, *arguments)`` in ``world_size`` processes; their results in rank order.
-
-    The processes are forks of one that has imported this module, which takes seconds.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    with ProcessPoolExecutor(world_size, mp_context=context) as pool:
-        places = [WorkerPlace(rank, world_size, "127.0.0.1", port, "cpu", 1) for rank in range(world_size)]
-        futures = [pool.submit(function, place, *arguments) for place in places]
-        return [future.result() for future in futures]
-
-
-def update_of(learner: Learner, update: Callable[[], Results]) -> tuple[Results, Results]:
-    """The metrics of one update, and its full gradients by name as arrays; the weights stay as they are."""
-    metrics, gradients = gradients_of(learner, update)
-    return metrics, {name: gradient.numpy() for name, gradient in gradients.items()}
-
-
-def share(batch: Any, place: WorkerPlace, sequence: int) -> Any:
+def share(batch: Any, sequence: int) -> Any:
     """The rows of the group of ``sequence`` workers that this one belongs to."""
-    groups, index = place.world_size // sequence, place.rank // sequence
+    groups, index = dist.get_world_size() // sequence, dist.get_rank() // sequence
     return batch[len(batch) * index // groups : len(batch) * (index + 1) // groups]
 
 
@@ -61,67 +35,54 @@ def rollout_of(batch: PolicyBatch) -> RolloutBatch:
     return RolloutBatch(batch.input_ids, batch.attention_mask, batch.response_mask, *rest, batch_size=[len(batch)])
 
 
-def every_model(
-    place: WorkerPlace, config: PPOConfig, sft: SFTConfig, changes: dict[str, Any], batching: dict[str, Any]
-) -> Results:
+def every_model(config: PPOConfig, sft: SFTConfig, changes: dict[str, Any], batching: dict[str, Any]) -> Results:
     """What policy, critic, reward model and supervised learner say of the same rows, and their gradients.
 
     Args:
         changes: of the options of all models.
         batching: how actor and critic cut micro-batches.
     """
-    torch.set_num_threads(1)
-
-    def changed(model: ModelConfig) -> ModelConfig:
-        return replace(model, **changes)
-
     sequence = changes.get("ulysses_sequence_parallel_size", 1)
-    worker = SFTWorker(replace(sft, model=changed(sft.model)), place, 10)
-    mesh = init_device_mesh("cpu", (place.world_size,), mesh_dim_names=("dp",))
+    assert sequence_group(sequence) is sequence_group(sequence)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    with patch("verl.workers.sft.join_world", return_value=mesh):  # these processes have joined theirs
+        worker = SFTWorker(changed(sft, model=changes), None, 10)
     batch = example()
-    mine = share(batch, place, sequence)
+    mine = share(batch, sequence)
     mask = batch.response_mask
     num_tokens, num_sequences = int(mask.sum()), int(mask.any(dim=1).sum())
     results: Results = {}
 
-    actor = Actor(replace(config.actor, **batching), changed(config.model), mesh, 0.8, 10, mask.shape[1])
+    actor = Actor(replace(config.actor, **batching), replace(config.model, **changes), mesh, 0.8, 10, mask.shape[1])
     rollout = rollout_of(mine)
     # The fifth response has no tokens, and so no states to measure.
     plain, measured = actor.compute_logprobs(rollout), actor.compute_logprobs(rollout, [0, -1], norms)
     assert torch.equal(plain.logprobs, measured.logprobs) and torch.equal(plain.entropy, measured.entropy)
-    results["logprobs"], results["entropy"] = plain.logprobs.numpy(), plain.entropy.numpy()
+    results["logprobs"], results["entropy"] = plain.logprobs, plain.entropy
     metrics = measured.rank_metrics
-    results["norms"], results["mean states"] = metrics.by_name["norm"].numpy(), metrics.mean_states.numpy()
-    results["actor"] = update_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
+    results["norms"], results["mean states"] = metrics.by_name["norm"], metrics.mean_states
+    results["actor"] = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
 
-    critic = Critic(replace(config.critic, model=changed(config.critic.model), **batching), mesh, 10)
-    results["values"] = critic.compute_values(rollout).numpy()
-    targets = ValueBatch(
-        mine.input_ids,
-        mine.attention_mask,
-        mine.response_mask,
-        0.3 * mine.advantages,
-        mine.old_logprobs,
-        batch_size=[len(mine)],
-    )
-    results["critic"] = update_of(critic.learner, lambda: critic.update(targets, num_tokens))
+    critic = Critic(changed(config.critic, model=changes, **batching), mesh, 10)
+    results["values"] = critic.compute_values(rollout)
+    rows = (mine.input_ids, mine.attention_mask, mine.response_mask)
+    targets = ValueBatch(*rows, 0.3 * mine.advantages, mine.old_logprobs, batch_size=[len(mine)])
+    results["critic"] = gradients_of(critic.learner, lambda: critic.update(targets, num_tokens))
 
-    judge = RewardModel(replace(config.reward_model, model=changed(config.reward_model.model)), mesh)
+    judge = RewardModel(changed(config.reward_model, model=changes), mesh)
     first = batch.attention_mask.argmax(dim=1)
     rows = [ids[start:] for ids, start in zip(batch.input_ids, first, strict=True)]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     lengths = batch.attention_mask.sum(dim=1)
     read = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-    texts = share(TextBatch(ids, read, batch_size=[len(batch)]), place, sequence)
-    results["scores"] = judge.compute_scores(texts).numpy()
+    texts = share(TextBatch(ids, read, batch_size=[len(batch)]), sequence)
+    results["scores"] = judge.compute_scores(texts)
 
     learned = read * (torch.arange(ids.shape[1]) % 3 > 0)
-    conversations = ConversationBatch(ids, read, learned, batch_size=[len(batch)])
-    lesson = share(conversations, place, sequence)
-    results["evaluation"] = worker.evaluate(lesson).numpy()
+    lesson = share(ConversationBatch(ids, read, learned, batch_size=[len(batch)]), sequence)
+    results["evaluation"] = worker.evaluate(lesson)
     total = int(learned[:, 1:].sum())
-    results["sft"] = update_of(worker.learner, lambda: worker.train_step(lesson, total))
-    dist.destroy_process_group()
+    results["sft"] = gradients_of(worker.learner, lambda: worker.train_step(lesson, total))
     return results
 
 

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,7 @@ from verl.models.lora import adapters_disabled, is_adapter
 from verl.models.offload import full_tensor, is_offloaded
 from verl.models.value_models import load_sharded_value_model
 
-OPTIM = OptimConfig(
-    lr=1e-3,
-    betas=[0.9, 0.99],
-    weight_decay=0.1,
-    lr_scheduler_type="constant",
-    lr_warmup_steps=0,
-    min_lr_ratio=0.1,
-    grad_clip=0.01,
-)
+OPTIM = OptimConfig(1e-3, [0.9, 0.99], 0.1, "constant", lr_warmup_steps=0, min_lr_ratio=0.1, grad_clip=0.01)
 """With so low a bound every gradient is clipped."""
 
 
@@ -68,11 +60,9 @@ class Outcome:
     """Activations kept for the backward pass of one micro-batch."""
 
 
-def train(
-    config: ModelConfig, values: bool = False, steps: int = 2, num_micro: int = 2, clip: float = OPTIM.grad_clip
-) -> Outcome | None:
-    """Optimizer steps on one batch, split over the ranks and ``num_micro`` micro-batches each."""
-    trainee = Trainee(config, values, num_micro, clip)
+def train(config: ModelConfig, values: bool = False, steps: int = 2, **options: Any) -> Outcome | None:
+    """Optimizer steps on one batch, with the options of a ``Trainee``."""
+    trainee = Trainee(config, values, **options)
     outcome = Outcome([], [], [], {}, 0)
     for _ in range(steps):
         gradients, metrics = trainee.step()
@@ -86,18 +76,15 @@ def train(
 
 
 class Trainee:
-    """A sharded model with its optimizer."""
+    """A sharded model with its optimizer; a rank's share of the batch is split into ``num_micro`` micro-batches."""
 
     def __init__(
         self, config: ModelConfig, values: bool = False, num_micro: int = 2, clip: float = OPTIM.grad_clip
     ) -> None:
         torch.manual_seed(0)
-        self.values = values
-        self.num_micro = num_micro
-        if values:
-            self.model = load_sharded_value_model(config, mesh(), trainable=True, new_head=True)
-        else:
-            self.model = load_sharded_model(config, mesh(), trainable=True)
+        self.values, self.num_micro = values, num_micro
+        load = partial(load_sharded_value_model, new_head=True) if values else load_sharded_model
+        self.model = load(config, mesh(), trainable=True)
         self.parameters = offloaded_parameters(self.model, config.fsdp.param_offload)
         self.learner = Learner(self.model, replace(OPTIM, grad_clip=clip), 10, config.fsdp.optimizer_offload)
         self.learner.optimizer.register_step_pre_hook(self._keep_gradients)
@@ -115,10 +102,10 @@ class Trainee:
             self.saved_bytes = 0
             with torch.autograd.graph.saved_tensors_hooks(self._count, lambda saved: saved):
                 if self.values:
-                    found = token_values(self.model, micro)
-                    loss = ((found - 1.0) ** 2).sum() / batch().numel()
+                    errors = (token_values(self.model, micro) - 1.0) ** 2
                 else:
-                    loss = -logprobs(self.model, micro).sum() / batch().numel()
+                    errors = -logprobs(self.model, micro)
+                loss = errors.sum() / batch().numel()
             yield loss, {"loss": loss}
 
     def _count(self, saved: Tensor) -> Tensor:
@@ -178,16 +165,15 @@ def constant_offload(config: ModelConfig) -> list[bool]:
     return [*same, all(map(is_offloaded, moves.parameters()))]
 
 
-def most_alive_while_streaming(config: ModelConfig) -> tuple[int, int]:
-    """How many gathered parameters exist at the same time, and how many there are."""
+def streamed(config: ModelConfig) -> tuple[int, dict[str, Tensor]]:
+    """How many gathered parameters exist at the same time, and what a rollout engine is given."""
     alive: list[weakref.ref[Tensor]] = []
-    most = count = 0
+    most, given = 0, {}
     for name, value in checkpoint_parameters(load_sharded_model(config, mesh(), trainable=True)):
         alive = [ref for ref in alive if ref() is not None] + [weakref.ref(value)]
-        most, count = max(most, len(alive)), count + 1
-        assert isinstance(name, str)
+        most, given[name] = max(most, len(alive)), value.clone()
         del value
-    return most, count
+    return most, given
 
 
 def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
@@ -223,8 +209,3 @@ def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
         adapted = PeftModel.from_pretrained(auto.from_pretrained(config.path, **options), folder / "lora_adapter")
         found["peft"] = score(adapted.eval(), ids)
     return found
-
-
-def streamed(config: ModelConfig) -> dict[str, Tensor]:
-    """What a rollout engine is given."""
-    return dict(checkpoint_parameters(load_sharded_model(config, mesh(), trainable=True)))

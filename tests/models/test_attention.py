@@ -1,10 +1,11 @@
 """What packed attention promises and what it refuses; agreement with padded rows is in test_forward.py."""
 
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from verl.config import ConfigError
 from verl.config.common import PACKED_ATTENTION
@@ -73,14 +74,39 @@ def test_the_kernel_gets_heads_of_the_widths_it_has():
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [
-        ({"is_causal": False}, "is_causal=False"),
-        ({"s_aux": torch.zeros(1)}, "s_aux"),
-        ({"softcap": 5.0}, "softcap"),
-    ],
+    [({"is_causal": False}, "is_causal=False"), ({"s_aux": torch.zeros(1)}, "s_aux"), ({"softcap": 5.0}, "softcap")],
 )
 def test_what_packed_rows_cannot_have_is_refused(options: dict[str, object], named: str):
     states = torch.zeros(1, 1, 6, 2)
     message = f"^model.attn_implementation='sdpa': packed rows do not support {named}, which Module uses; set"
     with pytest.raises(ConfigError, match=message):
         packed_attention(nn.Module(), states, states, states, None, implementation="sdpa", **ROWS, **options)
+
+
+NEEDS_FLASH = pytest.mark.skipif(find_spec("flash_attn") is None, reason="needs the package flash-attn")
+
+
+def attend(implementation: str, dtype: torch.dtype, sliding_window: int | None) -> tuple[Tensor, list[Tensor]]:
+    """Output and gradients of attention with grouped heads over rows of 5, 1, 70 and 24 tokens."""
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    shapes = [(1, heads, 100, 64) for heads in (8, 2, 2)]
+    states = [torch.randn(shape, generator=generator, device="cuda") for shape in shapes]
+    weights = torch.randn(1, 100, 8, 64, generator=generator, device="cuda")
+    states = [tensor.to(dtype).requires_grad_() for tensor in states]
+    bounds = torch.tensor([0, 5, 6, 76, 100], dtype=torch.int32, device="cuda")
+    options = {"implementation": implementation, "sliding_window": sliding_window}
+    output, _ = packed_attention(nn.Module(), *states, None, **options, cu_seq_lens_q=bounds, max_length_q=70)
+    (output.float() * weights).sum().backward()
+    return output.detach().float(), [tensor.grad.float() for tensor in states]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("sliding_window", [None, 10])
+@pytest.mark.parametrize("implementation", ["sdpa", pytest.param("flash_attention_2", marks=NEEDS_FLASH)])
+def test_kernels_agree_with_one_row_after_the_other(implementation: str, sliding_window: int | None):
+    expected, expected_gradients = attend("eager", torch.float32, sliding_window)
+    found, gradients = attend(implementation, torch.bfloat16, sliding_window)
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+    for gradient, reference in zip(gradients, expected_gradients, strict=True):
+        assert (gradient - reference).norm() < 2e-2 * reference.norm()

@@ -1,61 +1,36 @@
-"""Log-probabilities and values of one process; the same from every way through the model."""
+"""Log-probabilities of one process: the same from every way through the model, and what memory they need."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    CohereConfig,
-    Gemma2Config,
-    GraniteConfig,
-    LlamaConfig,
-    MambaConfig,
-    MistralConfig,
-    MixtralConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from tests.models.conftest import TINY
 from verl.config import ConfigError, PPOConfig, load_config
 from verl.config.common import ModelConfig
 from verl.models.attention import attention_name
-from verl.models.forward import LogprobForward, ValueForward
-
-TINY = {
-    "vocab_size": 101,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-}
-"""Heads in groups, weights large enough for attention to be sharp."""
+from verl.models.forward import LogprobForward
+from verl.models.output_head import ScoringTargets, chunk_output_head, logprobs_and_entropy
 
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
-    "llama, tied head": LlamaConfig(**TINY, tie_word_embeddings=True),
-    "qwen2": Qwen2Config(**TINY),
-    "mistral, sliding window": MistralConfig(**TINY, sliding_window=3),
+    "llama, tied head": transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
+    "qwen2": transformers.Qwen2Config(**TINY),
+    "mistral, sliding window": transformers.MistralConfig(**TINY, sliding_window=3),
     # Soft caps on scores and on logits, and every other layer with a sliding window.
-    "gemma2": Gemma2Config(
-        **TINY,
-        sliding_window=4,
-        attn_logit_softcapping=2.0,
-        final_logit_softcapping=3.0,
-        query_pre_attn_scalar=4,
+    "gemma2": transformers.Gemma2Config(
+        **TINY, sliding_window=4, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, query_pre_attn_scalar=4
     ),
     # Its head asks the decoder for more than states.
-    "mixtral, experts": MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2),
-    "granite, scaled logits": GraniteConfig(**TINY, logits_scaling=4.0, attention_multiplier=0.5),
-    "cohere, scaled logits": CohereConfig(**TINY, logit_scale=0.25),
+    "mixtral, experts": transformers.MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2),
+    "granite, scaled logits": transformers.GraniteConfig(**TINY, logits_scaling=4.0, attention_multiplier=0.5),
+    "cohere, scaled logits": transformers.CohereConfig(**TINY, logit_scale=0.25),
 }
 
 WAYS = {
@@ -65,14 +40,9 @@ WAYS = {
     "packed, one chunk": {"logits_chunk_size": 1000, "use_remove_padding": True},
 }
 
-MASK = torch.tensor(
-    [
-        [0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0],
-        [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
-        [0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0],
-        [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0],
-    ]
-)
+COLUMNS = torch.arange(12)
+MASK = torch.stack([(first <= COLUMNS) & (COLUMNS < end) for first, end in ((2, 10), (0, 12), (5, 8), (1, 11))]).long()
+"""Padding on both sides, on none, and on each by different amounts."""
 WANTED = MASK[:, -6:] * torch.tensor([[1], [1], [1], [0]])
 """Nothing is wanted of the last row."""
 
@@ -85,11 +55,10 @@ def config(**changes: object) -> ModelConfig:
     return replace(load_config(PPOConfig, "ppo_trainer").model, **{"path": "tiny", "param_dtype": "float32"} | changes)
 
 
-def build(
-    auto: type, architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32
-) -> nn.Module:
+def build(architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
-    return auto.from_config(architecture, attn_implementation=attention_name(way), dtype=dtype).eval()
+    options = {"attn_implementation": attention_name(way), "dtype": dtype}
+    return AutoModelForCausalLM.from_config(architecture, **options).eval()
 
 
 def gradient(model: nn.Module, loss: Tensor) -> Tensor:
@@ -100,9 +69,10 @@ def gradient(model: nn.Module, loss: Tensor) -> Tensor:
 def scores_and_gradient(
     architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor]:
-    model = build(AutoModelForCausalLM, architecture, way, dtype)
-    forward = LogprobForward(model, way, "cpu")
-    logprobs, entropy, _ = forward.logprobs(tokens(), MASK, WANTED, 0.7, differentiable_entropy=True)
+    model = build(architecture, way, dtype)
+    logprobs, entropy, _ = LogprobForward(model, way, "cpu").logprobs(
+        tokens(), MASK, WANTED, 0.7, differentiable_entropy=True
+    )
     weights = torch.randn(2, *WANTED.shape, generator=torch.Generator().manual_seed(1))
     loss = (logprobs * weights[0]).sum() + (entropy * weights[1]).sum()
     return logprobs.detach(), entropy.detach(), gradient(model, loss)
@@ -140,24 +110,10 @@ def test_bfloat16_agrees_to_its_precision():
             assert relative(found, expected) < 2 * limit
 
 
-def test_values_and_gradients_do_not_depend_on_padding():
-    results = []
-    for packed in (False, True):
-        way = config(use_remove_padding=packed)
-        architecture = Qwen2Config(**TINY, num_labels=1)
-        model = build(AutoModelForTokenClassification, architecture, way)
-        values = ValueForward(model, way, "cpu").values(tokens(), MASK)
-        weights = torch.randn(MASK.shape, generator=torch.Generator().manual_seed(1)) * MASK
-        results.append(((values * MASK).detach(), gradient(model, (values * weights).sum())))
-    assert results[0][0].std() > 0.1
-    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-5, rtol=0)
-    assert relative(results[1][1], results[0][1]) < 1e-5
-
-
 @pytest.mark.parametrize("changes", WAYS.values(), ids=WAYS.keys())
 def test_a_micro_batch_without_tokens_to_score_still_reaches_every_weight(changes: dict[str, object]):
     way = config(**changes)
-    model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+    model = build(ARCHITECTURES["qwen2"], way)
     logprobs, *_ = LogprobForward(model, way, "cpu").logprobs(tokens(), MASK, 0 * WANTED, 1.0)
     assert not logprobs.any()
     assert not gradient(model, logprobs.sum()).any()
@@ -187,7 +143,7 @@ def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, t
 @pytest.mark.parametrize("chunk", [0, 2])
 def test_entropy_carries_a_gradient_on_request_alone(chunk: int):
     way = config(logits_chunk_size=chunk)
-    model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+    model = build(ARCHITECTURES["qwen2"], way)
     forward = LogprobForward(model, way, "cpu")
     head = model.get_output_embeddings().weight
 
@@ -204,13 +160,13 @@ def test_entropy_carries_a_gradient_on_request_alone(chunk: int):
 
 @torch.no_grad()
 def test_a_model_scored_in_chunks_still_generates():
-    model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], config(logits_chunk_size=0))
+    model = build(ARCHITECTURES["qwen2"], config(logits_chunk_size=0))
     prompt, mask = tokens()[:2], MASK[:2]
     options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = model.generate(prompt, **options)
     for changes in WAYS.values():
         way = config(**changes)
-        other = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+        other = build(ARCHITECTURES["qwen2"], way)
         LogprobForward(other, way, "cpu")
         assert torch.equal(other.generate(prompt, **options), expected)
 
@@ -219,7 +175,7 @@ def test_adapters_are_part_of_every_way():
     scored = []
     for changes in WAYS.values():
         way = config(**changes)
-        model = build(AutoModelForCausalLM, ARCHITECTURES["qwen2"], way)
+        model = build(ARCHITECTURES["qwen2"], way)
         adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
         forward = LogprobForward(adapted, way, "cpu")
         logprobs, *_ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
@@ -233,46 +189,85 @@ def test_adapters_are_part_of_every_way():
         torch.testing.assert_close(other, scored[0], atol=1e-4, rtol=1e-4)
 
 
-def altered(change: Callable[[Tensor], Tensor]) -> type[nn.Module]:
+class Altered(type(AutoModelForCausalLM.from_config(ARCHITECTURES["qwen2"]))):
     """A language model whose logits depend on what a head in pieces cannot know."""
-    base = type(AutoModelForCausalLM.from_config(ARCHITECTURES["qwen2"]))
 
-    class Altered(base):
-        def forward(self, input_ids: Tensor | None = None, **kwargs: object):
-            output = super().forward(input_ids=input_ids, **kwargs)
-            if input_ids is not None:
-                output.logits = change(output.logits)
-            return output
-
-    return Altered
+    def forward(self, input_ids: Tensor | None = None, **kwargs: object):
+        output = super().forward(input_ids=input_ids, **kwargs)
+        if input_ids is not None:
+            output.logits = 1.5 * output.logits
+        return output
 
 
-def test_a_head_that_cannot_be_taken_in_pieces_is_refused():
+MAMBA = transformers.MambaConfig(vocab_size=101, hidden_size=32, num_hidden_layers=2, state_size=4)
+MAMBA.initializer_range = 0.2
+IN_PIECES = {"logits_chunk_size": 4}
+JOINED = {"logits_chunk_size": 0, "use_remove_padding": True}
+OWN_HEAD = r"^model.path='tiny': qwen2 gives other results.*set model.logits_chunk_size=0$"
+MIXES_ROWS = r"mamba gives other results.*set model.use_remove_padding=false"
+SOFT_CAP = r"^model.attn_implementation='sdpa': packed rows do not support softcap"
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "changes", "dtype", "message"),
+    [
+        (Altered._from_config, ARCHITECTURES["qwen2"], IN_PIECES, "float32", OWN_HEAD),
+        (AutoModelForCausalLM.from_config, MAMBA, JOINED, "float32", MIXES_ROWS),
+        # In half precision less than the second row's difference would be noise.
+        (AutoModelForCausalLM.from_config, MAMBA, JOINED, "bfloat16", MIXES_ROWS),
+        (AutoModelForCausalLM.from_config, ARCHITECTURES["gemma2"], JOINED, "float32", SOFT_CAP),
+    ],
+)
+def test_models_that_cannot_be_scored_this_way_are_refused(kind, architecture, changes, dtype, message):
     torch.manual_seed(0)
-    model = altered(lambda logits: 1.5 * logits)(ARCHITECTURES["qwen2"]).eval()
-    with pytest.raises(
-        ConfigError, match=r"^model.path='tiny': qwen2 gives other results.*set model.logits_chunk_size=0$"
-    ):
-        LogprobForward(model, config(logits_chunk_size=4), "cpu")
-
-
-# In half precision less than the second row's difference would be noise.
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_that_mixes_joined_rows_is_refused(dtype: str):
-    torch.manual_seed(0)
-    mamba = MambaConfig(vocab_size=101, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.2)
-    model = AutoModelForCausalLM.from_config(mamba, dtype=getattr(torch, dtype)).eval()
-    with pytest.raises(ConfigError, match=r"mamba gives other results.*set model.use_remove_padding=false"):
-        LogprobForward(model, config(logits_chunk_size=0, use_remove_padding=True, param_dtype=dtype), "cpu")
-
-
-def test_soft_caps_are_refused_where_the_kernel_has_none():
-    way = config(logits_chunk_size=0, use_remove_padding=True, attn_implementation="sdpa")
-    model = build(AutoModelForCausalLM, ARCHITECTURES["gemma2"], way)
-    with pytest.raises(ConfigError, match=r"^model.attn_implementation='sdpa': packed rows do not support softcap"):
+    way = config(attn_implementation="sdpa", param_dtype=dtype, **changes)
+    options = {} if architecture is MAMBA else {"attn_implementation": attention_name(way)}
+    model = kind(architecture, dtype=getattr(torch, dtype), **options).eval()
+    with pytest.raises(ConfigError, match=message):
         LogprobForward(model, way, "cpu")
 
 
 def test_kernels_without_packed_rows_are_refused():
     with pytest.raises(ValueError, match=r"^model.attn_implementation='flex_attention': must be one of sdpa, eager"):
         config(use_remove_padding=True, attn_implementation="flex_attention")
+
+
+NUM_TOKENS, VOCABULARY, CHUNK = 64, 500, 8
+
+
+class LargestResult(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation returns, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types: object, args: tuple = (), kwargs: dict | None = None):
+        result = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+def largest_tensor(chunk: int) -> int:
+    """Elements of the largest tensor while a head of 500 words learns from 64 tokens."""
+    torch.manual_seed(0)
+    # Narrow, so that nothing but logits is large: the head itself has 500 x 8 weights.
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCABULARY, **sizes)).eval()
+    ids = torch.randint(VOCABULARY, (1, NUM_TOKENS))
+    targets = ScoringTargets(torch.arange(NUM_TOKENS), ids[0].roll(-1), 0.5, True)
+    with LargestResult() as largest:
+        if chunk:
+            chunk_output_head(model, chunk)
+            logprobs, entropy = model(ids, use_cache=False, targets=targets)
+        else:
+            logprobs, entropy = logprobs_and_entropy(model(ids, use_cache=False).logits[0], *targets[1:])
+        (logprobs + entropy).sum().backward()
+    return largest.elements
+
+
+def test_no_tensor_holds_the_logits_of_more_than_a_chunk():
+    assert largest_tensor(0) == NUM_TOKENS * VOCABULARY
+    # The head's weights and their gradient have the size of a chunk of 8 here.
+    assert largest_tensor(CHUNK) == largest_tensor(7) == CHUNK * VOCABULARY

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3Config, PreTrainedConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma3Config, Qwen2Config
 
+from tests.models.conftest import TINY
 from verl.models.hidden_states import record_states
 from verl.models.output_head import ScoringTargets, chunk_output_head
 
@@ -11,15 +12,7 @@ from verl.models.output_head import ScoringTargets, chunk_output_head
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    config: PreTrainedConfig = Qwen2Config(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    return AutoModelForCausalLM.from_config(config).eval()
+    return AutoModelForCausalLM.from_config(Qwen2Config(**TINY)).eval()
 
 
 @torch.no_grad()
@@ -34,9 +27,15 @@ def test_layers_are_those_of_transformers_hidden_states(model, chunk: int):
     for layers in ([-1], [2, 0], [-3, 1, -1]):
         with record_states(model, layers) as states:
             model(ids, use_cache=False, **given)
-        assert len(states) == len(layers)
         for layer, found in zip(layers, states, strict=True):
             assert torch.equal(found, expected[layer])
+
+
+def test_nothing_is_kept_afterwards(model):
+    with record_states(model, [0, -1]) as states:
+        model(torch.arange(3)[None])
+    model(torch.arange(3)[None])
+    assert len(states) == 2 and not any(module._forward_hooks for module in model.modules())
 
 
 @torch.no_grad()
@@ -54,14 +53,6 @@ def test_layers_are_those_of_the_text_model_of_one_that_sees_images():
     with record_states(model, [0, -1]) as states:
         model(ids, use_cache=False)
     assert all(torch.equal(a, b) for a, b in zip(states, expected, strict=True))
-
-
-def test_nothing_is_kept_afterwards(model):
-    with record_states(model, [0, -1]) as states:
-        model(torch.arange(3)[None])
-    model(torch.arange(3)[None])
-    assert len(states) == 2
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,8 @@ from transformers.core_model_loading import Chunk, WeightConverter, WeightRenami
 
 from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
-from verl.models.huggingface import (
-    empty_model,
-    in_checkpoint_format,
-    persistent_buffers,
-    write_architecture,
-    write_huggingface,
-)
+from verl.models import huggingface
+from verl.models.huggingface import empty_model, persistent_buffers, write_architecture
 
 
 @pytest.fixture
@@ -32,29 +27,14 @@ def copied_model(tiny_model: Path, tmp_path: Path) -> Path:
 def test_settings_that_transformers_warns_of_are_written_as_they_were(copied_model, tiny_tokenizer, tmp_path):
     # Without do_sample a temperature does nothing, and transformers refuses to save such a model.
     (copied_model / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "eos_token_id": [1, 2]}))
-    weights = dict(AutoModelForCausalLM.from_pretrained(copied_model).named_parameters())
+    weights = AutoModelForCausalLM.from_pretrained(copied_model).requires_grad_(False).named_parameters()
     shell = empty_model("actor", copied_model, False)
     write_architecture(shell, tiny_tokenizer, tmp_path / "architecture", {})
     again = empty_model("actor", tmp_path / "architecture", False)
-    write_huggingface(again, {n: p.detach() for n, p in weights.items()}, tiny_tokenizer, tmp_path / "huggingface")
+    huggingface.write_huggingface(again, dict(weights), tiny_tokenizer, tmp_path / "huggingface")
     for name in ("architecture", "huggingface"):
         written = json.loads((tmp_path / name / "generation_config.json").read_text())
         assert (written["temperature"], written["eos_token_id"]) == (0.6, [1, 2])
-
-
-CONFIGURATION = """
-from transformers import Qwen2Config
-
-class MyConfig(Qwen2Config):
-    model_type = "my_qwen"
-"""
-MODELING = """
-from transformers import Qwen2ForCausalLM
-from .configuration_my import MyConfig
-
-class MyModel(Qwen2ForCausalLM):
-    config_class = MyConfig
-"""
 
 
 def test_a_models_own_code_comes_along(copied_model, tiny_tokenizer, tmp_path, monkeypatch):
@@ -63,8 +43,13 @@ def test_a_models_own_code_comes_along(copied_model, tiny_tokenizer, tmp_path, m
     config = json.loads((copied_model / "config.json").read_text())
     names = {"AutoConfig": "configuration_my.MyConfig", "AutoModelForCausalLM": "modeling_my.MyModel"}
     (copied_model / "config.json").write_text(json.dumps(config | {"model_type": "my_qwen", "auto_map": names}))
-    (copied_model / "configuration_my.py").write_text(CONFIGURATION)
-    (copied_model / "modeling_my.py").write_text(MODELING)
+    (copied_model / "configuration_my.py").write_text(
+        "from transformers import Qwen2Config\n\nclass MyConfig(Qwen2Config):\n    model_type = 'my_qwen'\n"
+    )
+    (copied_model / "modeling_my.py").write_text(
+        "from transformers import Qwen2ForCausalLM\nfrom .configuration_my import MyConfig\n\n"
+        "class MyModel(Qwen2ForCausalLM):\n    config_class = MyConfig\n"
+    )
     write_architecture(empty_model("actor", copied_model, True), tiny_tokenizer, tmp_path / "architecture", {})
     shutil.rmtree(copied_model)
     assert type(empty_model("actor", tmp_path / "architecture", True)).__name__ == "MyModel"
@@ -107,10 +92,8 @@ def test_parts_of_one_tensor_in_the_files_go_out_together():
             given.append(pair[0])
             yield pair
 
-    found = []
-    for name, value in in_checkpoint_format(model, [*weights, "new.unknown"], counted()):
-        found.append((name, value, len(given)))
+    written = huggingface.in_checkpoint_format(model, [*weights, "new.unknown"], counted())
+    found = [(name, value, len(given)) for name, value in written]
     assert [(name, after) for name, _, after in found] == [("old.norm.weight", 3), ("old.qkv.weight", 4)]
     assert torch.equal(found[0][1], weights["new.norm.weight"])
-    parts = [weights[f"new.{part}.weight"] for part in "qkv"]
-    assert torch.equal(found[1][1], torch.cat(parts))
+    assert torch.equal(found[1][1], torch.cat([weights[f"new.{part}.weight"] for part in "qkv"]))

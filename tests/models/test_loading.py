@@ -23,6 +23,8 @@ MODELS: dict[str, PreTrainedConfig] = {
 }
 FLASH2, FLASH3 = ({"attn_implementation": f"flash_attention_{version}"} for version in (2, 3))
 PACKED = {"use_remove_padding": True}
+SHARED_BY_3 = PACKED | {"ulysses_sequence_parallel_size": 3}
+LIGER, FLOAT32 = {"use_liger": True}, {"param_dtype": "float32"}
 
 
 def lora(*targets: str) -> dict[str, LoraConfig]:
@@ -38,44 +40,28 @@ def check(model_config: ModelConfig, tmp_path: Path):
     return check
 
 
-@pytest.mark.parametrize(
-    ("model", "changes"),
-    [
-        ("qwen2", {}),
-        ("qwen2", lora("q_proj", "down_proj") | {"gradient_checkpointing": True}),
-        ("qwen2", lora("all-linear")),
-        ("qwen2", PACKED | {"ulysses_sequence_parallel_size": 4}),
-        ("gemma2", {"attn_implementation": "eager"}),
-    ],
-)
-def test_what_a_model_supports_is_accepted(check, model, changes):
-    check(model, changes)
+def test_what_a_model_supports_is_accepted(check):
+    adapted = lora("q_proj", "down_proj") | {"gradient_checkpointing": True}
+    for changes in ({}, adapted, lora("all-linear"), PACKED | {"ulysses_sequence_parallel_size": 4}):
+        check("qwen2", changes)
+    check("gemma2", {"attn_implementation": "eager"})
+
+
+NO_LAYERS = "Qwen2ForCausalLM has no linear layers called c_attn, lm_head"
+LAYERS = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+SOFT_CAP = r"does not support the soft cap on attention scores of gemma2 \(attn_logit_softcapping=0.5\)"
 
 
 @pytest.mark.parametrize(
     ("model", "changes", "message"),
     [
-        (
-            "qwen2",
-            lora("q_proj", "c_attn", "lm_head"),
-            r"lora\.target_modules=\['q_proj', 'c_attn', 'lm_head'\]: Qwen2ForCausalLM has no linear layers called "
-            "c_attn, lm_head; it has down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$",
-        ),
+        ("qwen2", lora("q_proj", "c_attn", "lm_head"), rf"lora\.target_modules=.*: {NO_LAYERS}; it has {LAYERS}$"),
         ("gpt2", lora("all-linear"), r"lora\..*: GPT2LMHeadModel has no linear layers called all-linear; it has none$"),
-        ("qwen2", {"use_liger": True}, "use_liger=True: runs on GPUs only; set it to false$"),
+        ("qwen2", LIGER, "use_liger=True: runs on GPUs only; set it to false$"),
         ("qwen2", FLASH2, "attn_implementation='flash_attention_2': runs on GPUs only; set it to sdpa$"),
         ("qwen2", FLASH3, "attn_implementation='flash_attention_3': runs on GPUs only; set it to sdpa$"),
-        (
-            "gemma2",
-            {},
-            "attn_implementation='sdpa': does not support the soft cap on attention scores of gemma2 "
-            r"\(attn_logit_softcapping=0.5\); set it to eager or flash_attention_2$",
-        ),
-        (
-            "qwen2",
-            PACKED | {"ulysses_sequence_parallel_size": 3},
-            "ulysses_sequence_parallel_size=3: must divide the 4 attention heads",
-        ),
+        ("gemma2", {}, rf"attn_implementation='sdpa': {SOFT_CAP}; set it to eager or flash_attention_2$"),
+        ("qwen2", SHARED_BY_3, "ulysses_sequence_parallel_size=3: must divide the 4 attention heads"),
         ("mixed layers", PACKED, r"use_remove_padding=true: qwen2 at .* has layers of kind \['linear_attention'\]"),
         ("falcon", PACKED, "use_remove_padding=true: falcon at .* has its own attention function"),
     ],
@@ -88,19 +74,11 @@ def test_what_a_model_or_a_cpu_does_not_support_is_refused(check, model, changes
 @pytest.mark.parametrize(
     ("changes", "installed", "message"),
     [
-        (
-            {"use_liger": True},
-            False,
-            "use_liger=True: liger-kernel is not installed; `pip install liger-kernel`, or set",
-        ),
+        (LIGER, False, "use_liger=True: liger-kernel is not installed; `pip install liger-kernel`, or set"),
         (FLASH2, False, "attn_impl.*_2': flash-attn is not installed; `pip install flash-attn`, or set it to sdpa"),
         (FLASH3, False, "attn_implementation='flash_attention_3': flash-attn-3 is not installed; build it from"),
-        (
-            FLASH2 | {"param_dtype": "float32"},
-            True,
-            r"attn_impl.*_2': does not support float32; set critic\.model\.param_dtype=bfloat16$",
-        ),
-        ({"use_liger": True}, True, "use_liger=True: liger-kernel has no kernels for qwen2; set it to false"),
+        (FLASH2 | FLOAT32, True, r"attn_impl.*_2': does not support float32; set critic\.model\.param_dtype=bfloat16$"),
+        (LIGER, True, "use_liger=True: liger-kernel has no kernels for qwen2; set it to false"),
     ],
 )
 def test_kernels_of_gpus_need_their_package_and_its_support(check, monkeypatch, changes, installed, message):

@@ -10,12 +10,8 @@ from verl.models.packing import PackedLayout, PaddedLayout, position_ids, trim_c
     ("columns", "trimmed"),
     [
         (
-            (
-                [[0, 0, 1, 2, 3, 0, 0], [0, 4, 5, 6, 7, 8, 0]],
-                [[0, 0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0]],
-                [[1, 0, 0], [1, 1, 0]],
-            ),
-            ([[0, 1, 2, 3, 0], [4, 5, 6, 7, 8]], [[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]], [[1, 0], [1, 1]]),
+            ([[0, 0, 1, 2, 0], [0, 4, 5, 6, 0]], [[0, 0, 1, 1, 0], [0, 1, 1, 1, 0]], [[1, 0, 0], [1, 1, 0]]),
+            ([[0, 1, 2], [4, 5, 6]], [[0, 1, 1], [1, 1, 1]], [[1, 0], [1, 1]]),
         ),
         # Full rows stay; what counts is the mask: many models pad with a token that also ends every turn.
         (([[0, 5, 0]], [[1, 1, 1]], [[1]]), ([[0, 5, 0]], [[1, 1, 1]], [[1]])),
@@ -42,11 +38,9 @@ def test_packed_rows_follow_each_other_and_start_again_at_0():
     assert inputs["cu_seq_lens_q"].dtype == torch.int32
     assert inputs["max_length_q"] == inputs["max_length_k"] == 4
     assert "attention_mask" not in inputs
-
-
-def test_a_row_of_padding_alone_is_no_row():
-    inputs = PackedLayout(IDS[:2], MASK[:2] * torch.tensor([[1], [0]]), None).inputs
-    assert inputs["cu_seq_lens_q"].tolist() == [0, 3]
+    # A row of padding alone is no row.
+    empty = PackedLayout(IDS[:2], MASK[:2] * torch.tensor([[1], [0]]), None).inputs
+    assert empty["cu_seq_lens_q"].tolist() == [0, 3]
 
 
 def test_what_tokens_get_returns_to_their_columns():

@@ -1,6 +1,5 @@
 """How models are held, on real FSDP2 over gloo: sharding, offload, recomputation, adapters."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from tests.models import sharding_cases as cases
-from tests.models.worlds import World, world
+from tests.models.worlds import World
 from tests.workers.groups import relative_difference
 from verl.config.common import LoraConfig, ModelConfig
 
@@ -18,26 +17,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with world(2, tmp_path_factory.mktemp("two")) as ranks:
-        yield ranks
+def two(worlds: dict[int, World]) -> World:
+    return worlds[2]
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with world(4, tmp_path_factory.mktemp("four")) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def config(model_config: ModelConfig) -> ModelConfig:
-    return model_config
-
-
-@pytest.fixture(scope="module")
-def plain(two: World, config: ModelConfig) -> cases.Outcome:
+def plain(two: World, model_config: ModelConfig) -> cases.Outcome:
     """Two workers that hold one copy."""
-    return two.run(cases.train, config)[0]
+    return two.run(cases.train, model_config)[0]
 
 
 def sharded(config: ModelConfig, **fsdp: Any) -> ModelConfig:
@@ -63,15 +50,15 @@ def test_clipped_gradients_of_a_sharded_model_are_those_of_one_process(plain, ti
     assert plain.losses[1] < plain.losses[0]
 
 
-def test_hybrid_sharding_changes_no_gradient(two, four, config, plain):
-    assert four.run(cases.mesh_layouts)[0] == [[[0], [1], [2], [3]], [[0, 1], [2, 3]]]
-    for group, size in ((two, 1), (four, 2), (four, -1)):
-        assert_same(group.run(cases.train, sharded(config, fsdp_size=size))[0], plain, 1e-6)
+def test_hybrid_sharding_changes_no_gradient(two, worlds, model_config, plain):
+    assert worlds[4].run(cases.mesh_layouts)[0] == [[[0], [1], [2], [3]], [[0, 1], [2, 3]]]
+    for group, size in ((two, 1), (worlds[4], 2), (worlds[4], -1)):
+        assert_same(group.run(cases.train, sharded(model_config, fsdp_size=size))[0], plain, 1e-6)
 
 
-def test_rank_0_alone_reads_the_weights_and_all_have_them(two, config, tiny_model):
+def test_rank_0_alone_reads_the_weights_and_all_have_them(two, model_config, tiny_model):
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    buffers, sizes = zip(*two.run(cases.loaded, config), strict=True)
+    buffers, sizes = zip(*two.run(cases.loaded, model_config), strict=True)
     assert buffers[0].keys() == dict(model.named_buffers()).keys() and buffers[0]
     for found in buffers:
         torch.testing.assert_close(found, dict(model.named_buffers()), atol=0, rtol=0)
@@ -79,13 +66,10 @@ def test_rank_0_alone_reads_the_weights_and_all_have_them(two, config, tiny_mode
     assert all(0.4 < sum(held) / model.num_parameters() < 0.6 for held in sizes)
 
 
-def test_weights_are_streamed_one_at_a_time(two, config):
-    for lora in (config.lora, LoraConfig(rank=2, alpha=4.0, target_modules=["all-linear"])):
-        most, count = two.run(cases.most_alive_while_streaming, replace(config, lora=lora))[0]
-        assert most == 1 and count == 50
-
-
-def test_weights_are_streamed_as_the_files_have_them(two, config, tmp_path):
+def test_weights_are_streamed_one_at_a_time_as_the_files_have_them(two, model_config, tmp_path):
+    for lora in (model_config.lora, LoraConfig(rank=2, alpha=4.0, target_modules=["all-linear"])):
+        most, given = two.run(cases.streamed, replace(model_config, lora=lora))[0]
+        assert most == 1 and len(given) == 50
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"num_hidden_layers": 2, "vocab_size": 50}
@@ -99,13 +83,13 @@ def test_weights_are_streamed_as_the_files_have_them(two, config, tmp_path):
         model.save_pretrained(tmp_path)
         expected = load_file(tmp_path / "model.safetensors")
         assert f"model.layers.1.{name}" in expected
-        for found in two.run(cases.streamed, replace(config, path=str(tmp_path))):
+        for _, found in two.run(cases.streamed, replace(model_config, path=str(tmp_path))):
             torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("size", [-1, 1])
-def test_offloading_moves_everything_and_changes_no_bit(two, config, size: int):
-    stays = sharded(config, fsdp_size=size)
+def test_offloading_moves_everything_and_changes_no_bit(two, model_config, size: int):
+    stays = sharded(model_config, fsdp_size=size)
     moves = sharded(stays, param_offload=True, optimizer_offload=True)
     for found in two.run(cases.offloaded, moves):
         errors = found.pop("errors")
@@ -113,28 +97,26 @@ def test_offloading_moves_everything_and_changes_no_bit(two, config, size: int):
         assert found.pop("moments") == 100 and found.pop("gradients") == 0
         assert all(found.values()), found
     assert_same(two.run(cases.train, moves)[0], two.run(cases.train, stays)[0], 0)
-
-
-def test_offloading_a_model_that_never_changes(two, config):
-    assert all(all(rank) for rank in two.run(cases.constant_offload, config))
+    # A model that never changes.
+    assert all(all(rank) for rank in two.run(cases.constant_offload, stays))
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_gradient_checkpointing_keeps_fewer_activations_and_the_gradient(two, config, values: bool):
-    for variant in (config, replace(config, param_dtype="bfloat16")):
+def test_gradient_checkpointing_keeps_fewer_activations_and_the_gradient(two, model_config, values: bool):
+    for variant in (model_config, replace(model_config, param_dtype="bfloat16")):
         keeps = two.run(cases.train, variant, values)[0]
         recomputes = two.run(cases.train, replace(variant, gradient_checkpointing=True), values)[0]
         assert_same(recomputes, keeps, 1e-6)
         assert 0 < recomputes.saved_bytes < 0.5 * keeps.saved_bytes
 
 
-def test_bfloat16_products_with_float32_weights_and_sums(two, config, plain):
-    outcome = two.run(cases.train, replace(config, param_dtype="bfloat16"), False, 8)[0]
+def test_bfloat16_products_with_float32_weights_and_sums(two, model_config, plain):
+    outcome = two.run(cases.train, replace(model_config, param_dtype="bfloat16"), steps=8)[0]
     assert {g.dtype for g in outcome.gradients[0].values()} == {torch.float32}
     assert {w.dtype for w in outcome.weights.values()} == {torch.float32}
     assert outcome.losses[-1] < outcome.losses[0] - 0.1
     # A sum over ranks in bfloat16 could not have more digits than bfloat16.
-    once = two.run(cases.train, replace(config, param_dtype="bfloat16"), False, 1, 1, 1e9)[0]
+    once = two.run(cases.train, replace(model_config, param_dtype="bfloat16"), steps=1, num_micro=1, clip=1e9)[0]
     gradient = torch.cat([g.flatten() for g in once.gradients[0].values()])
     assert (gradient != gradient.bfloat16().float()).float().mean() > 0.5
     assert 0 < relative_difference(plain.gradients[0], outcome.gradients[0]) < 0.05
@@ -144,8 +126,8 @@ LORA = LoraConfig(rank=4, alpha=8.0, target_modules=["q_proj", "down_proj"])
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_adapters_alone_learn_and_are_exported_merged_and_by_themselves(two, config, tmp_path, values: bool):
-    found = two.run(cases.adapters, replace(config, lora=LORA, gradient_checkpointing=True), values, tmp_path)
+def test_adapters_alone_learn_and_are_exported_merged_and_by_themselves(two, model_config, tmp_path, values: bool):
+    found = two.run(cases.adapters, replace(model_config, lora=LORA, gradient_checkpointing=True), values, tmp_path)
     one, other = found
     head = ["score.bias", "score.weight"] if values else []
     assert one["trained"] == one["moved"] == one["trained after"]
@@ -162,12 +144,12 @@ def test_adapters_alone_learn_and_are_exported_merged_and_by_themselves(two, con
         torch.testing.assert_close(one[name], one["learned"], atol=1e-5, rtol=0)
 
 
-def test_adapters_with_everything_else_on(two, four, config):
-    lora = replace(config, lora=LORA)
+def test_adapters_with_everything_else_on(two, worlds, model_config):
+    lora = replace(model_config, lora=LORA)
     expected = two.run(cases.train, lora)[0]
     frugal = sharded(
         replace(lora, gradient_checkpointing=True), fsdp_size=2, param_offload=True, optimizer_offload=True
     )
-    for group in (two, four):
+    for group in (two, worlds[4]):
         assert_same(group.run(cases.train, frugal)[0], expected, 1e-6)
     assert all(".lora_" in name for name in expected.gradients[0])

@@ -1,15 +1,13 @@
-"""Small worlds of real processes joined by gloo, without Ray."""
+"""Small worlds of real processes joined by gloo, without Ray and without a rollout engine."""
 
 import multiprocessing
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from verl.utils.distributed import WorkerPlace, join_world
 
 
 class World:
@@ -18,31 +16,29 @@ class World:
     def __init__(self, ranks: list[ProcessPoolExecutor]) -> None:
         self._ranks = ranks
 
-    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
         """Call a function of an importable module on all ranks at once; its results in rank order."""
-        futures = [rank.submit(function, *arguments) for rank in self._ranks]
+        futures = [rank.submit(function, *arguments, **options) for rank in self._ranks]
         return [future.result() for future in futures]
 
 
 @contextmanager
-def world(size: int, folder: Path) -> Iterator[World]:
-    """A world of ``size`` processes that share an interpreter with everything imported; ``folder`` must be empty."""
+def world(size: int) -> Iterator[World]:
+    """A world of ``size`` processes, forks of one that has imported what tests run, which takes seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.models.sharding_cases"])
-    ranks = [
-        ProcessPoolExecutor(1, mp_context=context, initializer=_join, initargs=(rank, size, folder / "store"))
-        for rank in range(size)
-    ]
-    try:
-        yield World(ranks)
-    finally:
-        for rank in ranks:
-            rank.shutdown()
+    context.set_forkserver_preload(["tests.models.sharding_cases", "tests.models.models_in_worlds"])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    with ExitStack() as stack:
+        places = [WorkerPlace(rank, size, "127.0.0.1", port, "cpu", 1) for rank in range(size)]
+        yield World(
+            [
+                stack.enter_context(ProcessPoolExecutor(1, mp_context=context, initializer=_join, initargs=(place,)))
+                for place in places
+            ]
+        )
 
 
-def _join(rank: int, size: int, store: Path) -> None:
-    torch.set_num_threads(1)
-    # A rank that fails leaves the others waiting for it.
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
-    )
+def _join(place: WorkerPlace) -> None:
+    join_world(place)

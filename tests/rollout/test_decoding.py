@@ -68,21 +68,6 @@ def test_tokens_come_from_the_distribution_that_is_recorded(model, batch, temper
     torch.testing.assert_close(decoded.logprobs.double(), expected.log(), rtol=0, atol=1e-5)
 
 
-def test_a_response_ends_with_the_first_end_token(model, batch):
-    sampling = SamplingConfig(1, 1.0, 1.0, -1)
-    whole = decode(model, *batch, draws(2), sampling, [], [])
-    rows = whole.token_ids.tolist()
-    ends = [rows[0][3], rows[1][STEPS - 1]]
-    decoded = decode(model, *batch, draws(2), sampling, ends, [])
-    expected = [next((i + 1 for i, token in enumerate(row) if token in ends), None) for row in rows]
-    assert expected[0] is not None and expected[0] <= 4
-    assert decoded.lengths.tolist() == [length or STEPS for length in expected]
-    assert decoded.ended.tolist() == [length is not None for length in expected]
-    for row, length in enumerate(decoded.lengths.tolist()):
-        assert decoded.token_ids[row, :length].tolist() == rows[row][:length]
-    assert decoded.states is None
-
-
 def test_draws_are_in_proportion_and_never_of_what_is_impossible():
     probabilities = torch.tensor([0.0, 0.125, 0.5, 0.0, 0.375, 0.0])
     uniform = (torch.arange(800, dtype=torch.float64) + 0.5) / 800

@@ -43,9 +43,10 @@ class Runner:
 
 
 def engine_with(runner: Runner) -> SimpleNamespace:
-    worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
-    executor = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
-    return SimpleNamespace(llm_engine=executor, reset_prefix_cache=lambda: True)
+    engine = SimpleNamespace(model_runner=runner)
+    for name in ("worker", "driver_worker", "model_executor", "llm_engine"):
+        engine = SimpleNamespace(**{name: engine}, reset_prefix_cache=lambda: True)
+    return engine
 
 
 def test_layers_find_the_engine_s_config_while_they_prepare_new_weights():
@@ -63,10 +64,7 @@ def test_experts_are_packed_anew_on_a_cpu(on_cpu, monkeypatch):
     monkeypatch.setattr(current_platform, "is_cpu", lambda: on_cpu)
     reload_weights(engine_with(runner), runner.model.named_parameters())
     assert runner.model.packed == ([runner.model.experts] if on_cpu else [])
-
-
-def test_experts_count_as_given_under_the_name_that_some_versions_report():
-    runner = Runner()
+    # They count as given under the name that some versions report.
     runner.model.mlp = nn.ModuleDict({"routed_experts": nn.Linear(2, 2, bias=False)})
     assert "mlp.routed_experts.weight" in dict(runner.model.named_parameters())
     reload_weights(engine_with(runner), [(name, torch.zeros(2, 2)) for name in ("weight", "bias", "mlp.weight")])
@@ -79,7 +77,6 @@ def test_models_that_vllm_borrows_from_transformers_are_refused():
     runner = Runner()
     check_own_classes(engine_with(runner), "folder")
     runner.model = TransformersForCausalLM()
-    with pytest.raises(
-        ValueError, match=r"^model.path='folder': vLLM .* has no native class for olmo2 .* rollout.name=hf$"
-    ):
+    message = r"^model.path='folder': vLLM .* has no native class for olmo2 .* rollout.name=hf$"
+    with pytest.raises(ValueError, match=message):
         check_own_classes(engine_with(runner), "folder")

@@ -1,12 +1,16 @@
-"""Worker groups of the tests, and how their gradients are compared."""
+"""Worker groups of the tests, and how their gradients are taken and compared."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from verl.config import PPOConfig
 from verl.data.prompts import PromptDataset, TokenizedPrompts, val_batches
+from verl.models.learner import Learner
 from verl.protocol import PolicyBatch, RolloutBatch
 from verl.rollout import engine_environment
 from verl.single_controller import WorkerGroup
@@ -26,24 +30,31 @@ def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Tokeni
     return batch
 
 
-def policy_batch(rollout: RolloutBatch, old_logprobs: torch.Tensor) -> PolicyBatch:
+def policy_batch(rollout: RolloutBatch, old_logprobs: Tensor) -> PolicyBatch:
     """The rollout with random advantages, and a reference near the old policy."""
     torch.manual_seed(0)
     advantages = torch.randn(len(rollout), 1).expand(old_logprobs.shape) * rollout.response_mask
     reference = old_logprobs + 0.1 * torch.randn(old_logprobs.shape) * rollout.response_mask
-    return PolicyBatch(
-        rollout.input_ids,
-        rollout.attention_mask,
-        rollout.response_mask,
-        old_logprobs,
-        rollout.rollout_logprobs,
-        reference,
-        advantages,
-        batch_size=[len(rollout)],
-    )
+    rows = (rollout.input_ids, rollout.attention_mask, rollout.response_mask)
+    numbers = (old_logprobs, rollout.rollout_logprobs, reference, advantages)
+    return PolicyBatch(*rows, *numbers, batch_size=[len(rollout)])
 
 
-def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+def gradients_of(learner: Learner, update: Callable[[], Any]) -> tuple[Any, dict[str, Tensor]]:
+    """What ``update`` returns, and the full gradients of its optimizer step, which is not applied."""
+    gradients: dict[str, Tensor] = {}
+
+    def keep() -> None:
+        named = learner.model.named_parameters()
+        gradients.update((name, p.grad.full_tensor()) for name, p in named if p.requires_grad)
+
+    apply, learner.optimizer.step = learner.optimizer.step, keep  # type: ignore[method-assign]
+    returned = update()
+    learner.optimizer.step = apply  # type: ignore[method-assign]
+    return returned, gradients
+
+
+def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """Norm of the difference of all gradients over the norm of the first."""
     flat_a, flat_b = (torch.cat([grads[name].flatten().double() for name in sorted(grads)]) for grads in (a, b))
     return ((flat_a - flat_b).norm() / flat_a.norm()).item()

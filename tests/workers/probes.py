@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from gradients import gradients_of  # beside this file, which a worker imports by itself
+from groups import gradients_of  # beside this file, which a worker imports by itself
 from torch import Tensor
 
 from verl.config.ppo import ActorConfig
@@ -41,10 +41,8 @@ class ProbeWorker(HybridWorker):
         """vLLM's greedy tokens."""
         from vllm import SamplingParams
 
-        token_prompts = [
-            {"prompt_token_ids": ids[mask.bool()].tolist()}
-            for ids, mask in zip(prompts.input_ids, prompts.attention_mask, strict=True)
-        ]
+        rows = zip(prompts.input_ids, prompts.attention_mask, strict=True)
+        token_prompts = [{"prompt_token_ids": ids[mask.bool()].tolist()} for ids, mask in rows]
         parameters = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
         outputs = self.rollout.engine.generate(token_prompts, parameters, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
@@ -64,9 +62,7 @@ class ProbeWorker(HybridWorker):
 
     def sync_all_but(self, left_out: str) -> None:
         """Give the rollout engine the policy's weights except for one."""
-        self.rollout.load_weights(
-            (name, value) for name, value in full_parameters(self.actor.model) if name != left_out
-        )
+        self.rollout.load_weights(pair for pair in full_parameters(self.actor.model) if pair[0] != left_out)
 
     def note_engine_calls(self) -> None:
         """Let a CPU's engine sleep as if it were a GPU's, and note every call it gets for ``engine_calls``."""

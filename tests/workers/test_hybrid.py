@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM
 from tests.workers.groups import all_prompts, policy_batch, relative_difference, start_group
 from verl.config import PPOConfig
 from verl.data.prompts import TokenizedPrompts
+from verl.protocol import RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.single_controller import WorkerError, WorkerGroup, concat
+from verl.single_controller import WorkerGroup, concat
 from verl.single_controller.roles import RoleWorkers
 from verl.workers.hybrid import HybridWorker
 
@@ -110,12 +111,24 @@ def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, promp
     assert len({tuple(row.tolist()) for row in first_group}) == sampling.n
 
 
-def test_rank_metrics_are_those_of_the_states(two, prompts, small_config, tiny_model):
+def assert_no_states(rollout: RolloutBatch, config: PPOConfig) -> None:
+    """What leaves a worker knows of hidden states only metrics and means."""
+    num_layers, width = len(config.calculator.layers), 128
+    num_rows, num_response = rollout.response_mask.shape
+    num_columns = rollout.input_ids.shape[1]
+    tokens = num_rows * (2 * 8 * num_columns + (8 + 4) * num_response + 8 + 1)
+    metrics = num_rows * 8 * num_layers * len(config.calculator.metric_names)
+    means = num_rows * 4 * num_layers * width
+    assert sum(value.nbytes for value in rollout.to_tensordict().values(True, True)) == tokens + metrics + means
+
+
+def test_rank_metrics_are_those_of_the_states(one, two, prompts, small_config, tiny_model):
     rollout = concat(two.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 3))
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     calculator = RepresentationMetricsCalculator(small_config.calculator)
     num_prompt = prompts.tokens.input_ids.shape[1]
     assert small_config.calculator.layers == [0, -1]
+    assert_no_states(rollout, small_config)
     for row in (0, 17, 63):
         length = int(rollout.response_mask[row].sum())
         keep = rollout.attention_mask[row].bool()
@@ -128,10 +141,7 @@ def test_rank_metrics_are_those_of_the_states(two, prompts, small_config, tiny_m
                 measured = rollout.rank_metrics.by_name[name][row, layer]
                 assert abs(measured - value.item()) < 1e-3 * max(1, abs(value.item())), (row, layer, name)
         torch.testing.assert_close(rollout.rank_metrics.mean_states[row], used[0].mean(dim=0), atol=1e-4, rtol=0)
-
-
-def test_the_policy_measures_what_the_engine_measures(one, two, prompts, small_config):
-    rollout = concat(two.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 3))
+    # The policy measures what the engine measures.
     plain = concat(one.run_split("compute_logprobs", rollout))
     assert plain.rank_metrics.num_layers == 0
     for group in (one, two):
@@ -142,22 +152,5 @@ def test_the_policy_measures_what_the_engine_measures(one, two, prompts, small_c
         torch.testing.assert_close(scores.entropy, plain.entropy, atol=1e-5, rtol=0)
         found, expected = scores.rank_metrics, rollout.rank_metrics
         assert found.metric_names == expected.metric_names
-        for name in found.metric_names:
-            torch.testing.assert_close(found.by_name[name], expected.by_name[name], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.by_name.to_dict(), expected.by_name.to_dict(), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(found.mean_states, expected.mean_states, atol=1e-5, rtol=0)
-
-
-def test_a_failing_worker_is_named(two):
-    with pytest.raises(WorkerError, match=r"worker \d failed in no_such_method"):
-        two.run("no_such_method")
-
-
-def test_what_leaves_a_worker_knows_of_hidden_states_only_metrics_and_means(one, prompts, small_config):
-    (rollout,) = one.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 1)
-    num_layers, width = len(small_config.calculator.layers), 128
-    num_rows, num_response = rollout.response_mask.shape
-    num_columns = rollout.input_ids.shape[1]
-    tokens = num_rows * (2 * 8 * num_columns + (8 + 4) * num_response + 8 + 1)
-    metrics = num_rows * 8 * num_layers * len(small_config.calculator.metric_names)
-    means = num_rows * 4 * num_layers * width
-    assert sum(value.nbytes for value in rollout.to_tensordict().values(True, True)) == tokens + metrics + means

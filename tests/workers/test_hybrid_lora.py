@@ -1,7 +1,6 @@
 """The hybrid worker with adapters and everything offloaded: Ray, FSDP2 over gloo, vLLM."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests.conftest import changed
 from tests.models.test_value_models import value_batch
 from tests.workers.groups import all_prompts, start_group
 from tests.workers.test_hybrid import policy_batch
@@ -16,7 +16,6 @@ from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config import PPOConfig
 from verl.config.common import LoraConfig
-from verl.data.prompts import TokenizedPrompts
 from verl.models.forward import LogprobForward
 from verl.single_controller import WorkerGroup, concat
 
@@ -25,20 +24,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def config(small_config: PPOConfig) -> PPOConfig:
-    model = replace(
-        small_config.model,
-        gradient_checkpointing=True,
-        lora=LoraConfig(rank=4, alpha=8.0, target_modules=["all-linear"]),
-        fsdp=replace(small_config.model.fsdp, fsdp_size=1, param_offload=True, optimizer_offload=True),
-    )
-    optim = replace(small_config.actor.optim, lr=3e-3, lr_warmup_steps=0)
-    return replace(
-        small_config,
-        model=model,
-        actor=replace(small_config.actor, optim=optim, use_kl_loss=True),
-        critic=replace(small_config.critic, model=model),
-        algorithm=replace(small_config.algorithm, adv_estimator="gae"),
-    )
+    model = {
+        "gradient_checkpointing": True,
+        "lora": LoraConfig(rank=4, alpha=8.0, target_modules=["all-linear"]),
+        "fsdp": {"fsdp_size": 1, "param_offload": True, "optimizer_offload": True},
+    }
+    actor = {"optim": {"lr": 3e-3, "lr_warmup_steps": 0}, "use_kl_loss": True}
+    parts = {"algorithm": {"adv_estimator": "gae"}, "calculator": {"source": "actor"}}
+    return changed(small_config, model=model, actor=actor, critic={"model": model}, **parts)
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +41,17 @@ def workers(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
     group.close()
 
 
-@pytest.fixture(scope="module")
-def prompts(config: PPOConfig, tiny_tokenizer) -> TokenizedPrompts:
-    return all_prompts(config, tiny_tokenizer)
-
-
-def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, tmp_path: Path):
-    sampling = config.rollout.train_kwargs
+def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_tokenizer, tmp_path: Path):
+    prompts, sampling = all_prompts(config, tiny_tokenizer), config.rollout.train_kwargs
     rollout = concat(workers.run_split("generate", prompts.tokens, sampling, 1))
     mask = rollout.response_mask.bool()
-    first = concat(workers.run_split("compute_logprobs", rollout)).logprobs
+    scores = concat(workers.run_split("compute_logprobs", rollout))
+    first, metrics = scores.logprobs, scores.rank_metrics
+    # With calculator.source=actor the engine returns no states, and the policy measures them.
+    assert not rollout.rank_metrics.metric_names
+    assert rollout.rank_metrics.mean_states.shape == (len(rollout), 0, 0)
+    assert metrics.metric_names == config.calculator.metric_names
+    assert metrics.by_name["Effective Rank"].shape == metrics.mean_states.shape[:2] == (len(rollout), 2)
     assert torch.equal(concat(workers.run_split("compute_ref_logprobs", rollout)), first)
     values = concat(workers.run_split("compute_values", rollout))
     for _ in range(5):
@@ -79,9 +73,8 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, prompts, config, t
     exported = AutoModelForCausalLM.from_pretrained(folder / "actor" / "huggingface").eval()
     scorer = LogprobForward(exported, config.model, "cpu")
     with torch.no_grad():
-        found, *_ = scorer.logprobs(
-            fresh.input_ids, fresh.attention_mask, fresh.response_mask, config.rollout.temperature
-        )
+        rows = (fresh.input_ids, fresh.attention_mask, fresh.response_mask)
+        found, *_ = scorer.logprobs(*rows, config.rollout.temperature)
     assert (found - logprobs).abs().max() < 1e-5
     for name in ("actor", "critic"):
         assert (folder / name / "lora_adapter" / "adapter_model.safetensors").is_file()
