@@ -77,8 +77,6 @@ def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str
     config = replace(
         config,
         data=replace(config.data, train_batch_size=2),
-        actor=replace(config.actor, ppo_mini_batch_size=2),
-        critic=replace(config.critic, ppo_mini_batch_size=2),
         rollout=replace(config.rollout, n=N),
         algorithm=replace(config.algorithm, filter_groups=filtering),
     )
