@@ -176,16 +176,6 @@ def test_estimates(name: str, batch: int, rows: int, stride: int, seconds: float
     assert (estimate and estimate.seconds) == (seconds and pytest.approx(seconds))
 
 
-def test_an_estimate_from_one_prefix():
-    runner = bench_spectral.Bench(bench_spectral.parse(["--device", "cpu", "--rows", "41"]))
-    rough = bench_spectral.Estimate(60.0, "T^4", True)
-    refined = runner.refined("svd", bench_spectral.Shape(2, 41, 8), 4, rough)
-    assert refined.seconds == 20 * runner.probes["svd", 41, 8].seconds
-    assert refined.basis == "20 times a prefix of 26 rows"
-    runner.limit_s = 2.0
-    assert runner.refined("svd", bench_spectral.Shape(2, 41, 8), 4, rough) is rough
-
-
 @pytest.mark.parametrize("rows", [12, 40])
 def test_the_float32_loop_agrees_with_the_svd_on_well_conditioned_data(rows: int):
     hidden = torch.randn(2, rows, 20, generator=torch.Generator().manual_seed(0))

@@ -98,19 +98,13 @@ EXPERIMENTS = {
     # The critic of two workers, of another model than the policy, learns alone at first; every response that is cut
     # off is left out of the losses. Rows are packed, and the policy measures the hidden states.
     "verl_ppo": [
-        "trainer.n_gpus_per_node=2",
-        "trainer.critic_warmup=1",
-        "trainer.remove_clip=true",
-        "reward_model.enable=true",
-        "model.use_remove_padding=true",
-        "calculator.source=actor",
+        *("trainer.n_gpus_per_node=2", "trainer.critic_warmup=1", "trainer.remove_clip=true"),
+        *("reward_model.enable=true", "model.use_remove_padding=true", "calculator.source=actor"),
         "actor.use_dynamic_bsz=true",
     ],
     "dapo": [
-        "rollout.name=hf",
-        "algorithm.filter_groups.max_num_gen_batches=2",
-        "reward_score.overlong_buffer.len=4",
-        "calculator.compute_diff=false",
+        *("rollout.name=hf", "algorithm.filter_groups.max_num_gen_batches=2"),
+        *("reward_score.overlong_buffer.len=4", "calculator.compute_diff=false"),
     ],
     "released_code": ["algorithm=remax", "reward_model.enable=true", "trainer.except_save=[1]", "rollout.n=1"],
 }

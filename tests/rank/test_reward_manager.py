@@ -157,17 +157,15 @@ def test_signal_fades_as_the_score_rises(score, factor):
 def test_switches_are_independent():
     rank_metrics = batch([1.0, 3.0], [4.0, 4.0])
     advantages, mask = torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.ones(2, 2)
-    off = RewardManager(config(add_reward=False, add_adv=False))
-    result = shape(off, rank_metrics)
-    assert not result.token_rewards.any()
-    assert result.phi.tolist() == pytest.approx([-0.5 * math.tanh(0.5), 0.5 * math.tanh(0.5)], rel=1e-6)
-    assert off.shape_advantages(advantages, mask, result.phi) == (advantages, {})
-    only_adv = RewardManager(config(add_reward=False))
-    result = shape(only_adv, rank_metrics)
-    assert not result.token_rewards.any()
-    shaped, _ = only_adv.shape_advantages(advantages, mask, result.phi)
-    assert shaped[0].tolist() == [1.0, 1.0]
-    assert shaped[1].tolist() == pytest.approx([-1 + 0.5 * math.tanh(0.5)] * 2, rel=1e-6)
+    bonus = 0.5 * math.tanh(0.5)
+    for add_adv in (False, True):
+        manager = RewardManager(config(add_reward=False, add_adv=add_adv))
+        result = shape(manager, rank_metrics)
+        assert not result.token_rewards.any()
+        assert result.phi.tolist() == pytest.approx([-bonus, bonus], rel=1e-6)
+        shaped, metrics = manager.shape_advantages(advantages, mask, result.phi)
+        assert shaped[0].tolist() == [1.0, 1.0] and bool(metrics) == add_adv
+        assert shaped[1].tolist() == pytest.approx([-1 + bonus * add_adv] * 2, rel=1e-6)
 
 
 def test_reward_goes_to_the_last_response_token():
@@ -211,27 +209,15 @@ def test_missing_indicator_names_those_available():
 def test_baselines_from_zero_follow_a_step_late():
     """Four steps worked out by hand: a = 1/4, both indicators weigh 1/2."""
     manager = RewardManager(config(baseline_start="zero"))
-    tanh = math.tanh
+    half, one, five = (math.tanh(deviation) for deviation in (0.5, 1.0, 5.0))
+    # Rank metrics, scores, 2 Phi, then after the update: baselines, score average. Deviations are against 0 in the
+    # second step (5, -5 of the guide, 5, 0 of the velocity), then against a quarter of the first step's means 2 and 4.
+    # Baselines keep 3/4 and take 1/4 of the step before's means: 2 and 4, -1/4 and 1, 1/2 and 3/2.
     steps = [
-        # rank metrics, scores, Phi, then after the update: baselines, score average
         (layer([1.0, 3.0], [4.0, 4.0]), [1.0, 1.0], [0.0, 0.0], {}, 0.0),
-        # against 0: deviations 5 and -5 of the guide, 5 and 0 of the velocity
-        (layer([0.5, -1.0], [2.0, 0.0]), [1.0, 0.0], [tanh(5), tanh(-5) / 2], {ERA: 0.5, ERV: 1.0}, 0.125),
-        # against a quarter of the first step's means 2 and 4: 1/2, -1/2 and 1, 0
-        (
-            layer([0.75, 0.25], [2.0, 1.0]),
-            [-0.5, -0.5],
-            [tanh(0.5) / 2 + tanh(1) / 2, tanh(-0.5) / 2],
-            {ERA: 0.3125, ERV: 1.0},  # 3/4 of 1/2 and 1, 1/4 of the second step's means -1/4 and 1
-            -0.03125,
-        ),
-        (
-            layer([0.625, 0.3125], [1.5, 0.5]),
-            [0.0, 0.0],
-            [tanh(1) / 2 + tanh(0.5) / 2, tanh(-0.5) / 2],
-            {ERA: 0.359375, ERV: 1.125},  # 3/4 of 5/16 and 1, 1/4 of the third step's means 1/2 and 3/2
-            -0.0234375,
-        ),
+        (layer([0.5, -1.0], [2.0, 0.0]), [1.0, 0.0], [2 * five, -five], {ERA: 0.5, ERV: 1.0}, 0.125),
+        (layer([0.75, 0.25], [2.0, 1.0]), [-0.5, -0.5], [half + one, -half], {ERA: 0.3125, ERV: 1.0}, -0.03125),
+        (layer([0.625, 0.3125], [1.5, 0.5]), [0.0, 0.0], [one + half, -half], {ERA: 0.359375, ERV: 1.125}, -3 / 128),
     ]
     for indicators, scores, phi, baselines, ema_score in steps:
         rank_metrics = measured(indicators)
@@ -241,8 +227,8 @@ def test_baselines_from_zero_follow_a_step_late():
         result = shape(resumed, rank_metrics)
         # In the first step there is no signal.
         assert any("/layer_1/" in name for name in result.metrics) == (ema_score != 0.0)
-        assert result.phi.tolist() == pytest.approx(phi, rel=1e-6, abs=1e-12)
-        assert result.token_rewards[:, -1].tolist() == pytest.approx(phi, rel=1e-6, abs=1e-12)
+        assert (2 * result.phi).tolist() == pytest.approx(phi, rel=1e-6, abs=1e-12)
+        assert (2 * result.token_rewards[:, -1]).tolist() == pytest.approx(phi, rel=1e-6, abs=1e-12)
         for each in (manager, resumed):
             each.update(torch.tensor(scores), rank_metrics)
             assert each.state_dict() == {

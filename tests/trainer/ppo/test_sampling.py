@@ -12,7 +12,7 @@ from verl.data.prompts import PromptRecord, TokenizedPrompts
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rewards.pool import VerifierPool
 from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, groups_that_differ, score_tensors
+from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, score_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -38,24 +38,16 @@ class ScriptedWorkers:
         sampling, seed = arguments
         self.steps.append(seed & 0xFFFFFFFF)
         texts = [text for uid in batch.uid.tolist() for text in self.answers[uid][: sampling.n]]
-        rows = [torch.tensor(self.tokenizer.encode(text)) for text in texts]
-        shape = (len(rows), 12)
-        responses, mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-        for i, row in enumerate(rows):
+        responses, mask = torch.zeros(2, len(texts), 12, dtype=torch.int64)
+        for i, text in enumerate(texts):
+            row = torch.tensor(self.tokenizer.encode(text))
             responses[i, : len(row)], mask[i, : len(row)] = row, 1
         prompts = batch.input_ids.repeat_interleave(sampling.n, dim=0)
-        return [
-            RolloutBatch(
-                torch.cat([prompts, responses], dim=1),
-                torch.cat([torch.ones_like(prompts), mask], dim=1),
-                mask,
-                torch.zeros(shape),
-                batch.uid.repeat_interleave(sampling.n),
-                mask.all(dim=1),
-                rank_metrics({"m": torch.arange(len(rows), dtype=torch.float64)}),
-                batch_size=[len(rows)],
-            )
-        ]
+        tokens = torch.cat([prompts, responses], dim=1), torch.cat([torch.ones_like(prompts), mask], dim=1), mask
+        groups, truncated = batch.uid.repeat_interleave(sampling.n), mask.all(dim=1)
+        metrics = rank_metrics({"m": torch.arange(len(texts), dtype=torch.float64)})
+        logprobs = torch.zeros(len(texts), 12)
+        return [RolloutBatch(*tokens, logprobs, groups, truncated, metrics, batch_size=[len(texts)])]
 
 
 def prompts_of(*uids: int) -> TokenizedPrompts:
@@ -84,12 +76,6 @@ def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str
 
 
 MIXED, RIGHT, WRONG = ["7", "8"], ["7", "7"], ["8", "9"]
-
-
-def test_groups_that_differ():
-    values = torch.tensor([1.0, 1.0, 0.0, 0.5, 0.0, 0.0])
-    assert groups_that_differ(values, 2).tolist() == [False, True, False]
-    assert groups_that_differ(torch.tensor([True, True, False]), 3).tolist() == [True]
 
 
 def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool):
@@ -132,13 +118,10 @@ def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_token
     # Nothing is learned from a filler.
     assert sampled.learned.tolist() == [True, True, False, False] and left_out.tolist() == [0.0, 0.0, 1.0, 1.0]
     assert (metrics["train/num_gen_batches"], metrics["train/filler_groups"]) == (2.0, 1.0)
-
-
-def test_a_prompt_drawn_twice_makes_two_groups(small_config, tiny_tokenizer, pool):
-    sampler = make_sampler(small_config, tiny_tokenizer, pool, {0: RIGHT, 1: MIXED})
-    stream = iter([prompts_of(0, 1), prompts_of(0, 1)])
-    sampled = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None)).sampled
-    assert [record.uid for record in sampled.prompts.records] == [1, 1]
+    # A prompt drawn twice makes two groups.
+    stream = iter([prompts_of(0, 3), prompts_of(1, 3)])
+    sampled = sampler.sample_step(stream, 2, PhaseTimer(lambda name: None)).sampled
+    assert [record.uid for record in sampled.prompts.records] == [3, 3]
     assert sampled.rollout.group_ids.tolist() == [0, 0, 1, 1]
 
 
