@@ -57,17 +57,6 @@ def test_curvature_of_a_reversal_and_of_a_slight_turn():
     assert float(result[1]) == pytest.approx(angle, rel=1e-9)
 
 
-def test_curvature_ignores_padding_and_rejects_nan():
-    path = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
-    lengths = torch.tensor([6, 4])
-    expected = curvature(path[1:, :4], torch.tensor([4]), torch.tensor([[4]]))
-    path[1, 4:] = math.nan
-    assert torch.equal(curvature(path, lengths, lengths[:, None])[1:], expected)
-    path[1, 3] = math.nan
-    with pytest.raises(ValueError, match="response 1: "):
-        curvature(path, lengths, lengths[:, None])
-
-
 def test_base_metrics_of_square_corners():
     corners = torch.tensor([[[1.0, 1.0], [1.0, 3.0], [3.0, 3.0], [3.0, 1.0]]])
     metrics = base_metrics(corners, torch.tensor([4]), torch.tensor([[4, 1]]), BASE_METRICS[::-1], SpectralOptions())

@@ -198,10 +198,9 @@ def test_missing_indicator_names_those_available():
     manager = RewardManager(config(indicator_names=["Efective Rank", ERV]))
     rank_metrics = batch([1.0, 3.0], [5.0, 3.0])
     message = "'Efective Rank' is not among the metrics; available: Effective Rank diff, Effective Rank diff 2"
-    with pytest.raises(ValueError, match=message):
-        shape(manager, rank_metrics)
-    with pytest.raises(ValueError, match=message):
-        manager.update(torch.zeros(2), rank_metrics)
+    for refused in (lambda: shape(manager, rank_metrics), lambda: manager.update(torch.zeros(2), rank_metrics)):
+        with pytest.raises(ValueError, match=message):
+            refused()
     with pytest.raises(ValueError, match="rank_metrics is empty"):
         manager.update(torch.zeros(2), RankMetrics.none(2))
 
@@ -288,18 +287,14 @@ def test_only_the_released_code_is_plain_grpo():
         assert not torch.equal(shaped[1], advantages) and torch.equal(shaped[1][:, 0], advantages[:, 0])
 
 
-def test_where_phi_is_not_computed_no_baseline_moves():
-    rank_metrics = batch([1.0, 3.0], [5.0, 3.0])
-    for start, state in (
-        ("first_batch", {"baselines": {}, "ema_score": None}),
-        ("zero", {"baselines": {}, "ema_score": 0.0, "previous_means": None}),
-    ):
-        manager = RewardManager(config(add_reward=False, phi_without_reward=False, baseline_start=start))
-        for _ in range(2):
-            result = shape(manager, rank_metrics)
-            assert result.phi.tolist() == [0.0, 0.0]
-            manager.update(torch.ones(2), rank_metrics)
-        assert manager.state_dict() == state
+@pytest.mark.parametrize("start", ["first_batch", "zero"])
+def test_where_phi_is_not_computed_no_baseline_moves(start):
+    manager = RewardManager(config(add_reward=False, phi_without_reward=False, baseline_start=start))
+    before, rank_metrics = manager.state_dict(), batch([1.0, 3.0], [5.0, 3.0])
+    for _ in range(2):
+        assert shape(manager, rank_metrics).phi.tolist() == [0.0, 0.0]
+        manager.update(torch.ones(2), rank_metrics)
+    assert manager.state_dict() == before
 
 
 def test_state_is_a_copy():
