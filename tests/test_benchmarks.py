@@ -16,10 +16,9 @@ import torch
 from conftest import ROOT
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+HIDDEN_STATES = ("hidden_states_cpu", "hidden_states_cpu_compiled", "hidden_states_cpu_tiny")
 PAGES = {
-    "hidden_states_cpu": bench_hidden_states.page,
-    "hidden_states_cpu_compiled": bench_hidden_states.page,
-    "hidden_states_cpu_tiny": bench_hidden_states.page,
+    **dict.fromkeys(HIDDEN_STATES, bench_hidden_states.page),
     "learning": compare_algorithms.page,
     "shaping_cpu": lambda facts, pairs: bench_shaping.page(facts, bench_shaping.summarise(pairs)),
     "spectral": bench_spectral.page,
@@ -159,21 +158,6 @@ def test_what_is_over_a_limit_stays_in_the_results(tmp_path: Path):
             assert result["estimate_s"] > 1e-9 and result["basis"].startswith(("linear in B", "T^"))
     _, records = run(tmp_path, "--memory-gib", "0.001")
     assert {result["status"] for record in records for result in record["methods"].values()} == {"> memory"}
-
-
-@pytest.mark.parametrize(
-    ("name", "batch", "rows", "stride", "seconds"),
-    [
-        *(("nested", 64, 128, 40, 3.2), ("svd", 64, 128, 40, 3.2), ("nested", 2, 256, 40, 1.6)),
-        *(("svd", 2, 256, 40, 3.2), ("svd", 1, 128, 8, None), ("svd", 1, 64, 40, None)),
-    ],
-)
-def test_estimates(name: str, batch: int, rows: int, stride: int, seconds: float | None):
-    estimator = bench_spectral.Estimator()
-    for known, measured in ((1, 0.1), (16, 0.8)):
-        estimator.add(name, bench_spectral.Shape(known, 128, 64), 40, measured)
-    estimate = estimator.predict(name, bench_spectral.Shape(batch, rows, 64), stride)
-    assert (estimate and estimate.seconds) == (seconds and pytest.approx(seconds))
 
 
 @pytest.mark.parametrize("rows", [12, 40])

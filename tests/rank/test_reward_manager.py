@@ -185,11 +185,8 @@ def test_advantage_metrics():
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     shaped, metrics = manager.shape_advantages(advantages, mask, torch.tensor([0.25, -1.0]))
     assert shaped.tolist() == [[1.25, 1.25, 0.0], [-1.0, -1.0, -1.0]]
-    assert metrics == {
-        "reward_manager/shaped_token_share": 0.4,
-        "reward_manager/shaped_mean_change": 0.1,
-        "reward_manager/shaped_relative_change": 0.25,
-    }
+    changes = {"shaped_token_share": 0.4, "shaped_mean_change": 0.1, "shaped_relative_change": 0.25}
+    assert metrics == {f"reward_manager/{name}": value for name, value in changes.items()}
     _, metrics = manager.shape_advantages(advantages, torch.zeros(2, 3), torch.tensor([0.25, -1.0]))
     assert metrics == {"reward_manager/shaped_token_share": 0.0, "reward_manager/shaped_mean_change": 0.0}
 
@@ -230,11 +227,9 @@ def test_baselines_from_zero_follow_a_step_late():
         assert (2 * result.token_rewards[:, -1]).tolist() == pytest.approx(phi, rel=1e-6, abs=1e-12)
         for each in (manager, resumed):
             each.update(torch.tensor(scores), rank_metrics)
-            assert each.state_dict() == {
-                "baselines": {"1": baselines} if baselines else {},
-                "ema_score": ema_score,
-                "previous_means": {"1": {name: float(values.mean()) for name, values in indicators.items()}},
-            }
+            means = {name: float(values.mean()) for name, values in indicators.items()}
+            known = {"baselines": {"1": baselines} if baselines else {}, "ema_score": ema_score}
+            assert each.state_dict() == known | {"previous_means": {"1": means}}
             assert each.baselines == {name: baselines.get(name, 0.0) for name in (ERA, ERV)}
 
 
@@ -242,11 +237,8 @@ def test_from_zero_a_metric_without_finite_value_leaves_its_baseline():
     manager = RewardManager(config(baseline_start="zero"))
     for era in ([2.0, 2.0], [math.nan, math.inf], [4.0, 4.0]):
         manager.update(torch.full((2,), math.nan), measured(layer(era, [4.0, 4.0])))
-    assert manager.state_dict() == {
-        "baselines": {"1": {ERA: 0.5, ERV: 1.75}},
-        "ema_score": 0.0,
-        "previous_means": {"1": {ERA: 4.0, ERV: 4.0}},
-    }
+    state = {"baselines": {"1": {ERA: 0.5, ERV: 1.75}}, "ema_score": 0.0, "previous_means": {"1": {ERA: 4.0, ERV: 4.0}}}
+    assert manager.state_dict() == state
 
 
 ER = "Effective Rank"

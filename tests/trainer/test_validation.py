@@ -74,18 +74,11 @@ def validate(
 def test_all_batches_are_described_together_and_by_source():
     metrics = validate([prompts(0, ["gsm8k", "math", "gsm8k"]), prompts(3, ["math"])])
     expected = {
-        "pass@1": 0.5,
-        "gsm8k/pass@1": 0.75,
-        "math/pass@1": 0.25,
-        "score/mean": 0.0,
-        "verifier/exact": 4.0,
-        "verifier/different": 4.0,
-        "response_length/mean": 2.5,
-        "response_length/max": 4.0,
+        **{"pass@1": 0.5, "gsm8k/pass@1": 0.75, "math/pass@1": 0.25, "score/mean": 0.0},
+        **{"verifier/exact": 4.0, "verifier/different": 4.0, "cal/num_correct": 4.0, "cal/num_incorrect": 4.0},
+        **{"response_length/mean": 2.5, "response_length/max": 4.0},
         "response_length/correct/mean": (1 + 3 + 3 + 4) / 4,
         "response_length/incorrect/mean": (1 + 2 + 2 + 4) / 4,
-        "cal/num_correct": 4.0,
-        "cal/num_incorrect": 4.0,
         "cal/overall/layer_1/Effective Rank/mean": 1.5,
         "cal/correct/layer_1/Effective Rank/mean": (0 + 2 + 2 + 3) / 4,
         "cal/incorrect/layer_1/Effective Rank/mean": (0 + 1 + 1 + 3) / 4,

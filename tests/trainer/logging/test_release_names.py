@@ -80,13 +80,10 @@ def test_terms_of_phi_are_those_of_the_first_layer():
     for number, indicator in enumerate(INDICATORS):
         metrics |= {f"reward_manager/layer_1/{indicator}/deviation": float(number)}
         metrics |= {f"reward_manager/layer_2/{indicator}/deviation": 9.0}
-    assert release_names(metrics, INDICATORS, {"Effective Rank": 31.5}, []) == {
-        "cal/base_v/Effective Rank": 31.5,
-        "reward_manager/percentage_deviation_mean": 0.0,
-        "reward_manager/relative_deviation_effective_rank_diff_2_mean": 0.0,
-        "reward_manager/relative_deviation_effective_rank_mean": 1.0,
-        "reward_manager/relative_deviation_effective_rank_diff_mean": 2.0,
-    }
+    deviations = {"effective_rank_diff_2": 0.0, "effective_rank": 1.0, "effective_rank_diff": 2.0}
+    expected = {f"reward_manager/relative_deviation_{name}_mean": value for name, value in deviations.items()}
+    expected |= {"cal/base_v/Effective Rank": 31.5, "reward_manager/percentage_deviation_mean": 0.0}
+    assert release_names(metrics, INDICATORS, {"Effective Rank": 31.5}, []) == expected
     # A validation alone has no terms of Phi.
     assert release_names({"val/pass@1": 1.0}, INDICATORS, {"Effective Rank": 31.5}, []) == {}
 

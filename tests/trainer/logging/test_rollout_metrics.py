@@ -95,43 +95,38 @@ def layer(*values: float) -> dict[str, torch.Tensor]:
     return {"Effective Rank": torch.tensor(values)}
 
 
+def one(value: float) -> tuple[float, float, float]:
+    """Mean, largest and smallest of a single response."""
+    return value, value, value
+
+
 NAN = float("nan")
 
 
 @pytest.mark.parametrize(
-    ("layers", "correct", "expected"),
+    ("layers", "correct", "overall", "right", "wrong"),
     [
         (
-            [layer(1.0, 3.0), layer(10.0, 30.0)],
-            [True, False],
-            {
-                "overall": [(2.0, 3.0, 1.0), (20.0, 30.0, 10.0)],
-                "correct": [(1.0, 1.0, 1.0), (10.0, 10.0, 10.0)],
-                "incorrect": [(3.0, 3.0, 3.0), (30.0, 30.0, 30.0)],
-            },
+            *([layer(1.0, 3.0), layer(10.0, 30.0)], [True, False]),
+            *([(2.0, 3.0, 1.0), (20.0, 30.0, 10.0)], [one(1.0), one(10.0)], [one(3.0), one(30.0)]),
         ),
         # A group without responses has no mean.
-        ([layer(1.0, 3.0)], [True, True], {"overall": [(2.0, 3.0, 1.0)], "correct": [(2.0, 3.0, 1.0)]}),
+        ([layer(1.0, 3.0)], [True, True], [(2.0, 3.0, 1.0)], [(2.0, 3.0, 1.0)], []),
         # Responses without finite metrics are counted and left out.
         (
-            [layer(NAN, 3.0), layer(1.0, 2.0)],
-            [True, False],
-            {
-                "overall": [(3.0, 3.0, 3.0), (1.5, 2.0, 1.0)],
-                "correct": [(), (1.0, 1.0, 1.0)],
-                "incorrect": [(3.0, 3.0, 3.0), (2.0, 2.0, 2.0)],
-            },
+            *([layer(NAN, 3.0), layer(1.0, 2.0)], [True, False]),
+            *([one(3.0), (1.5, 2.0, 1.0)], [(), one(1.0)], [one(3.0), one(2.0)]),
         ),
     ],
 )
-def test_rank_metrics_are_split_by_correctness_and_layer(layers, correct, expected):
+def test_rank_metrics_are_split_by_correctness_and_layer(layers, correct, overall, right, wrong):
     scalars = rank_scalars(rank_metrics(*layers), torch.tensor(correct))
     for number, values in enumerate(layers, start=1):
         nonfinite = scalars.pop(f"cal/overall/layer_{number}/nonfinite")
         assert nonfinite == float(values["Effective Rank"].isnan().sum())
     assert scalars == {
         name: value
-        for group, by_layer in expected.items()
+        for group, by_layer in (("overall", overall), ("correct", right), ("incorrect", wrong))
         for number, values in enumerate(by_layer, start=1)
         for name, value in figures(f"cal/{group}/layer_{number}/Effective Rank", *values).items()
     }

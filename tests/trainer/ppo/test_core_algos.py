@@ -71,9 +71,5 @@ def test_aggregations_by_name():
     loss, mask = REWARDS[:3], MASK[:3]
     size = losses.StepSize(num_tokens=10, num_sequences=4, max_length=8)
     results = {name: float(reduce(loss, mask, size)) for name, reduce in core_algos.LOSS_AGGREGATIONS.items()}
-    assert results == {
-        "token-mean": 6 / 10,
-        "seq-mean-token-mean": (0.5 + 1.5 + 2.0) / 4,
-        "seq-mean-token-sum": 6 / 4,
-        "seq-mean-token-sum-norm": 6 / 32,
-    }
+    expected = {"token-mean": 6 / 10, "seq-mean-token-mean": (0.5 + 1.5 + 2.0) / 4}
+    assert results == expected | {"seq-mean-token-sum": 6 / 4, "seq-mean-token-sum-norm": 6 / 32}
