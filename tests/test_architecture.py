@@ -5,7 +5,7 @@ import graphlib
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -14,27 +14,20 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-FLOORS = {
-    "config": 0,
-    "spectral": 0,
-    "algorithms": 0,
-    "rewards": 0,
-    "protocol": 0,
-    "utils": 0,
-    "rank": 1,
-    "data": 1,
-    "models": 1,
-    "rollout": 2,
-    "checkpoint": 3,
-    "workers": 4,
-    "single_controller": 4,
-    "run": 5,
-    "trainer": 6,
-    "evaluation": 6,
-    "cli": 7,
-}
-"""Floor of each package (or module) of verl. Imports point down; siblings do not import each other. Entry points
-(trainer/main_*.py) stand on top."""
+STOREYS = [
+    "config spectral algorithms rewards protocol utils",
+    "rank data models",
+    "rollout",
+    "checkpoint",
+    "workers single_controller",
+    "run",
+    "trainer evaluation",
+    "cli",
+]
+"""The packages (or modules) of verl, from the base up. Imports point down; siblings do not import each other. Entry
+points (trainer/main_*.py) stand on top."""
+
+FLOORS = {unit: floor for floor, units in enumerate(STOREYS) for unit in units.split()}
 
 BASE_IMPORTS = {
     "config": set(),
@@ -49,9 +42,7 @@ BASE_IMPORTS = {
 HEAVY = {"torch", "vllm", "ray", "transformers", "tensordict"}
 """Packages that take seconds to import."""
 
-LATE_IMPORTS_ALLOWED = {
-    "verl.run.tracking": "TensorBoard's writer is loaded only by runs that ask for it",
-}
+LATE_IMPORTS_ALLOWED = {"verl.run.tracking": "TensorBoard's writer is loaded only by runs that ask for it"}
 """Modules, besides entry points, with a heavy import inside a function: module name -> why it must be so."""
 
 MODULES_BY_NAME = {
@@ -109,7 +100,7 @@ class Module:
 
     @property
     def unit(self) -> str:
-        """The part of verl that the module belongs to, a key of ``FLOORS``; empty for ``verl`` itself."""
+        """The part of verl that the module belongs to, named in ``STOREYS``; empty for ``verl`` itself."""
         return unit_of(self.name)
 
     @property
@@ -170,16 +161,6 @@ def modules(*trees: str) -> tuple[Module, ...]:
     return tuple(found)
 
 
-def of_unit(unit: str) -> list[Module]:
-    found = [module for module in modules("verl") if module.unit == unit]
-    assert found, f"verl/{unit}: no such package, so nothing was checked"
-    return found
-
-
-def functions(module: Module) -> list[FunctionNode]:
-    return [node for node in ast.walk(module.tree) if isinstance(node, FunctionNode)]
-
-
 def num_lines(function: FunctionNode) -> int:
     assert function.end_lineno is not None
     return function.end_lineno - function.lineno + 1
@@ -189,10 +170,9 @@ def check(violations: list[str], rule: str) -> None:
     assert not violations, "\n  ".join([rule, *violations])
 
 
-def forbidden(module: Module, allowed: set[str]) -> list[str]:
-    """Imports of ``module`` whose top-level package is neither standard library nor in ``allowed``."""
-    known = allowed | sys.stdlib_module_names
-    return [f"{module.where}:{i.line} imports {i.target}" for i in module.imports if top_level(i.target) not in known]
+def check_imports(found: Iterable[Module], wrong: Callable[[Module, Import], bool], rule: str) -> None:
+    """Fail with every import of these modules that is ``wrong``."""
+    check([f"{m.where}:{i.line} imports {i.target}" for m in found for i in m.imports if wrong(m, i)], rule)
 
 
 def test_imports_are_found_wherever_they_stand():
@@ -212,110 +192,71 @@ except ImportError:
     pass
 """
     found = [(i.target, i.late) for i in find_imports(ast.parse(source), "verl.p.q")]
-    assert found == [
-        ("a.b", False),
-        ("verl.x.y", False),
-        ("verl.p.q.z", False),
-        ("verl.p.up.w", False),
-        ("d", False),
-        ("e", True),
-        ("h", False),
-    ]
+    names = ["a.b", "verl.x.y", "verl.p.q.z", "verl.p.up.w", "d", "e", "h"]
+    assert found == [(name, name == "e") for name in names]
 
 
 def test_every_package_has_a_floor():
     unknown = {module.unit for module in modules("verl")} - FLOORS.keys() - {""}
-    assert not unknown, f"packages of verl without a floor, add them to FLOORS: {sorted(unknown)}"
+    assert not unknown, f"packages of verl without a floor, add them to STOREYS: {sorted(unknown)}"
 
 
 def test_imports_point_down():
-    violations = []
-    for module in modules("verl"):
-        for imported in module.imports:
-            unit = unit_of(imported.target)
-            if unit not in FLOORS or unit == module.unit or module.unit in BASE_IMPORTS or module.is_entry_point:
-                continue
-            if module.unit == "" or FLOORS[unit] >= FLOORS[module.unit]:
-                violations.append(f"{module.where}:{imported.line} imports {imported.target}")
-    check(violations, "imports go down the floors only (CONTRIBUTING.md, tour):")
+    def wrong(module: Module, imported: Import) -> bool:
+        unit = unit_of(imported.target)
+        if unit not in FLOORS or unit == module.unit or module.unit in BASE_IMPORTS or module.is_entry_point:
+            return False
+        return module.unit == "" or FLOORS[unit] >= FLOORS[module.unit]
+
+    check_imports(modules("verl"), wrong, "imports go down the floors only (CONTRIBUTING.md, tour):")
 
 
 def test_base_floor_imports_only_what_it_may():
-    violations = [
-        f"{module.where}:{i.line} imports {i.target}"
-        for module in modules("verl")
-        if module.unit in BASE_IMPORTS
-        for i in module.imports
-        if top_level(i.target) == "verl" and unit_of(i.target) not in BASE_IMPORTS[module.unit] | {module.unit}
-    ]
-    check(violations, f"packages of the base floor stand beside each other; of verl they may import {BASE_IMPORTS}:")
+    base = [module for module in modules("verl") if module.unit in BASE_IMPORTS]
+
+    def wrong(module: Module, imported: Import) -> bool:
+        allowed = BASE_IMPORTS[module.unit] | {module.unit}
+        return top_level(imported.target) == "verl" and unit_of(imported.target) not in allowed
+
+    check_imports(base, wrong, f"packages of the base floor stand beside each other; they may import {BASE_IMPORTS}:")
 
 
 def test_nothing_imports_an_entry_point():
-    violations = [
-        f"{module.where}:{i.line} imports {i.target}"
-        for module in modules("verl", "vllm_patches")
-        for i in module.imports
-        if i.target.startswith("verl.trainer.main_") and not i.target.startswith(module.name)
-    ]
-    check(violations, "entry points stand on top; move what is shared into a module below them:")
+    def wrong(module: Module, imported: Import) -> bool:
+        return imported.target.startswith("verl.trainer.main_") and not imported.target.startswith(module.name)
+
+    rule = "entry points stand on top; move what is shared into a module below them:"
+    check_imports(modules("verl", "vllm_patches"), wrong, rule)
 
 
-def test_config_imports_nothing_heavy():
-    violations = [
-        f"{module.where}:{i.line} imports {i.target}"
-        for module in of_unit("config")
-        for i in module.imports
-        if top_level(i.target) in HEAVY
-    ]
-    check(violations, "verl.config must be importable without loading anything heavy:")
+PLUGIN_NEEDS = {"vllm_patches", "vllm", "torch", "numpy", "packaging", "safetensors"}
+"""The last three are vLLM's own dependencies."""
 
 
-@pytest.mark.parametrize("unit", ["spectral", "algorithms"])
-def test_pure_packages_need_torch_alone(unit: str):
-    violations = [line for module in of_unit(unit) for line in forbidden(module, {"torch", "verl"})]
-    check(violations, f"verl.{unit} is tensors in, tensors out; of third-party packages it imports torch alone:")
-
-
-def test_the_vllm_plugin_stands_alone():
-    # The last three are vLLM's own dependencies.
-    allowed = {"vllm_patches", "vllm", "torch", "numpy", "packaging", "safetensors"}
-    violations = [line for module in modules("vllm_patches") for line in forbidden(module, allowed)]
-    check(violations, "vllm_patches imports vllm, torch and what comes with them, never verl:")
+@pytest.mark.parametrize(
+    ("tree", "allowed"),
+    [("verl/spectral", {"torch", "verl"}), ("verl/algorithms", {"torch", "verl"}), ("vllm_patches", PLUGIN_NEEDS)],
+)
+def test_packages_that_stand_alone(tree: str, allowed: set[str]):
+    known = allowed | sys.stdlib_module_names
+    rule = f"besides the standard library, {tree} imports {sorted(allowed)} alone:"
+    check_imports(modules(tree), lambda _, i: top_level(i.target) not in known, rule)
 
 
 def test_only_the_engines_import_the_vllm_plugin():
-    violations = [
-        f"{module.where}:{i.line} imports {i.target}"
-        for module in modules("verl")
-        for i in module.imports
-        if top_level(i.target) == "vllm_patches" and module.unit != "rollout"
-    ]
-    check(violations, "vllm_patches is imported in verl/rollout alone:")
-
-
-def late_imports(module: Module) -> list[str]:
-    return [
-        f"{module.where}:{i.line} imports {i.target} inside a function"
-        for i in module.imports
-        if i.late and top_level(i.target) in HEAVY | {"verl"}
-    ]
+    found = [module for module in modules("verl") if module.unit != "rollout"]
+    rule = "vllm_patches is imported in verl/rollout alone:"
+    check_imports(found, lambda _, i: top_level(i.target) == "vllm_patches", rule)
 
 
 def test_heavy_imports_stand_at_the_top():
-    violations = [
-        line
-        for module in modules("verl")
-        if not module.is_entry_point and module.name not in LATE_IMPORTS_ALLOWED
-        for line in late_imports(module)
-    ]
-    check(violations, f"only entry points import {sorted(HEAVY)} and verl itself late:")
+    def late(_: Module, imported: Import) -> bool:
+        return imported.late and top_level(imported.target) in HEAVY | {"verl"}
 
-
-def test_late_import_exceptions_are_still_needed():
-    by_name = {module.name: module for module in modules("verl")}
-    stale = [name for name in LATE_IMPORTS_ALLOWED if name not in by_name or not late_imports(by_name[name])]
-    assert not stale, f"remove from LATE_IMPORTS_ALLOWED: {stale}"
+    found = [m for m in modules("verl") if not m.is_entry_point and m.name not in LATE_IMPORTS_ALLOWED]
+    check_imports(found, late, f"only entry points import {sorted(HEAVY)} and verl itself late:")
+    needed = {module.name for module in modules("verl") if any(late(module, i) for i in module.imports)}
+    assert LATE_IMPORTS_ALLOWED.keys() <= needed, "remove from LATE_IMPORTS_ALLOWED what needs no exception"
 
 
 def module_names(tree: ast.AST) -> list[str]:
@@ -383,7 +324,7 @@ def test_the_paths_of_the_release_stay(name: str, public: str):
 def test_no_circular_imports():
     everything = modules("verl", "vllm_patches")
     names = {module.name for module in everything}
-    graph: dict[str, set[str]] = {}
+    graph = {}
     for module in everything:
         # "from a import b" points at the module a.b where there is one, and at a where b is a name in it.
         targets = {i.target if i.target in names else i.target.rpartition(".")[0] for i in module.imports}
@@ -394,40 +335,30 @@ def test_no_circular_imports():
         pytest.fail("circular import: " + " <- ".join(error.args[1]))
 
 
-def test_modules_are_small():
-    violations = []
-    for module in modules("verl", "vllm_patches", "scripts"):
-        lines = module.source.count("\n")
-        if lines > MAX_MODULE_LINES:
-            violations.append(f"{module.where}: {lines} lines")
-    check(violations, f"modules have at most {MAX_MODULE_LINES} lines; ask what second room each one holds:")
-
-
-def test_functions_are_small():
-    violations = [
+def test_modules_and_functions_are_small():
+    everything = modules("verl", "vllm_patches", "scripts")
+    lengths = {module.where: module.source.count("\n") for module in everything}
+    long = [f"{where}: {lines} lines" for where, lines in lengths.items() if lines > MAX_MODULE_LINES]
+    check(long, f"modules have at most {MAX_MODULE_LINES} lines; ask what second room each one holds:")
+    long = [
         f"{module.where}:{function.lineno} {function.name}: {num_lines(function)} lines"
-        for module in modules("verl", "vllm_patches", "scripts")
-        for function in functions(module)
-        if num_lines(function) > MAX_FUNCTION_LINES
+        for module in everything
+        for function in ast.walk(module.tree)
+        if isinstance(function, FunctionNode) and num_lines(function) > MAX_FUNCTION_LINES
     ]
-    check(violations, f"functions have at most {MAX_FUNCTION_LINES} lines:")
+    check(long, f"functions have at most {MAX_FUNCTION_LINES} lines:")
 
 
 def test_the_training_loop_fits_on_a_page():
-    path = ROOT / "verl" / "trainer" / "ppo" / "ray_trainer.py"
-    assert path.is_file(), f"{path.relative_to(ROOT)} is missing: the training loop lives there"
-    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
-    methods = {
-        f"{cls.name}.{node.name}": node for cls in classes for node in cls.body if isinstance(node, FunctionNode)
-    }
-    assert "RayPPOTrainer.fit" in methods, f"no RayPPOTrainer.fit in {path.relative_to(ROOT)}"
-    lines = num_lines(methods["RayPPOTrainer.fit"])
-    assert lines < 90, f"RayPPOTrainer.fit has {lines} lines; it reads like the list of a step's phases, under 90"
+    (module,) = (module for module in modules("verl") if module.name == "verl.trainer.ppo.ray_trainer")
+    (trainer,) = (n for n in module.tree.body if isinstance(n, ast.ClassDef) and n.name == "RayPPOTrainer")
+    (fit,) = (node for node in trainer.body if isinstance(node, FunctionNode) and node.name == "fit")
+    assert num_lines(fit) < 90, "RayPPOTrainer.fit reads like the list of a step's phases, under 90 lines"
 
 
 @pytest.mark.slow
 def test_importing_the_config_loads_nothing_heavy():
-    names = [module.name for module in of_unit("config")]
+    names = [module.name for module in modules("verl/config")]
     code = f"import sys, {', '.join(names)}; print(*({HEAVY!r} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr

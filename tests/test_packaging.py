@@ -36,23 +36,15 @@ def files_below(folder: Path) -> set[str]:
     return {str(path) for path in paths if "__pycache__" not in path.parts}
 
 
-def test_every_file_of_the_package_is_there(installed: Path):
+def test_every_file_and_entry_point_is_there(installed: Path):
     assert files_below(ROOT / "verl") <= files_below(installed / "verl")
     assert "evaluation/report/assets/page.html" in files_below(installed / "verl")
     assert files_below(ROOT / "configs") == files_below(installed / "verl" / "configs")
-
-
-def test_entry_points_have_names(installed: Path):
     (metadata,) = installed.glob("verl_rank-*.dist-info")
-    scripts = {
-        point.name: point.value for point in Distribution.at(metadata).entry_points.select(group="console_scripts")
-    }
-    assert scripts == {
-        "verl-train": "verl.trainer.main_ppo:main",
-        "verl-sft": "verl.trainer.main_sft:main",
-        "verl-eval": "verl.trainer.main_eval:main",
-        "verl-export": "verl.trainer.main_export:main",
-    }
+    points = Distribution.at(metadata).entry_points.select(group="console_scripts")
+    modules = {"train": "main_ppo", "sft": "main_sft", "eval": "main_eval", "export": "main_export"}
+    expected = {f"verl-{name}": f"verl.trainer.{module}:main" for name, module in modules.items()}
+    assert {point.name: point.value for point in points} == expected
 
 
 def test_it_finds_its_configs(installed: Path, tmp_path: Path):

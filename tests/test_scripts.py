@@ -47,22 +47,14 @@ def test_setup_refuses_in_one_line(args: list[str], python: str | None, words: l
     assert sorted(files) == ["thesis", "thesis/thesis.tex"]
 
 
-def test_help_lists_the_options():
-    result = run_setup("--help")
-    assert result.returncode == 0
-    assert all(word in result.stdout for word in ("--cpu", "--gpu", "--dev", "--venv", "VERL_PYTHON"))
-
-
 def test_failed_installation_does_not_look_complete(tmp_path: Path):
     venv = tmp_path / "venv"
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull, "VERL_PYTHON": sys.executable}
     for _ in range(2):  # the second run starts again, it does not trust what the first one left
         result = run_setup("--cpu", "--venv", str(venv), **offline)
-        assert result.returncode == 1
+        assert result.returncode == 1 and "making" in result.stdout
         last = result.stderr.splitlines()[-1]
-        assert last.startswith("setup.sh: pip finds no torch"), result.stderr
-        assert str(venv / "setup.log") in last
-        assert "making" in result.stdout
+        assert last.startswith("setup.sh: pip finds no torch") and str(venv / "setup.log") in last, result.stderr
         assert not (venv / ".verl-setup").exists()
         assert "No matching distribution found" in (venv / "setup.log").read_text()
 
@@ -111,6 +103,10 @@ def evaluate(checkout: Path, *args: str, **settings: str) -> tuple[int, list[str
     return run(script, *args)
 
 
+NAMED = " preset=paper model.path='a/b' data.train_files=['data/c d/train.parquet']"
+NAMED += " data.val_files=['data/c d/test.parquet']"
+
+
 @pytest.mark.parametrize(
     ("args", "overrides"),
     [
@@ -119,11 +115,7 @@ def evaluate(checkout: Path, *args: str, **settings: str) -> tuple[int, list[str
         (["data.train_files=[a b]"], " data.train_files=[a b]"),
         (["--rollout_n", "4", "--cfg", "job"], " rollout.n=4 --cfg job"),
         (["--help"], " --help"),
-        (
-            ["--model_name", "a/b", "--dataset_name=c d"],
-            " preset=paper model.path='a/b' data.train_files=['data/c d/train.parquet'] "
-            "data.val_files=['data/c d/test.parquet']",
-        ),
+        (["--model_name", "a/b", "--dataset_name=c d"], NAMED),
     ],
 )
 def test_train_starts_at_once(checkout: Path, args: list[str], overrides: str):
@@ -150,6 +142,7 @@ RUN_A = (
 RUN_B = "++runs.b.path='outputs/b' ++runs.b.steps=[0,120,160] ++runs.b.template=abel"
 SAMPLING = {"TEMPERATURES": "0.6,1.0", "TOP_P": "0.9", "N_SAMPLING": "8"}
 SWITCHES = {"CALCULATE_METRICS": "true", "USE_WANDB": "true"}
+SWITCHED_ON = "calculator.enable=true calculator.diff_stride=20 trainer.logger=[console,wandb]"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +151,6 @@ SWITCHES = {"CALCULATE_METRICS": "true", "USE_WANDB": "true"}
         ("", {}, "evaluation=embedded"),
         ("n_sampling=4", {}, "evaluation=embedded n_sampling=4"),
         ("--cfg job", {}, "evaluation=embedded --cfg job"),
-        ("evaluation=embedded model.path=x", {}, "evaluation=embedded model.path=x"),
         ("evaluation=FULL_PASS1 model.path=x", {}, "evaluation=FULL_PASS1 model.path=x"),
         ("evaluation=A", {"ACTIVE_CONFIG_SET": "B"}, "evaluation=A"),
         ("model.path=x benchmarks=a,b n_sampling=16", {}, "model.path=x benchmarks=a,b n_sampling=16"),
@@ -167,16 +159,15 @@ SWITCHES = {"CALCULATE_METRICS": "true", "USE_WANDB": "true"}
         ("seed=3", {"ACTIVE_CONFIG_SET": "FULL_PASS1", **RUNS}, f"evaluation=FULL_PASS1 {RUN_A} {RUN_B} seed=3"),
         # Aliases choose the runs and their order.
         ("benchmarks=x", {"RUN_ALIASES": "(b a)", **RUNS}, f"{RUN_B} {RUN_A} benchmarks=x"),
-        (
-            "",
-            {**SAMPLING, **SWITCHES},
-            "evaluation=embedded temperatures=[0.6,1.0] top_p=0.9 n_sampling=8 calculator.enable=true "
-            "calculator.diff_stride=20 trainer.logger=[console,wandb]",
-        ),
+        ("", SAMPLING, "evaluation=embedded temperatures=[0.6,1.0] top_p=0.9 n_sampling=8"),
+        ("", SWITCHES, f"evaluation=embedded {SWITCHED_ON}"),
     ],
 )
 def test_eval_passes_on_settings_and_arguments(checkout: Path, args: str, settings: dict[str, str], overrides: str):
     assert evaluate(checkout, *args.split(), **settings) == (0, [f"{EVALUATE} {overrides}"], "")
+
+
+ALIASES = "use a letter, then letters, digits, _ and -"
 
 
 @pytest.mark.parametrize(
@@ -185,10 +176,7 @@ def test_eval_passes_on_settings_and_arguments(checkout: Path, args: str, settin
         ({"RUN_ALIASES": "(a)"}, "RUN_ALIASES: a is not in RUN_NAME_MAP; add it there"),
         ({"RUN_NAME_MAP": "([a]=x)", "STEP_MAP": "([aa]=3)"}, "STEP_MAP: aa is not in RUN_NAME_MAP; add it there"),
         # Hydra takes the dot for a level of options.
-        (
-            {"RUN_NAME_MAP": "([Qwen2.5-7B]=x)"},
-            "RUN_NAME_MAP: Qwen2.5-7B is not a valid alias; use a letter, then letters, digits, _ and -",
-        ),
+        ({"RUN_NAME_MAP": "([A-2.5]=x)"}, f"RUN_NAME_MAP: A-2.5 is not a valid alias; {ALIASES}"),
         ({"USE_WANDB": "False"}, "USE_WANDB=False: must be true or false"),
         ({"CALCULATE_METRICS": "1"}, "CALCULATE_METRICS=1: must be true or false"),
     ],

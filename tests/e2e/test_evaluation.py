@@ -31,20 +31,11 @@ def benchmarks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def overrides(model: Path, benchmarks: Path, folder: Path) -> list[str]:
     return [
-        "evaluation=embedded",
-        f"model.path={model}",
-        "model.max_response_length=24",
-        "benchmarks=sums",
-        f"n_sampling={N}",
-        f"data.benchmark_dir={benchmarks}",
-        f"trainer.default_local_dir={folder}",
-        "trainer.n_gpus_per_node=1",
+        *("evaluation=embedded", f"model.path={model}", "model.max_response_length=24", "device=cpu"),
+        *("benchmarks=sums", f"n_sampling={N}", f"data.benchmark_dir={benchmarks}", "reward_score.num_workers=1"),
+        *(f"trainer.default_local_dir={folder}", "trainer.n_gpus_per_node=1", "rollout.kv_cache_memory_mb=32"),
         # Few at a time, so that there is a middle in which it can be killed.
-        "rollout.max_num_seqs=2",
-        "rollout.max_num_batched_tokens=64",
-        "rollout.kv_cache_memory_mb=32",
-        "reward_score.num_workers=1",
-        "device=cpu",
+        *("rollout.max_num_seqs=2", "rollout.max_num_batched_tokens=64"),
     ]
 
 

@@ -1,34 +1,35 @@
-"""Fifty steps: the driver's memory, and what the log says of speed."""
+"""Fifty steps and Ctrl-C: the driver's memory, what the log says of speed, and that nothing is left."""
 
 import gzip
 import json
-import subprocess
-import sys
+import os
+import signal
 
 import pytest
-from conftest import ROOT, small_overrides
+from conftest import small_overrides
+
+from tests.e2e.runs import Run
 
 pytestmark = pytest.mark.slow
 
 STEPS = 50
 
 
-def test_the_driver_does_not_grow_and_a_step_is_profiled(tiny_model, arithmetic_prompts, tmp_path):
+def test_the_driver_does_not_grow_a_step_is_profiled_and_ctrl_c_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
-    overrides = [
-        *small_overrides(tiny_model, arithmetic_prompts, folder),
-        "calculator.layers=[0,1,2,-1]",
-        "data.val_files=[]",
-        f"trainer.total_training_steps={STEPS}",
-        f"trainer.total_epochs={STEPS}",
-        "trainer.profile_steps=[2]",
-        "trainer.peak_tflops=0.1",
-    ]
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    assert result.returncode == 0, result.stderr
+    overrides = small_overrides(tiny_model, arithmetic_prompts, folder)
+    overrides += ["calculator.layers=[0,1,2,-1]", "data.val_files=[]", "trainer.profile_steps=[2]"]
+    overrides += ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=20"]
+    run = Run([*overrides, "trainer.peak_tflops=0.1"], tmp_path / "log")
+    run.wait_for_line(f"step {STEPS}/")
+    # To every process of the group, vLLM's included, which brings signal handlers of its own.
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.finish() == 130, run.log.read_text()
+    run.assert_nothing_left(folder)
+    output = run.log.read_text()
+    assert "interrupted" in output
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1)) and len(records) >= STEPS
     memory = [record["perf/memory/driver_gb"] for record in records]
     assert max(memory[10:]) < 1.05 * memory[9], memory
 
@@ -41,7 +42,7 @@ def test_the_driver_does_not_grow_and_a_step_is_profiled(tiny_model, arithmetic_
 
     trace = folder / "profile" / "step_2_rank_0.json.gz"
     assert [path.name for path in trace.parent.iterdir()] == [trace.name]
-    assert f"profile of step 2: {trace.parent}" in result.stdout
+    assert f"profile of step 2: {trace.parent}" in output
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
     for method, operator in {

@@ -29,12 +29,9 @@ def test_held_out_figures_are_those_of_the_exported_model(tiny_model, tiny_token
         write_parquet(path, [sft_record(p.question, p.solution) for p in problems], SFT_SCHEMA)
     run = tmp_path / "run"
     overrides = [
-        f"model.path={tiny_model}",
-        f"data.train_files={files['train'][0]}",
-        f"data.val_files={files['val'][0]}",
+        *(f"model.path={tiny_model}", f"data.train_files={files['train'][0]}", f"data.val_files={files['val'][0]}"),
         *("data.train_batch_size=8", "data.micro_batch_size_per_gpu=2", "trainer.total_training_steps=3"),
-        *("trainer.save_freq=1", "trainer.profile_steps=[2]"),
-        *(f"trainer.default_local_dir={run}", "device=cpu"),
+        *("trainer.save_freq=1", "trainer.profile_steps=[2]", f"trainer.default_local_dir={run}", "device=cpu"),
     ]
     command = [sys.executable, "-m", "verl.trainer.main_sft", *overrides]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)

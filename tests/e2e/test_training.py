@@ -29,12 +29,15 @@ NAMESPACE = ["unshare", "--mount", "--map-root-user"]
 
 @pytest.fixture(scope="module")
 def two_steps(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of two workers and two steps."""
+    """The folder of a run of two steps, with one engine over both workers."""
     folder = tmp_path_factory.mktemp("two_steps")
-    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder / "run"), "trainer.n_gpus_per_node=2"]
-    run = Run(overrides, folder / "log")
+    overrides = small_overrides(tiny_model, arithmetic_prompts, folder / "run")
+    # Where no answer is right, rank shaping gives the rewards: the engine is handed other weights in the second step.
+    overrides += ["reward_manager.add_reward=true", "actor.optim.lr=1e-3"]
+    run = Run([*overrides, "trainer.n_gpus_per_node=2", "rollout.tensor_parallel_size=2"], folder / "log")
     assert run.finish() == 0, run.log.read_text()
     run.assert_nothing_left(folder / "run")
+    assert not list(Path("/dev/shm").glob("verl-*"))
     return folder / "run"
 
 
@@ -48,6 +51,7 @@ def test_what_a_run_leaves(two_steps, tiny_model):
         assert record["rollout/logprob_abs_diff_max"] < 1e-3
         assert record["reward_manager/shaped_token_share"] >= 0
         assert record["cal/overall/layer_1/Effective Rank/mean"] >= 1
+        assert record["cal/overall/layer_2/Effective Rank diff/mean"] != 0
     assert (two_steps / "latest_checkpointed_iteration.txt").read_text() == "2\n"
     summary = json.loads((two_steps / "summary.json").read_text())
     assert summary["steps"] == 2 and summary["after"]["val/pass@1"] == found[2]["val/pass@1"]
@@ -70,35 +74,18 @@ def exported_model(run: Path) -> Path:
     return run / "global_step_2" / "actor" / "huggingface"
 
 
-ENGINES = {
-    # One engine over both workers.
-    "vllm": ["rollout.tensor_parallel_size=2"],
-    # The policy itself, whose sequences both workers share when it learns, with adapters and every saving of memory.
-    "hf": [
-        "rollout.max_num_seqs=5",
-        "model.use_remove_padding=true",
-        "model.ulysses_sequence_parallel_size=2",
-        "model.gradient_checkpointing=true",
-        "model.fsdp.param_offload=true",
-        "model.fsdp.optimizer_offload=true",
-        "model.lora.rank=4",
-        "actor.use_dynamic_bsz=true",
-        "actor.ppo_max_token_len_per_gpu=64",
-        "trainer.async_save=true",
-    ],
-}
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_engines_of_two_workers(name, two_steps, arithmetic_prompts, tmp_path):
+def test_a_policy_that_generates_itself(two_steps, arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
-    # What a run exports is a model like any other: FSDP, the engines and the tokenizer load it.
+    # What a run exports is a model like any other. Both workers share the sequences that it learns from, with adapters
+    # and every saving of memory.
     overrides = small_overrides(exported_model(two_steps), arithmetic_prompts, folder)
-    overrides += ["trainer.n_gpus_per_node=2", f"rollout.name={name}", *ENGINES[name], "actor.optim.lr=1e-3"]
-    run = Run(overrides, tmp_path / "log")
+    overrides += ["trainer.n_gpus_per_node=2", "rollout.name=hf", "rollout.max_num_seqs=5", "actor.optim.lr=1e-3"]
+    overrides += ["model.use_remove_padding=true", "model.ulysses_sequence_parallel_size=2", "model.lora.rank=4"]
+    overrides += ["model.fsdp.param_offload=true", "model.fsdp.optimizer_offload=true"]
+    overrides += ["actor.use_dynamic_bsz=true", "actor.ppo_max_token_len_per_gpu=64"]
+    run = Run([*overrides, "model.gradient_checkpointing=true", "trainer.async_save=true"], tmp_path / "log")
     assert run.finish() == 0, run.log.read_text()
     run.assert_nothing_left(folder)
-    assert not list(Path("/dev/shm").glob("verl-*"))
     before, *steps = records(folder)
     assert before["val/response_length/mean"] == records(two_steps)[2]["val/response_length/mean"]
     assert len(steps) == 2 and "val/pass@1" in before
@@ -111,19 +98,13 @@ EXPERIMENTS = {
     # The critic of two workers, of another model than the policy, learns alone at first; every response that is cut
     # off is left out of the losses. Rows are packed, and the policy measures the hidden states.
     "verl_ppo": [
-        "trainer.n_gpus_per_node=2",
-        "trainer.critic_warmup=1",
-        "trainer.remove_clip=true",
-        "reward_model.enable=true",
-        "model.use_remove_padding=true",
-        "calculator.source=actor",
+        *("trainer.n_gpus_per_node=2", "trainer.critic_warmup=1", "trainer.remove_clip=true"),
+        *("reward_model.enable=true", "model.use_remove_padding=true", "calculator.source=actor"),
         "actor.use_dynamic_bsz=true",
     ],
     "dapo": [
-        "rollout.name=hf",
-        "algorithm.filter_groups.max_num_gen_batches=2",
-        "reward_score.overlong_buffer.len=4",
-        "calculator.compute_diff=false",
+        *("rollout.name=hf", "algorithm.filter_groups.max_num_gen_batches=2"),
+        *("reward_score.overlong_buffer.len=4", "calculator.compute_diff=false"),
     ],
     "released_code": ["algorithm=remax", "reward_model.enable=true", "trainer.except_save=[1]", "rollout.n=1"],
 }
@@ -140,16 +121,19 @@ def reward_model(tiny_model, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, tmp_path):
+def test_experiments(experiment, two_steps, tiny_model, arithmetic_prompts, reward_model, tmp_path):
     folder = tmp_path / "run"
-    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), f"experiment={experiment}"]
+    # vLLM too loads what a run exports.
+    model = exported_model(two_steps) if experiment == "released_code" else tiny_model
+    overrides = [*small_overrides(model, arithmetic_prompts, folder), f"experiment={experiment}"]
     other_model = [f"reward_model.model.path={reward_model}", f"critic.model.path={reward_model}"]
     other_model.append("reward_model.max_length=512")
     run = Run([*overrides, *other_model, *EXPERIMENTS[experiment]], tmp_path / "log")
     assert run.finish() == 0, run.log.read_text()
     run.assert_nothing_left(folder)
-    _, first, second = records(folder)
+    before, first, second = records(folder)
     for record in (first, second):
+        assert record["rollout/logprob_abs_diff_max"] < 1e-3
         assert [name for name in record if name != "step" and not documented_names().fullmatch(name)] == []
         assert record["critic/score_0/mean"] == record["score/mean"]
         assert "cal/overall/layer_1/Effective Rank/mean" in record
@@ -173,6 +157,7 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
         # Only the matrix of mean states still has a velocity: it has a switch of its own.
         assert not [name for name in second if " diff" in name and "/cumulative/" not in name]
     else:
+        assert before["val/response_length/mean"] == records(two_steps)[2]["val/response_length/mean"]
         assert {"train/greedy_score/mean", "actor/kl_loss"} <= set(second)
         # The reward model's opinion counts, and rank shaping does not.
         assert second["critic/score/mean"] != second["critic/score_0/mean"]
@@ -181,22 +166,20 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
         assert (folder / "global_step_1" / "actor").is_dir() and checkpoint.is_dir()
 
 
-# vLLM brings signal handlers of its own.
 STOPS = {
-    "ctrl-c": (1, "vllm", lambda run: os.killpg(run.process.pid, signal.SIGINT), 130, "interrupted"),
-    "sigint to the driver": (1, "hf", lambda run: run.process.send_signal(signal.SIGINT), 130, "interrupted"),
-    "killed worker": (2, "hf", lambda run: os.kill(run.workers()[0], signal.SIGKILL), 1, "died in"),
+    "sigint to the driver": (1, lambda run: run.process.send_signal(signal.SIGINT), 130, "interrupted"),
+    "killed worker": (2, lambda run: os.kill(run.workers()[0], signal.SIGKILL), 1, "died in"),
 }
-"""Name -> number of workers, rollout engine, what stops the run, its exit code, a word of its message."""
+"""Name -> number of workers, what stops the run, its exit code, a word of its message. Ctrl-C: test_long_run.py."""
 
 
 @pytest.mark.parametrize("name", STOPS)
 def test_a_stopped_run_leaves_nothing(name, tiny_model, arithmetic_prompts, tmp_path):
-    workers, engine, stop, code, message = STOPS[name]
+    workers, stop, code, message = STOPS[name]
     folder = tmp_path / "run"
     overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), f"trainer.n_gpus_per_node={workers}"]
     overrides += ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=2"]
-    run = Run([*overrides, f"rollout.name={engine}"], tmp_path / "log")
+    run = Run([*overrides, "rollout.name=hf"], tmp_path / "log")
     run.wait_for_line("step 3/")
     assert len(run.processes()) > 3 and len(run.workers()) == workers, run.processes()
     stop(run)

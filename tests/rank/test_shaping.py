@@ -68,12 +68,12 @@ def test_literal_shaped_advantages():
     assert shaped_advantages(advantages, mask, phi, kappa=4.0, placement="last_token").tolist() == expected
 
 
-def test_shaping_arguments_are_checked():
-    ones = torch.ones(1, 1)
-    with pytest.raises(ValueError, match="kappa=0.5"):
-        shaped_advantages(ones, ones, torch.ones(1), kappa=0.5, placement="all_tokens")
-    with pytest.raises(ValueError, match="shaping_placement='first'"):
-        shaped_advantages(ones, ones, torch.ones(1), kappa=2.0, placement="first")
+@pytest.mark.parametrize(
+    ("kappa", "placement", "message"), [(0.5, "all_tokens", "kappa=0.5"), (2.0, "first", "'first'")]
+)
+def test_shaping_arguments_are_checked(kappa, placement, message):
+    with pytest.raises(ValueError, match=message):
+        shaped_advantages(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1), kappa, placement)
 
 
 @given(

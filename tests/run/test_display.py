@@ -35,10 +35,7 @@ def test_lines_and_tables_are_printed_as_they_are(capsys: pytest.CaptureFixture[
 
 
 def test_shares_of_time_are_sorted():
-    assert share_rows({"update": 1.0, "generate": 2.96, "save": 0.04}) == [
-        ["generate", "3.0 s", "74%"],
-        ["update", "1.0 s", "25%"],
-        ["save", "0.0 s", "1%"],
-    ]
+    rows = [["generate", "3.0 s", "74%"], ["update", "1.0 s", "25%"], ["save", "0.0 s", "1%"]]
+    assert share_rows({"update": 1.0, "generate": 2.96, "save": 0.04}) == rows
     assert share_rows({}) == []
     assert share_rows({"save": 0.0}) == [["save", "0.0 s", "0%"]]

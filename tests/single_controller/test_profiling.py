@@ -1,7 +1,7 @@
 import torch
 
 from verl.single_controller import profiling
-from verl.single_controller.profiling import MemoryPeak, PeakMemory, resident_bytes
+from verl.single_controller.profiling import PeakMemory, resident_bytes
 
 SIZE = 256 << 20
 
@@ -27,8 +27,3 @@ def test_where_peaks_cannot_be_reset_what_is_resident_counts(monkeypatch, tmp_pa
     touch()
     used, reserved = memory.read()
     assert used == reserved and abs(used - resident_bytes()) < SIZE * 0.1
-
-
-def test_peaks_join_by_the_larger_of_each():
-    assert MemoryPeak(1, 5).joined(MemoryPeak(2, 4)) == MemoryPeak(2, 5)
-    assert MemoryPeak(1, 5).joined(None) == MemoryPeak(1, 5)

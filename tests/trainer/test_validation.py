@@ -71,29 +71,26 @@ def validate(
     return Validator(batches, sampler, None, calculator, manager or RewardManager(CONFIG.reward_manager)).validate()
 
 
-def test_pass_rates_overall_and_by_source():
-    batches = [prompts(0, ["gsm8k", "math", "gsm8k"]), prompts(3, ["math"])]
-    metrics = validate(batches)
-    assert metrics["val/pass@1"] == 0.5
-    assert metrics["val/gsm8k/pass@1"] == 0.75
-    assert metrics["val/math/pass@1"] == 0.25
-    assert metrics["val/score/mean"] == 0.0
-    assert (metrics["val/verifier/exact"], metrics["val/verifier/different"]) == (4.0, 4.0)
-
-
-def test_lengths_and_rank_metrics_cover_all_batches():
-    metrics = validate([prompts(0, ["math", "math", "math"]), prompts(3, ["math"])])
-    assert metrics["val/response_length/mean"] == 2.5
-    assert metrics["val/response_length/max"] == 4.0
-    assert metrics["val/cal/overall/layer_1/Effective Rank/mean"] == 1.5
-    assert metrics["val/cal/correct/layer_1/Effective Rank/mean"] == (0 + 2 + 2 + 3) / 4
-    assert metrics["val/cal/incorrect/layer_1/Effective Rank/mean"] == (0 + 1 + 1 + 3) / 4
+def test_all_batches_are_described_together_and_by_source():
+    metrics = validate([prompts(0, ["gsm8k", "math", "gsm8k"]), prompts(3, ["math"])])
+    expected = {
+        **{"pass@1": 0.5, "gsm8k/pass@1": 0.75, "math/pass@1": 0.25, "score/mean": 0.0},
+        **{"verifier/exact": 4.0, "verifier/different": 4.0, "cal/num_correct": 4.0, "cal/num_incorrect": 4.0},
+        **{"response_length/mean": 2.5, "response_length/max": 4.0},
+        "response_length/correct/mean": (1 + 3 + 3 + 4) / 4,
+        "response_length/incorrect/mean": (1 + 2 + 2 + 4) / 4,
+        "cal/overall/layer_1/Effective Rank/mean": 1.5,
+        "cal/correct/layer_1/Effective Rank/mean": (0 + 2 + 2 + 3) / 4,
+        "cal/incorrect/layer_1/Effective Rank/mean": (0 + 1 + 1 + 3) / 4,
+    }
+    assert {name: metrics[f"val/{name}"] for name in expected} == expected
+    # Without the auxiliary reward, scores are logged alone.
+    assert "val/rewards/mean" not in metrics
 
 
 def test_batches_weigh_by_their_size():
     # Batches of 1 and 3 prompts with rates 1 and 1/3.
     verdicts = {0: [True, True], 1: [True, False], 2: [False, False], 3: [True, False]}
-
     metrics = validate([prompts(0, ["math"]), prompts(1, ["math"] * 3)], verdicts)
     assert metrics["val/pass@1"] == 0.5
 
@@ -102,18 +99,9 @@ def test_each_of_several_sources():
     # Of gsm8k the uids 0 and 2 with effective ranks 0 and 2, of math 1 (never correct); lengths are uid + 1.
     batches = [prompts(0, ["gsm8k", "math", "gsm8k"])]
     # Against a baseline of 1 the deviations are -1, 0 and 1, so Phi is -p, 0 and p.
-    manager = RewardManager(
-        dataclasses.replace(
-            CONFIG.reward_manager,
-            add_reward=True,
-            indicator_names=["Effective Rank"],
-            w_explore=[1.0],
-            w_exploit=[1.0],
-            hypothesis_type="FixTwo",
-            aux_reward_global_weight=1.0,
-            aux_fix=True,
-        )
-    )
+    weights = {"indicator_names": ["Effective Rank"], "w_explore": [1.0], "w_exploit": [1.0]}
+    signal = {"hypothesis_type": "FixTwo", "aux_reward_global_weight": 1.0, "aux_fix": True}
+    manager = RewardManager(dataclasses.replace(CONFIG.reward_manager, add_reward=True, **weights, **signal))
     manager.load_state_dict({"baselines": {"1": {"Effective Rank": 1.0}}, "ema_score": 0.0})
     before = manager.state_dict()
     metrics = validate(batches, manager=manager)
@@ -135,11 +123,6 @@ def test_each_of_several_sources():
     lone = validate([prompts(2, ["math"])], manager=manager)
     assert lone["val/rewards/mean"] == pytest.approx(1 + math.tanh(1), rel=1e-6)
     assert not [name for name in lone if "math" in name]
-
-
-def test_without_auxiliary_reward_scores_are_logged_alone():
-    metrics = validate([prompts(2, ["math"])])
-    assert metrics["val/score/mean"] == 1.0 and "val/rewards/mean" not in metrics
 
 
 def test_mean_states_are_measured_together_and_by_source(make_calculator):
@@ -170,10 +153,3 @@ def test_the_policy_measures_where_the_engine_does_not():
     metrics = Validator(batches, sampler, Policy(), None, RewardManager(CONFIG.reward_manager)).validate()
     assert calls == ["finish_generation", 6, "finish_generation", 2]
     assert metrics["val/cal/overall/layer_1/Effective Rank/mean"] == 1.5
-
-
-def test_lengths_are_split_by_correctness():
-    metrics = validate([prompts(0, ["math", "math"])])
-    assert metrics["val/response_length/correct/mean"] == 1.0
-    assert metrics["val/response_length/incorrect/mean"] == (1 + 2 + 2) / 3
-    assert (metrics["val/cal/num_correct"], metrics["val/cal/num_incorrect"]) == (1.0, 3.0)

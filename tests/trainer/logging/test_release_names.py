@@ -55,16 +55,16 @@ def test_every_name_of_the_release_comes_back():
     assert not set(extra) & listed(OURS)
 
 
+SCORES = ["val/test_score_0/a/b", "val/a/b/test_score_0", "val/test_score/a/b", "val/a/b/test_score"]
+
+
 @pytest.mark.parametrize(
     ("name", "theirs"),
     [
         ("response_length/max", ["response_length/overall/max"]),
         ("cal/correct/layer_2/Curvature/min", ["cal/layer_2/Curvature/correct/min"]),
         ("reward_manager/layer_1/beta", ["reward_manager/diff_2_tendency_mean"]),
-        (
-            "val/score/mean",
-            ["val/test_score_0/a/b", "val/a/b/test_score_0", "val/test_score/a/b", "val/a/b/test_score"],
-        ),
+        ("val/score/mean", SCORES),
         ("val/response_length/correct/mean", ["val/test_correct_len/a/b", "val/a/b/test_correct_len"]),
         ("val/cal/layer_1/global/Curvature", ["val/a/b/layer_1/global/Curvature"]),
         ("val/cal/overall/layer_1/nonfinite", []),
@@ -80,27 +80,19 @@ def test_terms_of_phi_are_those_of_the_first_layer():
     for number, indicator in enumerate(INDICATORS):
         metrics |= {f"reward_manager/layer_1/{indicator}/deviation": float(number)}
         metrics |= {f"reward_manager/layer_2/{indicator}/deviation": 9.0}
-    assert release_names(metrics, INDICATORS, {"Effective Rank": 31.5}, []) == {
-        "cal/base_v/Effective Rank": 31.5,
-        "reward_manager/percentage_deviation_mean": 0.0,
-        "reward_manager/relative_deviation_effective_rank_diff_2_mean": 0.0,
-        "reward_manager/relative_deviation_effective_rank_mean": 1.0,
-        "reward_manager/relative_deviation_effective_rank_diff_mean": 2.0,
-    }
+    deviations = {"effective_rank_diff_2": 0.0, "effective_rank": 1.0, "effective_rank_diff": 2.0}
+    expected = {f"reward_manager/relative_deviation_{name}_mean": value for name, value in deviations.items()}
+    expected |= {"cal/base_v/Effective Rank": 31.5, "reward_manager/percentage_deviation_mean": 0.0}
+    assert release_names(metrics, INDICATORS, {"Effective Rank": 31.5}, []) == expected
     # A validation alone has no terms of Phi.
     assert release_names({"val/pass@1": 1.0}, INDICATORS, {"Effective Rank": 31.5}, []) == {}
 
 
 def test_several_sources_have_metrics_of_their_own():
     metrics = {"val/score/mean": 0.5, "val/a/score/mean": 0.0, "val/a/rewards/mean": 0.25, "val/b/pass@1": 1.0}
-    assert release_names(metrics, INDICATORS, {}, ["a", "b"]) == {
-        "val/test_score_0/a": 0.0,
-        "val/a/test_score_0": 0.0,
-        "val/test_score/a": 0.25,
-        "val/a/test_score": 0.25,
-        "val/test_correctness/b": 1.0,
-        "val/b/test_correctness": 1.0,
-    }
+    names = {"val/test_score_0/a": 0.0, "val/test_score/a": 0.25, "val/test_correctness/b": 1.0}
+    names |= {"val/a/test_score_0": 0.0, "val/a/test_score": 0.25, "val/b/test_correctness": 1.0}
+    assert release_names(metrics, INDICATORS, {}, ["a", "b"]) == names
 
 
 def test_the_accuracy_is_that_of_the_batch():

@@ -12,7 +12,6 @@ from verl.trainer.logging.rollout_metrics import (
     logprob_agreement,
     rank_scalars,
     response_metrics,
-    with_prefix,
 )
 
 
@@ -32,55 +31,32 @@ def rollout() -> RolloutBatch:
     )
 
 
+def figures(name: str, *values: float) -> dict[str, float]:
+    """A metric's mean, largest and smallest value and share of the limit, as many as given."""
+    return {f"{name}/{figure}": v for figure, v in zip(("mean", "max", "min", "clip_ratio"), values, strict=False)}
+
+
 def test_lengths():
-    assert length_metrics(rollout()) == {
-        "prompt_length/mean": 2.0,
-        "prompt_length/max": 3.0,
-        "prompt_length/min": 1.0,
-        "prompt_length/clip_ratio": 0.5,
-        "response_length/mean": 3.0,
-        "response_length/max": 4.0,
-        "response_length/min": 2.0,
-        "response_length/clip_ratio": 0.5,
-    }
-
-
-def test_lengths_are_split_by_correctness():
-    assert response_metrics(rollout(), torch.tensor([True, False])) == {
-        "cal/num_correct": 1.0,
-        "cal/num_incorrect": 1.0,
-        "response_length/correct/mean": 2.0,
-        "response_length/correct/max": 2.0,
-        "response_length/correct/min": 2.0,
-        "response_length/correct/clip_ratio": 0.0,
-        "response_length/incorrect/mean": 4.0,
-        "response_length/incorrect/max": 4.0,
-        "response_length/incorrect/min": 4.0,
-        "response_length/incorrect/clip_ratio": 1.0,
-    }
-
-
-def test_a_group_without_responses_has_no_length():
-    metrics = response_metrics(rollout(), torch.tensor([False, False]))
-    assert (metrics["cal/num_correct"], metrics["cal/num_incorrect"]) == (0.0, 2.0)
-    assert metrics["response_length/incorrect/mean"] == 3.0
-    assert not any(name.startswith("response_length/correct") for name in metrics)
+    lengths = figures("prompt_length", 2.0, 3.0, 1.0, 0.5) | figures("response_length", 3.0, 4.0, 2.0, 0.5)
+    assert length_metrics(rollout()) == lengths
+    correct = figures("response_length/correct", 2.0, 2.0, 2.0, 0.0)
+    incorrect = figures("response_length/incorrect", 4.0, 4.0, 4.0, 1.0)
+    counts = {"cal/num_correct": 1.0, "cal/num_incorrect": 1.0}
+    assert response_metrics(rollout(), torch.tensor([True, False])) == counts | correct | incorrect
+    # A group without responses has no length.
+    none_right = {"cal/num_correct": 0.0, "cal/num_incorrect": 2.0} | figures("response_length/incorrect", 3, 4, 2, 0.5)
+    assert response_metrics(rollout(), torch.tensor([False, False])) == none_right
 
 
 def test_emptied_responses_have_no_length():
     mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
-    assert filtered_length_metrics(mask, 4) == {
-        "filtered_response_length/mean": pytest.approx(7 / 3),
-        "filtered_response_length/max": 4.0,
-        "filtered_response_length/min": 1.0,
-        "filtered_response_length/clip_ratio": pytest.approx(1 / 3),
-    }
+    expected = figures("filtered_response_length", 7 / 3, 4.0, 1.0, 1 / 3)
+    assert filtered_length_metrics(mask, 4) == pytest.approx(expected)
     assert filtered_length_metrics(mask, 8)["filtered_response_length/clip_ratio"] == 0.0
     assert filtered_length_metrics(torch.zeros(2, 4, dtype=torch.int64), 4) == {}
 
 
 def test_what_the_update_learns_from():
-    mask = torch.tensor([[1, 1], [1, 0]])
     metrics = learning_metrics(
         scores_0=torch.tensor([1.0, -0.5]),
         token_scores=torch.tensor([[0.0, 1.25], [-0.5, 0.0]]),
@@ -89,35 +65,21 @@ def test_what_the_update_learns_from():
         advantages=torch.tensor([[1.5, 1.5], [-1.5, 99.0]]),
         returns=torch.tensor([[1.0, 2.0], [3.0, 99.0]]),
         values=torch.tensor([[1.0, 1.0], [3.0, -99.0]]),
-        response_mask=mask,
+        response_mask=torch.tensor([[1, 1], [1, 0]]),
     )
-    assert metrics == pytest.approx(
-        {
-            "critic/score_0/mean": 0.25,
-            "critic/score_0/max": 1.0,
-            "critic/score_0/min": -0.5,
-            "critic/score/mean": 0.375,
-            "critic/score/max": 1.25,
-            "critic/score/min": -0.5,
-            "critic/rewards/mean": 0.0,
-            "critic/rewards/max": 1.0,
-            "critic/rewards/min": -1.0,
-            "critic/advantages_0/mean": 0.0,
-            "critic/advantages_0/max": 1.0,
-            "critic/advantages_0/min": -2.0,
-            "critic/advantages/mean": 0.5,
-            "critic/advantages/max": 1.5,
-            "critic/advantages/min": -1.5,
-            "critic/returns/mean": 2.0,
-            "critic/returns/max": 3.0,
-            "critic/returns/min": 1.0,
-            "critic/values/mean": 5 / 3,
-            "critic/values/max": 3.0,
-            "critic/values/min": 1.0,
-            # variances: 2/9 of the errors 0, 1, 0 and 2/3 of the returns
-            "critic/vf_explained_var": 1 - (2 / 9) / (2 / 3 + 1e-5),
-        }
-    )
+    expected = {
+        "score_0": (0.25, 1.0, -0.5),
+        "score": (0.375, 1.25, -0.5),
+        "rewards": (0.0, 1.0, -1.0),
+        "advantages_0": (0.0, 1.0, -2.0),
+        "advantages": (0.5, 1.5, -1.5),
+        "returns": (2.0, 3.0, 1.0),
+        "values": (5 / 3, 3.0, 1.0),
+    }
+    # variances: 2/9 of the errors 0, 1, 0 and 2/3 of the returns
+    assert metrics.pop("critic/vf_explained_var") == pytest.approx(1 - (2 / 9) / (2 / 3 + 1e-5))
+    by_name = [figures(f"critic/{name}", *values) for name, values in expected.items()]
+    assert metrics == pytest.approx({name: value for each in by_name for name, value in each.items()})
 
 
 def test_without_a_critic_or_tokens_nothing_is_made_up():
@@ -129,58 +91,44 @@ def test_without_a_critic_or_tokens_nothing_is_made_up():
     assert {name.split("/")[1] for name in names} == groups | {"advantages_0", "advantages"}
 
 
-def test_rank_metrics_are_split_by_correctness_and_layer():
-    measured = rank_metrics(
-        {"Effective Rank": torch.tensor([1.0, 3.0])}, {"Effective Rank": torch.tensor([10.0, 30.0])}
-    )
-    scalars = rank_scalars(measured, torch.tensor([True, False]))
-    assert scalars.pop("cal/overall/layer_1/nonfinite") == 0.0
-    assert scalars.pop("cal/overall/layer_2/nonfinite") == 0.0
+def layer(*values: float) -> dict[str, torch.Tensor]:
+    return {"Effective Rank": torch.tensor(values)}
+
+
+def one(value: float) -> tuple[float, float, float]:
+    """Mean, largest and smallest of a single response."""
+    return value, value, value
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("layers", "correct", "overall", "right", "wrong"),
+    [
+        (
+            *([layer(1.0, 3.0), layer(10.0, 30.0)], [True, False]),
+            *([(2.0, 3.0, 1.0), (20.0, 30.0, 10.0)], [one(1.0), one(10.0)], [one(3.0), one(30.0)]),
+        ),
+        # A group without responses has no mean.
+        ([layer(1.0, 3.0)], [True, True], [(2.0, 3.0, 1.0)], [(2.0, 3.0, 1.0)], []),
+        # Responses without finite metrics are counted and left out.
+        (
+            *([layer(NAN, 3.0), layer(1.0, 2.0)], [True, False]),
+            *([one(3.0), (1.5, 2.0, 1.0)], [(), one(1.0)], [one(3.0), one(2.0)]),
+        ),
+    ],
+)
+def test_rank_metrics_are_split_by_correctness_and_layer(layers, correct, overall, right, wrong):
+    scalars = rank_scalars(rank_metrics(*layers), torch.tensor(correct))
+    for number, values in enumerate(layers, start=1):
+        nonfinite = scalars.pop(f"cal/overall/layer_{number}/nonfinite")
+        assert nonfinite == float(values["Effective Rank"].isnan().sum())
     assert scalars == {
-        "cal/overall/layer_1/Effective Rank/mean": 2.0,
-        "cal/overall/layer_1/Effective Rank/max": 3.0,
-        "cal/overall/layer_1/Effective Rank/min": 1.0,
-        "cal/correct/layer_1/Effective Rank/mean": 1.0,
-        "cal/correct/layer_1/Effective Rank/max": 1.0,
-        "cal/correct/layer_1/Effective Rank/min": 1.0,
-        "cal/incorrect/layer_1/Effective Rank/mean": 3.0,
-        "cal/incorrect/layer_1/Effective Rank/max": 3.0,
-        "cal/incorrect/layer_1/Effective Rank/min": 3.0,
-        "cal/overall/layer_2/Effective Rank/mean": 20.0,
-        "cal/overall/layer_2/Effective Rank/max": 30.0,
-        "cal/overall/layer_2/Effective Rank/min": 10.0,
-        "cal/correct/layer_2/Effective Rank/mean": 10.0,
-        "cal/correct/layer_2/Effective Rank/max": 10.0,
-        "cal/correct/layer_2/Effective Rank/min": 10.0,
-        "cal/incorrect/layer_2/Effective Rank/mean": 30.0,
-        "cal/incorrect/layer_2/Effective Rank/max": 30.0,
-        "cal/incorrect/layer_2/Effective Rank/min": 30.0,
-    }
-
-
-def means(scalars: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in scalars.items() if name.endswith("/mean")}
-
-
-def test_a_group_without_responses_has_no_mean():
-    measured = rank_metrics({"Curvature": torch.tensor([1.0, 3.0])})
-    scalars = rank_scalars(measured, torch.tensor([True, True]))
-    assert means(scalars) == {"cal/overall/layer_1/Curvature/mean": 2.0, "cal/correct/layer_1/Curvature/mean": 2.0}
-    assert not any("incorrect" in name for name in scalars)
-
-
-def test_responses_without_finite_metrics_are_counted_and_left_out():
-    nan = float("nan")
-    measured = rank_metrics({"Curvature": torch.tensor([nan, 3.0])}, {"Curvature": torch.tensor([1.0, 2.0])})
-    scalars = rank_scalars(measured, torch.tensor([True, False]))
-    assert scalars["cal/overall/layer_1/nonfinite"] == 1.0
-    assert scalars["cal/overall/layer_2/nonfinite"] == 0.0
-    assert means(scalars) == {
-        "cal/overall/layer_1/Curvature/mean": 3.0,
-        "cal/incorrect/layer_1/Curvature/mean": 3.0,
-        "cal/overall/layer_2/Curvature/mean": 1.5,
-        "cal/correct/layer_2/Curvature/mean": 1.0,
-        "cal/incorrect/layer_2/Curvature/mean": 2.0,
+        name: value
+        for group, by_layer in (("overall", overall), ("correct", right), ("incorrect", wrong))
+        for number, values in enumerate(by_layer, start=1)
+        for name, value in figures(f"cal/{group}/layer_{number}/Effective Rank", *values).items()
     }
 
 
@@ -223,7 +171,3 @@ def test_groups_whose_responses_score_alike_teach_nothing():
     }
     scores[3] = 1.0
     assert group_metrics(scores, correct, group_ids)["train/groups_without_variance"] == pytest.approx(2 / 3)
-
-
-def test_prefix():
-    assert with_prefix("val", {"pass@1": 0.5}) == {"val/pass@1": 0.5}

@@ -11,14 +11,9 @@ from verl.single_controller.profiling import MemoryPeak
 from verl.trainer.logging.speed import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.logging.timing import StepRecord, Work
 
-QWEN_7B = Qwen2Config(
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_hidden_layers=28,
-    num_attention_heads=28,
-    num_key_value_heads=4,
-    vocab_size=152064,
-)
+LAYERS = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
+HEADS = {"num_attention_heads": 28, "num_key_value_heads": 4}
+QWEN_7B = Qwen2Config(**LAYERS, **HEADS, vocab_size=152064)
 
 
 @pytest.fixture
@@ -57,17 +52,9 @@ def test_flops_of_a_token():
 @pytest.mark.parametrize(
     ("name", "peak"),
     [
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H200", 989),
-        ("NVIDIA H200 NVL", 835),
-        ("NVIDIA H20", 148),
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA A10", 125),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA L40", 181),
-        ("NVIDIA RTX A1000", None),
-        ("", None),
+        *(("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H200", 989), ("NVIDIA H200 NVL", 835)),
+        *(("NVIDIA H20", 148), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A10", 125), ("NVIDIA L40S", 362)),
+        *(("NVIDIA L40", 181), ("NVIDIA RTX A1000", None), ("", None)),
     ],
 )
 def test_peak_speed_by_name(name, peak):
@@ -91,30 +78,14 @@ def test_a_step_in_the_log():
     assert 0.05 < driver < 50
     # 160 tokens of 2e9 operations, and 4e6 for each of 1600 pairs of tokens, on two workers.
     logprobs = (160 * 2e9 + 1600 * 4e6) / 1e12 / 2
-    assert metrics == pytest.approx(
-        {
-            "timing_s/gen": 2.0,
-            "timing_s/old_log_prob": 1.0,
-            "timing_s/reward": 0.5,
-            "timing_s/update_actor": 4.5,
-            "timing_s/step": 8.0,
-            "perf/time_per_step": 8.0,
-            "perf/total_num_tokens": 160,
-            "perf/throughput": 10.0,
-            "perf/gen_throughput": 25.0,
-            "perf/old_log_prob_throughput": 80.0,
-            "perf/update_actor_throughput": 160 / 9,
-            "perf/tflops/gen": 0.05,
-            "perf/mfu/gen": 0.1,
-            "perf/tflops/old_log_prob": logprobs,
-            "perf/mfu/actor_infer": 2 * logprobs,
-            "perf/tflops/update_actor": 3 * logprobs / 4.5,
-            "perf/mfu/actor": 6 * logprobs / 4.5,
-            "perf/memory/gen_gb": 2.0,
-            "perf/memory/gen_reserved_gb": 3.0,
-            "perf/memory/update_actor_gb": 1.0,
-        }
-    )
+    seconds = {"gen": 2.0, "old_log_prob": 1.0, "reward": 0.5, "update_actor": 4.5, "step": 8.0}
+    speeds = {"time_per_step": 8.0, "total_num_tokens": 160, "throughput": 10.0}
+    speeds |= {"gen_throughput": 25.0, "old_log_prob_throughput": 80.0, "update_actor_throughput": 160 / 9}
+    speeds |= {"tflops/gen": 0.05, "tflops/old_log_prob": logprobs, "tflops/update_actor": 3 * logprobs / 4.5}
+    speeds |= {"mfu/gen": 0.1, "mfu/actor_infer": 2 * logprobs, "mfu/actor": 6 * logprobs / 4.5}
+    speeds |= {"memory/gen_gb": 2.0, "memory/gen_reserved_gb": 3.0, "memory/update_actor_gb": 1.0}
+    expected = {f"timing_s/{name}": value for name, value in seconds.items()}
+    assert metrics == pytest.approx(expected | {f"perf/{name}": value for name, value in speeds.items()})
 
 
 def test_what_is_not_known_is_not_logged():

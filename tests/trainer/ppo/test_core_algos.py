@@ -17,6 +17,8 @@ LEARNED = torch.tensor([[1, 1], [0, 0], [1, 0], [1, 1]])
 OPTIONS = core_algos.EstimatorOptions(
     norm_by_std=False, gamma=0.5, lam=0.9, learned_mask=LEARNED, values=VALUES, greedy_scores=GREEDY
 )
+BASELINE_ADVANTAGES = advantages.reinforce_plus_plus_baseline_advantages(REWARDS, MASK, GROUPS, LEARNED)
+GAE, RETURNS = advantages.gae_advantages(REWARDS, VALUES, MASK, 0.5, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -34,12 +36,9 @@ def test_the_config_offers_what_is_implemented(implemented: dict[str, Any], sche
 
 
 def test_the_names_of_the_paper_mean_what_they_say():
+    named = {"ppo_clip": losses.ppo_clip_loss, "gspo": losses.gspo_loss, "cispo": losses.cispo_loss}
+    assert named == core_algos.POLICY_LOSSES
     assert core_algos.KL_ESTIMATORS["low_var_kl"] is kl.low_var_kl
-    assert core_algos.POLICY_LOSSES == {
-        "ppo_clip": losses.ppo_clip_loss,
-        "gspo": losses.gspo_loss,
-        "cispo": losses.cispo_loss,
-    }
 
 
 @pytest.mark.parametrize(
@@ -48,21 +47,15 @@ def test_the_names_of_the_paper_mean_what_they_say():
         ("grpo", advantages.grpo_advantages(REWARDS, MASK, GROUPS, False)),
         ("rloo", advantages.rloo_advantages(REWARDS, MASK, GROUPS)),
         ("reinforce_plus_plus", advantages.reinforce_plus_plus_advantages(REWARDS, LEARNED, 0.5)),
-        (
-            "reinforce_plus_plus_baseline",
-            advantages.reinforce_plus_plus_baseline_advantages(REWARDS, MASK, GROUPS, LEARNED),
-        ),
+        ("reinforce_plus_plus_baseline", BASELINE_ADVANTAGES),
         ("remax", advantages.remax_advantages(REWARDS, MASK, GREEDY)),
-        ("gae", advantages.whitened(advantages.gae_advantages(REWARDS, VALUES, MASK, 0.5, 0.9)[0], LEARNED)),
+        ("gae", advantages.whitened(GAE, LEARNED)),
     ],
 )
 def test_estimators_by_name(name, expected):
     estimate = core_algos.ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS)
     assert torch.equal(estimate.advantages, expected)
-    if name == "gae":
-        assert torch.equal(estimate.returns, advantages.gae_advantages(REWARDS, VALUES, MASK, 0.5, 0.9)[1])
-    else:
-        assert estimate.returns is None
+    assert torch.equal(estimate.returns, RETURNS) if name == "gae" else estimate.returns is None
 
 
 @pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
@@ -78,9 +71,5 @@ def test_aggregations_by_name():
     loss, mask = REWARDS[:3], MASK[:3]
     size = losses.StepSize(num_tokens=10, num_sequences=4, max_length=8)
     results = {name: float(reduce(loss, mask, size)) for name, reduce in core_algos.LOSS_AGGREGATIONS.items()}
-    assert results == {
-        "token-mean": 6 / 10,
-        "seq-mean-token-mean": (0.5 + 1.5 + 2.0) / 4,
-        "seq-mean-token-sum": 6 / 4,
-        "seq-mean-token-sum-norm": 6 / 32,
-    }
+    expected = {"token-mean": 6 / 10, "seq-mean-token-mean": (0.5 + 1.5 + 2.0) / 4}
+    assert results == expected | {"seq-mean-token-sum": 6 / 4, "seq-mean-token-sum-norm": 6 / 32}

@@ -9,73 +9,63 @@ from types import SimpleNamespace
 import pytest
 import ray
 import torch.distributed.checkpoint as dcp
+from conftest import small_overrides
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
 from verl.checkpoint.resume import Resumption
-from verl.config import PPOConfig
+from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
 from verl.rank.reward_manager import RewardManager
 from verl.trainer.ppo import run as run_module
 from verl.trainer.ppo.run import run_ppo
 
-
-def refused(config: PPOConfig, message: str) -> None:
-    was_running = ray.is_initialized()
-    with pytest.raises(ConfigError, match=message):
-        run_ppo(config)
-    assert ray.is_initialized() == was_running
+LENGTH = r"^data.max_prompt_length\+data.max_response_length"
 
 
-def with_critic(config: PPOConfig, **model: object) -> PPOConfig:
-    critic = replace(config.critic, model=replace(config.critic.model, **model))
-    return replace(config, algorithm=replace(config.algorithm, adv_estimator="gae"), critic=critic)
+@pytest.fixture
+def refused(tiny_model: Path, arithmetic_prompts: Path, tmp_path: Path) -> Callable[..., None]:
+    """Checks that a run with these overrides is refused with a message, before Ray starts."""
+
+    def check(message: str, *overrides: str) -> None:
+        small = small_overrides(tiny_model, arithmetic_prompts, tmp_path)
+        config = load_config(PPOConfig, "ppo_trainer", [*small, *overrides])
+        was_running = ray.is_initialized()
+        with pytest.raises(ConfigError, match=message):
+            run_ppo(config)
+        assert ray.is_initialized() == was_running
+
+    return check
 
 
-CHANGES: dict[str, tuple[Callable[[PPOConfig], PPOConfig], str]] = {
-    "no reward function": (
-        lambda c: replace(c, reward_score=replace(c.reward_score, custom_functions=["*=no_such_module:score"])),
-        "importing no_such_module raised ModuleNotFoundError",
-    ),
-    "endless warm-up": (
-        lambda c: replace(with_critic(c), trainer=replace(c.trainer, critic_warmup=2)),
-        "^trainer.critic_warmup=2: the run has 2 steps, which leaves none",
-    ),
-    "long sequences": (
-        lambda c: replace(c, data=replace(c.data, max_response_length=500)),
-        r"^data.max_prompt_length\+data.max_response_length=\d+: model.path=.* takes sequences of 512 tokens",
-    ),
-    "long sequences of the reward model": (
-        lambda c: replace(c, reward_model=replace(c.reward_model, enable=True, model=c.model, max_length=513)),
-        r"^reward_model.max_length=513: reward_model.model.path=.* takes",
-    ),
-    "missing layers": (
-        lambda c: replace(c, calculator=replace(c.calculator, layers=[0, 4])),
-        r"^calculator.layers=\[0, 4\]: the model has 4 layers, from -4 to 3$",
-    ),
-}
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("reward_score.custom_functions=['*=no_such_module:score']", "importing no_such_module raised ModuleNotFound"),
+        ("algorithm=gae trainer.critic_warmup=2", "^trainer.critic_warmup=2: the run has 2 steps, which leaves none"),
+        ("data.max_response_length=500", rf"{LENGTH}=\d+: model.path=.* takes sequences of 512 tokens"),
+        (
+            "reward_model.enable=true reward_model.max_length=513",
+            r"^reward_model.max_length=513: reward_model.model.path",
+        ),
+        ("calculator.layers=[0,4]", r"^calculator.layers=\[0, 4\]: the model has 4 layers, from -4 to 3$"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_named(refused, tiny_model, overrides: str, message: str):
+    refused(message, f"reward_model.model.path={tiny_model}", *overrides.split())
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_an_option_that_does_not_fit_is_named(small_config: PPOConfig, change: str):
-    apply, message = CHANGES[change]
-    refused(apply(small_config), message)
-
-
-def test_a_critic_of_another_vocabulary(small_config, tiny_model, tmp_path):
+def test_other_models_need_the_policys_vocabulary_or_a_tokenizer(refused, tiny_model, tmp_path):
+    (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
+    judge = ("reward_model.enable=true", f"reward_model.model.path={tmp_path}")
+    refused("^reward_model.model.path=.*: no tokenizer there", *judge)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
     tokenizer.add_tokens(["<another>"])
     tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
-    refused(with_critic(small_config, path=str(tmp_path)), "^critic.model.path=.*: its tokenizer is not that of model")
-
-
-def test_a_reward_model_without_a_tokenizer(small_config, tiny_model, tmp_path):
-    (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
-    judge = replace(small_config.reward_model, enable=True, model=replace(small_config.model, path=str(tmp_path)))
-    refused(replace(small_config, reward_model=judge), "^reward_model.model.path=.*: no tokenizer there")
+    critic = ("algorithm=gae", f"critic.model.path={tmp_path}")
+    refused("^critic.model.path=.*: its tokenizer is not that of model", *critic)
 
 
 @pytest.fixture
@@ -91,11 +81,9 @@ def checkpoint(small_config: PPOConfig, tiny_model: Path, tmp_path: Path) -> Pat
     return complete_checkpoint(folder, tmp_path, 1, json.dumps(state))
 
 
-def test_another_order_of_prompts_than_the_checkpoints(small_config, checkpoint):
-    trainer = replace(small_config.trainer, default_local_dir=str(checkpoint.parent))
-    data = replace(small_config.data, shuffle=not small_config.data.shuffle)
-    message = "^data.shuffle=False: was True when .*/global_step_1 was written"
-    refused(replace(small_config, trainer=trainer, data=data), message)
+def test_another_order_of_prompts_than_the_checkpoints(refused, checkpoint):
+    # Both lie in the same folder.
+    refused("^data.shuffle=False: was True when .*/global_step_1 was written", "data.shuffle=false")
 
 
 def test_validation_alone_names_no_model(small_config, checkpoint, tmp_path, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from verl.data.prompts import PromptRecord, TokenizedPrompts
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rewards.pool import VerifierPool
 from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, groups_that_differ, score_tensors
+from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, score_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -38,24 +38,16 @@ class ScriptedWorkers:
         sampling, seed = arguments
         self.steps.append(seed & 0xFFFFFFFF)
         texts = [text for uid in batch.uid.tolist() for text in self.answers[uid][: sampling.n]]
-        rows = [torch.tensor(self.tokenizer.encode(text)) for text in texts]
-        shape = (len(rows), 12)
-        responses, mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-        for i, row in enumerate(rows):
+        responses, mask = torch.zeros(2, len(texts), 12, dtype=torch.int64)
+        for i, text in enumerate(texts):
+            row = torch.tensor(self.tokenizer.encode(text))
             responses[i, : len(row)], mask[i, : len(row)] = row, 1
         prompts = batch.input_ids.repeat_interleave(sampling.n, dim=0)
-        return [
-            RolloutBatch(
-                torch.cat([prompts, responses], dim=1),
-                torch.cat([torch.ones_like(prompts), mask], dim=1),
-                mask,
-                torch.zeros(shape),
-                batch.uid.repeat_interleave(sampling.n),
-                mask.all(dim=1),
-                rank_metrics({"m": torch.arange(len(rows), dtype=torch.float64)}),
-                batch_size=[len(rows)],
-            )
-        ]
+        tokens = torch.cat([prompts, responses], dim=1), torch.cat([torch.ones_like(prompts), mask], dim=1), mask
+        groups, truncated = batch.uid.repeat_interleave(sampling.n), mask.all(dim=1)
+        metrics = rank_metrics({"m": torch.arange(len(texts), dtype=torch.float64)})
+        logprobs = torch.zeros(len(texts), 12)
+        return [RolloutBatch(*tokens, logprobs, groups, truncated, metrics, batch_size=[len(texts)])]
 
 
 def prompts_of(*uids: int) -> TokenizedPrompts:
@@ -77,8 +69,6 @@ def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str
     config = replace(
         config,
         data=replace(config.data, train_batch_size=2),
-        actor=replace(config.actor, ppo_mini_batch_size=2),
-        critic=replace(config.critic, ppo_mini_batch_size=2),
         rollout=replace(config.rollout, n=N),
         algorithm=replace(config.algorithm, filter_groups=filtering),
     )
@@ -86,12 +76,6 @@ def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str
 
 
 MIXED, RIGHT, WRONG = ["7", "8"], ["7", "7"], ["8", "9"]
-
-
-def test_groups_that_differ():
-    values = torch.tensor([1.0, 1.0, 0.0, 0.5, 0.0, 0.0])
-    assert groups_that_differ(values, 2).tolist() == [False, True, False]
-    assert groups_that_differ(torch.tensor([True, True, False]), 3).tolist() == [True]
 
 
 def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool):
@@ -109,15 +93,9 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
     assert sampler._texts(sampled.rollout) == ["7", "8", "7", "8"]
     assert sampler.policy.workers.steps == [3, 3 + REFILL_STEP, 3 + 2 * REFILL_STEP]
     # All that was sampled counts in the log: 12 responses of 6 prompts, 7 of them right, 3 groups alike.
-    assert metrics == {
-        "score/mean": 7 / 12,
-        "train/pass@1": 7 / 12,
-        "train/groups_without_variance": 0.5,
-        "train/num_gen_batches": 3.0,
-        "train/filler_groups": 0.0,
-        "verifier/exact": 7.0,
-        "verifier/different": 5.0,
-    }
+    expected = {"score/mean": 7 / 12, "train/pass@1": 7 / 12, "train/groups_without_variance": 0.5}
+    expected |= {"train/num_gen_batches": 3.0, "train/filler_groups": 0.0}
+    assert metrics == expected | {"verifier/exact": 7.0, "verifier/different": 5.0}
     assert sampled.learned.all() and left_out.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
     assert set(timer.totals) == {"gen", "reward"}
     # Each response is one token after a prompt of one.
@@ -134,13 +112,10 @@ def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_token
     # Nothing is learned from a filler.
     assert sampled.learned.tolist() == [True, True, False, False] and left_out.tolist() == [0.0, 0.0, 1.0, 1.0]
     assert (metrics["train/num_gen_batches"], metrics["train/filler_groups"]) == (2.0, 1.0)
-
-
-def test_a_prompt_drawn_twice_makes_two_groups(small_config, tiny_tokenizer, pool):
-    sampler = make_sampler(small_config, tiny_tokenizer, pool, {0: RIGHT, 1: MIXED})
-    stream = iter([prompts_of(0, 1), prompts_of(0, 1)])
-    sampled = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None)).sampled
-    assert [record.uid for record in sampled.prompts.records] == [1, 1]
+    # A prompt drawn twice makes two groups.
+    stream = iter([prompts_of(0, 3), prompts_of(1, 3)])
+    sampled = sampler.sample_step(stream, 2, PhaseTimer(lambda name: None)).sampled
+    assert [record.uid for record in sampled.prompts.records] == [3, 3]
     assert sampled.rollout.group_ids.tolist() == [0, 0, 1, 1]
 
 
@@ -161,9 +136,6 @@ def test_rewards_add_up(small_config, tiny_tokenizer, pool):
     assert lengths[1] == 12 and lengths[0] < 8
     rewards, metrics = sampler.rewards(sampled)
     assert rewards.tolist() == [2.0, 0.25 - 0.5, 2.5, 0.75]
-    assert metrics == {
-        "reward_model/score/mean": 1.5,
-        "reward_model/score/std": 1.25**0.5,
-        "reward_model/clip_ratio": 0.0,
-        "train/overlong_penalty/mean": -0.125,
-    }
+    opinion = {"score/mean": 1.5, "score/std": 1.25**0.5, "clip_ratio": 0.0}
+    expected = {f"reward_model/{name}": value for name, value in opinion.items()}
+    assert metrics == expected | {"train/overlong_penalty/mean": -0.125}
