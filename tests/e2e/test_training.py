@@ -190,7 +190,9 @@ STOPS = {
 """Name -> number of workers, rollout engine, what stops the run, its exit code, a word of its message."""
 
 
-@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize(
+    "name", ["ctrl-c", "killed worker", pytest.param("sigint to the driver", marks=pytest.mark.nightly)]
+)
 def test_a_stopped_run_leaves_nothing(name, tiny_model, arithmetic_prompts, tmp_path):
     workers, engine, stop, code, message = STOPS[name]
     folder = tmp_path / "run"

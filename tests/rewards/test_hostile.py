@@ -203,18 +203,26 @@ def test_algebra_bombs_are_text_where_there_is_no_algebra(patient_pool: Verifier
     assert set(reasons.values()) <= {"different", "missing"}
 
 
-ENDLESS = ("power tower", "tall tower", "factorial tower")
-"""Bombs that end on no machine; how many others do within the limit is the machine's matter."""
+ENDLESS = {"power tower", "tall tower", "factorial tower"}
+"""Bombs that end on no machine; how many others do within the limit depends on the machine."""
+
+SOME_BOMBS = ["power tower", "tall tower", "factorial tower", "binomial", "huge sum", "nested roots"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", WITH_ALGEBRA)
-def test_algebra_bombs_cost_only_themselves(impatient_pool: VerifierPool, source: str):
-    # All judge by the same algebra: one of them meets every bomb, the others the worst.
-    names = BOMBS if source == "math" else ENDLESS
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        # All score by the same algebra.
+        ("math", SOME_BOMBS),
+        *((source, SOME_BOMBS[:1]) for source in WITH_ALGEBRA if source != "math"),
+        *(pytest.param(source, list(BOMBS), marks=pytest.mark.nightly) for source in WITH_ALGEBRA),
+    ],
+)
+def test_algebra_bombs_cost_only_themselves(impatient_pool: VerifierPool, source: str, names: list[str]):
     reasons = reasons_of_wrong(impatient_pool, source, {name: wrapped(source, BOMBS[name]) for name in names})
     assert set(reasons.values()) <= READ | {"timeout", "memory", "crash"}
-    assert {reasons[name] for name in ENDLESS} == {"timeout"}
+    assert {reasons[name] for name in names if name in ENDLESS} == {"timeout"}
 
 
 ALPHABET = "\\{}$^_#*()<>/.,:;=+-! \n\t0123456789ABCab\u0661\u200b\u202e\ud800\x00"

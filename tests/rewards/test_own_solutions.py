@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import scoring
+from conftest import PUBLISHED, scoring
 
 from verl.rewards.answers import normalise
 from verl.rewards.pool import VerifierPool
 
-DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 SEED = 7
 
 
@@ -57,12 +56,12 @@ def check(pool: VerifierPool, source: str, solutions: list[str], truths: list[st
 
 
 def test_gsm8k(pool: VerifierPool):
-    rows = read_rows(DATA / "gsm8k" / "test.jsonl")
+    rows = read_rows(PUBLISHED / "gsm8k" / "test.jsonl")
     assert len(rows) == 1319
     check(pool, "openai/gsm8k", [r["answer"] for r in rows], [r["answer"].rpartition("####")[2].strip() for r in rows])
 
 
 def test_math500(pool: VerifierPool):
-    rows = read_rows(DATA / "benchmarks" / "math500" / "test.jsonl")
+    rows = read_rows(PUBLISHED / "benchmarks" / "math500" / "test.jsonl")
     assert len(rows) == 500
     check(pool, "HuggingFaceH4/MATH-500", [row["solution"] for row in rows], [row["answer"] for row in rows])
