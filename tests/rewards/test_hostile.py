@@ -206,7 +206,7 @@ def test_algebra_bombs_are_text_where_there_is_no_algebra(patient_pool: Verifier
 ENDLESS = {"power tower", "tall tower", "factorial tower"}
 """Bombs that end on no machine; how many others do within the limit depends on the machine."""
 
-SOME_BOMBS = ["power tower", "tall tower", "factorial tower", "binomial", "huge sum", "nested roots"]
+SOME_BOMBS = ["power tower", "tall tower", "factorial tower", "huge sum"]
 
 
 @pytest.mark.slow
@@ -226,31 +226,10 @@ def test_algebra_bombs_cost_only_themselves(impatient_pool: VerifierPool, source
 
 
 ALPHABET = "\\{}$^_#*()<>/.,:;=+-! \n\t0123456789ABCab\u0661\u200b\u202e\ud800\x00"
-FRAGMENTS = [
-    "\\boxed{",
-    "\\text{",
-    "\\frac",
-    "<think>",
-    "</think>",
-    "<answer>",
-    "</answer>",
-    "####",
-    "answer is",
-    "Answer:",
-    "答案是",
-    "CONCLUSION:",
-    "Alice",
-    "Bob",
-    " is a ",
-    "knight",
-    "knave",
-    "not ",
-    "(A)",
-    "B.",
-    " and ",
-    "1,000",
-    "0.5",
-]
+FRAGMENTS = (
+    r"\boxed{|\text{|\frac|<think>|</think>|<answer>|</answer>|####|answer is|Answer:|答案是|CONCLUSION:|Alice|Bob"
+    "| is a |knight|knave|not |(A)|B.| and |1,000|0.5"
+).split("|")
 ANY_TEXT = st.text(st.characters(), max_size=60)  # surrogates included: the pool transports them
 HOSTILE_TEXT = st.lists(
     st.one_of(st.sampled_from(FRAGMENTS), st.text(ALPHABET, max_size=8), st.text(st.characters(), max_size=3)),
