@@ -32,7 +32,7 @@ class EstimatorOptions(NamedTuple):
     """Score of the greedy response to the same prompt, ``[B]`` (``remax``)."""
 
 
-class Estimate(NamedTuple):
+class AdvantageEstimate(NamedTuple):
     """The output of an estimator."""
 
     advantages: Tensor
@@ -41,29 +41,31 @@ class Estimate(NamedTuple):
     """The critic's regression target, ``[B, R]`` (``gae``)."""
 
 
-Estimator = Callable[[Tensor, Tensor, Tensor, EstimatorOptions], Estimate]
+Estimator = Callable[[Tensor, Tensor, Tensor, EstimatorOptions], AdvantageEstimate]
 
 
-def _whitened_gae(rewards: Tensor, mask: Tensor, _: Tensor, options: EstimatorOptions) -> Estimate:
+def _whitened_gae(rewards: Tensor, mask: Tensor, _: Tensor, options: EstimatorOptions) -> AdvantageEstimate:
     advantages, returns = gae_advantages(rewards, _given(options.values), mask, options.gamma, options.lam)
-    return Estimate(whitened(advantages, options.learned_mask), returns)
+    return AdvantageEstimate(whitened(advantages, options.learned_mask), returns)
 
 
 ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
-    "grpo": lambda rewards, mask, groups, options: Estimate(
+    "grpo": lambda rewards, mask, groups, options: AdvantageEstimate(
         grpo_advantages(rewards, mask, groups, options.norm_by_std)
     ),
-    "rloo": lambda rewards, mask, groups, _: Estimate(rloo_advantages(rewards, mask, groups)),
-    "reinforce_plus_plus": lambda rewards, _, __, options: Estimate(
+    "rloo": lambda rewards, mask, groups, _: AdvantageEstimate(rloo_advantages(rewards, mask, groups)),
+    "reinforce_plus_plus": lambda rewards, _, __, options: AdvantageEstimate(
         reinforce_plus_plus_advantages(rewards, options.learned_mask, options.gamma)
     ),
-    "reinforce_plus_plus_baseline": lambda rewards, mask, groups, options: Estimate(
+    "reinforce_plus_plus_baseline": lambda rewards, mask, groups, options: AdvantageEstimate(
         reinforce_plus_plus_baseline_advantages(rewards, mask, groups, options.learned_mask)
     ),
-    "remax": lambda rewards, mask, _, options: Estimate(remax_advantages(rewards, mask, _given(options.greedy_scores))),
+    "remax": lambda rewards, mask, _, options: AdvantageEstimate(
+        remax_advantages(rewards, mask, _given(options.greedy_scores))
+    ),
     "gae": _whitened_gae,
 }
-"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> :class:`Estimate`.
+"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> :class:`AdvantageEstimate`.
 
 ``gae`` whitens its advantages over the batch, as is usual in PPO for language models.
 """
@@ -76,7 +78,7 @@ def _given(tensor: Tensor | None) -> Tensor:
 
 __all__ = [
     "ADVANTAGE_ESTIMATORS",
-    "Estimate",
+    "AdvantageEstimate",
     "EstimatorOptions",
     "gae_advantages",
     "grpo_advantages",
