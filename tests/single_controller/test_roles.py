@@ -1,26 +1,16 @@
 """Batches over real Ray workers: shares, copies, order."""
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from verl.protocol import ConversationBatch
-from verl.single_controller import WorkerGroup, concat, roles
+from verl.single_controller import concat, roles
 from verl.single_controller.roles import RoleWorkers
 from verl.workers.hybrid import HybridWorker
 from verl.workers.sft import SFTWorker
-
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def workers(ray_session: None) -> Iterator[WorkerGroup]:
-    group = WorkerGroup("echo:EchoWorker", None, (), 1, 4, "cpu", {"PYTHONPATH": str(Path(__file__).parent)})
-    yield group
-    group.close()
 
 
 def batch_of(lengths: list[int]) -> ConversationBatch:

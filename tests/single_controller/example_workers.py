@@ -1,5 +1,6 @@
-"""A worker that says what it was given."""
+"""Workers that need no model: processes of a group import this module by its name."""
 
+import time
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from verl.protocol import ConversationBatch
 from verl.utils.distributed import WorkerPlace
 
 
-class EchoWorker:
+class ExampleWorker:
     """Holds nothing but its rank."""
 
     def __init__(self, config: Any, place: WorkerPlace) -> None:
@@ -21,3 +22,20 @@ class EchoWorker:
     def count_tokens(self, batch: ConversationBatch, factor: int) -> dict[str, float]:
         """Tokens of the share."""
         return {"tokens": float(batch.attention_mask.sum() * factor), "rank": float(self.rank)}
+
+    def hold(self, mebibytes_by_rank: list[int]) -> int:
+        """Use so much memory for a moment; returns the rank."""
+        torch.ones(mebibytes_by_rank[self.rank] << 20, dtype=torch.uint8)
+        return self.rank
+
+    def multiply(self) -> None:
+        torch.ones(8, 8) @ torch.ones(8, 8)
+
+
+class FailingWorker:
+    """The last of two workers cannot be made; the first waits for it."""
+
+    def __init__(self, config: Any, place: WorkerPlace) -> None:
+        if place.rank == 1:
+            raise RuntimeError("no model here")
+        time.sleep(600)
