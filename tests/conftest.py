@@ -1,5 +1,6 @@
 """What several tests share: a random tiny model, prompts, and a Ray cluster."""
 
+import os
 import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +23,9 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 pytest_plugins = ["tests.tiers"]
 
 ROOT = Path(__file__).resolve().parents[1]
+
+PUBLISHED = Path(os.environ.get("VERL_TEST_DATA", ROOT.parent / "shared" / "data"))
+"""Published data sets, which are not ours to ship: tests that read them skip where they are missing."""
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
             forbid_processes()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "ray_session" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return True if config.option.quick and collection_path in (TESTS / place for place in NEED_VLLM) else None
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from verl.algorithms.advantages import (
     gae_advantages,
+    grpo_advantages,
     reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
     remax_advantages,
@@ -93,3 +94,53 @@ def test_inputs_are_not_changed_and_an_empty_batch_is_empty(estimate):
     estimate(*tensors)
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, copies, strict=True))
     assert estimate(*(tensor[:0] for tensor in tensors)).shape == (0, 5)
+
+
+ONES, ALL_ONE, ONE_OF_THREE = torch.ones(3, 1), torch.zeros(3, dtype=torch.int64), torch.tensor([1, 5, 1])
+
+
+@pytest.mark.parametrize(
+    "estimate",
+    [
+        lambda scores: grpo_advantages(scores, ONES, ALL_ONE, norm_by_std=True),
+        lambda scores: rloo_advantages(scores, ONES, ALL_ONE),
+        lambda scores: reinforce_plus_plus_advantages(scores, ONES, gamma=1.0),
+        lambda scores: reinforce_plus_plus_baseline_advantages(scores, ONES, ALL_ONE, ONES),
+        lambda scores: whitened(scores, ONES),
+    ],
+    ids=["grpo", "rloo", "reinforce++", "reinforce++_baseline", "whitened"],
+)
+@pytest.mark.parametrize("score", [0.5, 0.1])
+def test_equal_scores_give_zero_advantage(estimate, score):
+    advantages = estimate(torch.full((3, 1), score))
+    assert advantages.dtype == torch.float32
+    assert advantages.tolist() == [[0.0], [0.0], [0.0]]
+
+
+A, B, GROUPS = torch.ones(2, 2), torch.ones(2, 3), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: gae_advantages(A, B, A, 1.0, 1.0),
+            r"token_rewards \(2, 2\), values \(2, 3\), response_mask \(2, 2\)",
+        ),
+        (lambda: reinforce_plus_plus_advantages(A, B, 1.0), r"token_rewards \(2, 2\), response_mask \(2, 3\)"),
+        (lambda: remax_advantages(A, A, A[:, :1]), r"baseline_scores \(2, 1\): expected \[B, R\], \[B, R\] and \[B\]"),
+        (lambda: whitened(A, A[0]), r"advantages \(2, 2\), response_mask \(2,\)"),
+        (lambda: grpo_advantages(A, A, GROUPS, norm_by_std=True), r"group_ids \(4,\)"),
+        (lambda: rloo_advantages(A, A, GROUPS), r"group_ids \(4,\)"),
+        (lambda: reinforce_plus_plus_baseline_advantages(A, A, GROUPS, A), r"group_ids \(4,\)"),
+        (lambda: grpo_advantages(ONES, ONES, ONE_OF_THREE, norm_by_std=True), "group 5 has 1 response: .*rollout.n>=2"),
+        (lambda: rloo_advantages(ONES, ONES, ONE_OF_THREE), "group 5 has 1 response: RLOO needs.*rollout.n>=2"),
+        (
+            lambda: reinforce_plus_plus_baseline_advantages(ONES, ONES, ONE_OF_THREE, ONES),
+            r"group 5 has 1 response: REINFORCE\+\+-baseline needs.*rollout.n>=2",
+        ),
+    ],
+)
+def test_shapes_and_group_sizes_are_checked(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -11,41 +11,11 @@ PER_TOKEN = [[1.0, 2.0, math.nan], [4.0, math.inf, math.nan], [math.nan, math.na
 MASK = [[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]]
 
 
-def test_literal_mean():
-    per_token = torch.tensor([[1.0, 2.0, math.nan], [4.0, math.inf, math.nan]])
-    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    assert token_mean(per_token, mask, 14.0).item() == 0.5
-    assert token_mean(per_token, mask, torch.tensor(7)).item() == 1.0
-
-
-@pytest.mark.parametrize("count", [0, -1.0, math.nan, torch.tensor(0)])
-def test_token_count_must_be_positive(count):
-    with pytest.raises(ValueError, match="num_tokens"):
-        token_mean(torch.ones(1, 1), torch.ones(1, 1), count)
-
-
-@given(st.integers(0, 2**31 - 1), st.integers(1, 7))
-@settings(max_examples=30, deadline=None)
-def test_gradient_does_not_depend_on_the_split_into_micro_batches(seed, size):
-    generator = torch.Generator().manual_seed(seed)
-    features = torch.randn(7, 4, 3, generator=generator, dtype=torch.float64)
-    old, advantages = torch.randn(2, 7, 4, generator=generator, dtype=torch.float64)
-    mask = torch.arange(4) < torch.randint(1, 5, (7, 1), generator=generator)
-    start = torch.randn(3, generator=generator, dtype=torch.float64)
-
-    def gradient(micro_batch_size):
-        weights = start.clone().requires_grad_()
-        for i in torch.arange(7).split(micro_batch_size):
-            losses, _ = ppo_clip_loss(features[i] @ weights, old[i], advantages[i], mask[i], 0.2, 0.2)
-            token_mean(losses, mask[i], mask.sum()).backward()
-        return weights.grad
-
-    torch.testing.assert_close(gradient(size), gradient(7), rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("aggregate", "expected", "gradient"),
     [
+        # sum 22 over 4
+        (token_mean, 5.5, [[0.25, 0.25, 0], [0.25, 0, 0], [0, 0, 0], [0.25, 0.25, 0.25]]),
         # means 1.5, 4, none, 5 over 4 responses
         (sequence_mean, 2.625, [[0.125, 0.125, 0], [0.25, 0, 0], [0, 0, 0], [1 / 12, 1 / 12, 1 / 12]]),
         # sums 3, 4, 0, 15 over 4 responses
@@ -57,7 +27,7 @@ def test_gradient_does_not_depend_on_the_split_into_micro_batches(seed, size):
             [[0.025, 0.025, 0], [0.025, 0, 0], [0, 0, 0], [0.025, 0.025, 0.025]],
         ),
     ],
-    ids=["sequence_mean", "sequence_sum", "constant_length"],
+    ids=["token_mean", "sequence_mean", "sequence_sum", "constant_length"],
 )
 @pytest.mark.parametrize("count", [4, torch.tensor(4.0)], ids=["number", "tensor"])
 def test_literal_values_and_gradients(aggregate, expected, gradient, count):
@@ -66,18 +36,6 @@ def test_literal_values_and_gradients(aggregate, expected, gradient, count):
     loss.backward()
     assert loss.item() == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(per_token.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("count", [0, -1.0, math.nan, torch.tensor(0)])
-def test_response_count_and_length_must_be_positive(count):
-    ones = torch.ones(1, 1)
-    for aggregate in (sequence_mean, sequence_sum):
-        with pytest.raises(ValueError, match="num_sequences=.*response count"):
-            aggregate(ones, ones, count)
-    with pytest.raises(ValueError, match="num_sequences="):
-        constant_length(ones, ones, count, 4)
-    with pytest.raises(ValueError, match="length="):
-        constant_length(ones, ones, 1, count)
 
 
 @given(
@@ -132,3 +90,19 @@ def test_equal_lengths_make_all_aggregates_one(seed, length):
     torch.testing.assert_close(sequence_mean(per_token, mask, 5), expected)
     torch.testing.assert_close(sequence_sum(per_token, mask, 5) / length, expected)
     torch.testing.assert_close(constant_length(per_token, mask, 5, length), expected)
+
+
+@pytest.mark.parametrize("count", [0, -1.0, math.nan, torch.tensor(0)])
+@pytest.mark.parametrize(
+    ("aggregate", "message"),
+    [
+        (token_mean, "num_tokens="),
+        (sequence_mean, "num_sequences=.*response count"),
+        (sequence_sum, "num_sequences=.*response count"),
+        (lambda x, mask, count: constant_length(x, mask, count, 4), "num_sequences="),
+        (lambda x, mask, count: constant_length(x, mask, 1, count), "length="),
+    ],
+)
+def test_counts_must_be_positive(aggregate, message, count):
+    with pytest.raises(ValueError, match=message):
+        aggregate(torch.ones(1, 1), torch.ones(1, 1), count)

@@ -36,28 +36,6 @@ def test_clip_low_of_one_leaves_the_lower_side_open():
     assert metrics["pg_clipfrac"].item() == 0
 
 
-def test_padding_never_matters():
-    nan, inf = math.nan, math.inf
-    logprobs = torch.tensor([[-1.0, nan, -inf], [inf, nan, 0.0]], requires_grad=True)
-    old = torch.tensor([[-1.5, 0.0, inf], [0.0, nan, -inf]])
-    advantages = torch.tensor([[1.0, nan, inf], [-inf, 1.0, nan]])
-    mask = torch.tensor([[True, False, False], [False, False, False]])
-    losses, metrics = cispo_loss(logprobs, old, advantages, mask, 0.2, 0.2)
-    losses.sum().backward()
-    torch.testing.assert_close(losses.detach(), torch.tensor([[1.2, 0.0, 0.0], [0.0, 0.0, 0.0]]))
-    torch.testing.assert_close(logprobs.grad, torch.tensor([[-1.2, 0.0, 0.0], [0.0, 0.0, 0.0]]))
-    assert metrics["ppo_kl"].item() == pytest.approx(-0.5)
-    assert (metrics["pg_clipfrac"].item(), metrics["num_tokens"].item()) == (1, 1)
-
-
-def test_huge_log_ratio_stays_finite():
-    logprobs = torch.tensor([[-1.0]], requires_grad=True)
-    losses, _ = cispo_loss(logprobs, torch.tensor([[-200.0]]), -torch.ones(1, 1), torch.ones(1, 1), 1.0, math.inf)
-    losses.sum().backward()
-    assert losses.item() == pytest.approx(-math.exp(20.0), rel=1e-5)
-    assert logprobs.grad.item() == pytest.approx(math.exp(20.0), rel=1e-5)
-
-
 @given(st.integers(0, 2**31 - 1), st.floats(0, 1), st.floats(0, 2))
 @settings(max_examples=60, deadline=None)
 def test_gradient_is_the_policy_gradient_with_a_bounded_weight(seed, clip_low, clip_high):
@@ -79,14 +57,3 @@ def test_gradient_is_the_policy_gradient_with_a_bounded_weight(seed, clip_low, c
     expected = torch.where(high, reference.grad / ratio * (1 + clip_high), expected)
     torch.testing.assert_close(ours.grad, expected, rtol=1e-9, atol=1e-12)
     assert metrics["pg_clipfrac"].item() == int((mask & (low | high)).sum())
-
-    parts = [cispo_loss(*rows, clip_low, clip_high)[1] for rows in zip(new, old, advantages, mask, strict=True)]
-    for name, value in metrics.items():
-        torch.testing.assert_close(sum(part[name] for part in parts), value)
-
-
-@pytest.mark.parametrize(("low", "high"), [(-0.1, 0.2), (1.1, 0.2), (0.2, -0.1)])
-def test_clip_ranges_are_checked(low, high):
-    ones = torch.ones(1, 1)
-    with pytest.raises(ValueError, match="clip_"):
-        cispo_loss(ones, ones, ones, ones, low, high)

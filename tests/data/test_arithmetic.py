@@ -49,29 +49,20 @@ def check_steps(problem: ArithmeticProblem) -> None:
 @pytest.mark.parametrize(
     ("problem", "question", "solution", "answer"),
     [
-        (
-            sum_problem(4821, 377),
-            "What is 4821 + 377?",
-            r"4821+0377:1+7+0=08,2+7+0=09,8+3+0=11,4+0+1=05;05198 \boxed{5198}",
-            "5198",
-        ),
+        (sum_problem(4821, 377), "4821 + 377", "4821+0377:1+7+0=08,2+7+0=09,8+3+0=11,4+0+1=05;05198", "5198"),
         (
             difference_problem(4821, 4377),
-            "What is 4821 - 4377?",
-            r"4821-4377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-4-0=0-00;0444 \boxed{444}",
+            "4821 - 4377",
+            "4821-4377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-4-0=0-00;0444",
             "444",
         ),
-        (
-            product_problem(347, 6),
-            "What is 347 * 6?",
-            r"347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082 \boxed{2082}",
-            "2082",
-        ),
-        (difference_problem(50, 50), "What is 50 - 50?", r"50-50:0-0-0=0-00,5-5-0=0-00;00 \boxed{0}", "0"),
+        (product_problem(347, 6), "347 * 6", "347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082", "2082"),
+        (difference_problem(50, 50), "50 - 50", "50-50:0-0-0=0-00,5-5-0=0-00;00", "0"),
     ],
 )
 def test_the_format(problem: ArithmeticProblem, question: str, solution: str, answer: str):
-    assert (problem.question, problem.solution, problem.answer) == (question, solution, answer)
+    assert problem.question == f"What is {question}?"
+    assert problem.solution == rf"{solution} \boxed{{{answer}}}" and problem.answer == answer
 
 
 NUMBER = st.integers(0, 10**9 - 1)

@@ -41,20 +41,16 @@ def data_config(max_length: int = 16, truncation: str = "error") -> SFTDataConfi
     )
 
 
-def test_the_mask_covers_what_the_assistant_says_and_its_end_of_turn():
-    assert tokenize_conversation(chat("1", "2"), TOKENIZER, "here") == (ONE_TURN, [0, 0, 0, 0, 1, 1])
-
-
-def test_every_assistant_turn_is_learned():
-    ids, mask = tokenize_conversation(chat("1", "2", "3", "44"), TOKENIZER, "here")
-    assert ids == [4, 22, 2, 5, 23, 2, 4, 24, 2, 5, 25, 25, 2]
-    assert mask == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 1]
-
-
-def test_a_last_user_turn_is_not_learned():
-    ids, mask = tokenize_conversation(chat("1", "2", "3"), TOKENIZER, "here")
-    assert ids == [4, 22, 2, 5, 23, 2, 4, 24, 2]
-    assert mask == [0, 0, 0, 0, 1, 1, 0, 0, 0]
+@pytest.mark.parametrize(
+    ("contents", "ids", "mask"),
+    [
+        (["1", "2"], ONE_TURN, [0, 0, 0, 0, 1, 1]),
+        (["1", "2", "3", "44"], [*ONE_TURN, 4, 24, 2, 5, 25, 25, 2], [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 1]),
+        (["1", "2", "3"], [*ONE_TURN, 4, 24, 2], [0, 0, 0, 0, 1, 1, 0, 0, 0]),
+    ],
+)
+def test_every_assistant_turn_is_learned_with_its_end(contents: list[str], ids: list[int], mask: list[int]):
+    assert tokenize_conversation(chat(*contents), TOKENIZER, "here") == (ids, mask)
 
 
 def test_a_conversation_without_assistant_is_an_error():

@@ -5,13 +5,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT
+from conftest import PUBLISHED, ROOT
 
 from scripts.prepare_data import BOXED_INSTRUCTION, main
 from verl.data.records import RL_SCHEMA
 from verl.rewards import compute_score
 
-GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
+GSM8K = PUBLISHED / "gsm8k"
 
 
 def read(path: Path) -> list[dict[str, Any]]:

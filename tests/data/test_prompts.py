@@ -76,11 +76,6 @@ def test_uids_count_over_all_files(tmp_path: Path):
     assert sample.records[2].extra_info["question"] == "3"
 
 
-def test_a_prompt_of_just_the_limit_is_kept_whole(tmp_path: Path):
-    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1+2"])], TOKENIZER, 6, "error")
-    assert dataset[0].input_ids == LONG
-
-
 def test_a_prompt_that_is_too_long_stops_with_its_place_and_length(tmp_path: Path):
     path = write_prompts(tmp_path / "a.parquet", ["1", "1+2"])
     with pytest.raises(ConfigError) as caught:
@@ -91,9 +86,11 @@ def test_a_prompt_that_is_too_long_stops_with_its_place_and_length(tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize(("truncation", "expected"), [("left", LONG[2:]), ("right", LONG[:4])])
-def test_truncation_drops_the_named_side(tmp_path: Path, truncation: str, expected: list[int]):
-    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1+2"])], TOKENIZER, 4, truncation)
+@pytest.mark.parametrize(
+    ("limit", "truncation", "expected"), [(6, "error", LONG), (4, "left", LONG[2:]), (4, "right", LONG[:4])]
+)
+def test_truncation_drops_the_named_side(tmp_path: Path, limit: int, truncation: str, expected: list[int]):
+    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1+2"])], TOKENIZER, limit, truncation)
     assert dataset[0].input_ids == expected
 
 

@@ -177,15 +177,8 @@ def test_in_the_pool(mode: str):
     sources = ["mine"] * 5 + ["elsewhere", "math"]
     with VerifierPool(config("mine=my_rewards:misbehave", "elsewhere=my_rewards:echo", mode=mode)) as pool:
         scores = pool.score_batch(sources, solutions, ["7"] * 7)
-        assert [score["reason"] for score in scores] == [
-            "timeout",
-            "custom",
-            "memory",
-            "crash",
-            "crash",
-            "custom",
-            "exact",
-        ]
+        reasons = ["timeout", "custom", "memory", "crash", "crash", "custom", "exact"]
+        assert [score["reason"] for score in scores] == reasons
         assert [score["score"] for score in scores] == [0.0, 0.75, 0.0, 0.0, 0.0, -0.25, 1.0]
         assert [score["correctness"] for score in scores] == [False, True, False, False, False, True, True]
 

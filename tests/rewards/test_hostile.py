@@ -203,46 +203,33 @@ def test_algebra_bombs_are_text_where_there_is_no_algebra(patient_pool: Verifier
     assert set(reasons.values()) <= {"different", "missing"}
 
 
-ENDLESS = ("power tower", "tall tower", "factorial tower")
-"""Bombs that end on no machine; how many others do within the limit is the machine's matter."""
+ENDLESS = {"power tower", "tall tower", "factorial tower"}
+"""Bombs that end on no machine; how many others do within the limit depends on the machine."""
+
+SOME_BOMBS = ["power tower", "tall tower", "factorial tower", "huge sum"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", WITH_ALGEBRA)
-def test_algebra_bombs_cost_only_themselves(impatient_pool: VerifierPool, source: str):
-    # All judge by the same algebra: one of them meets every bomb, the others the worst.
-    names = BOMBS if source == "math" else ENDLESS
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        # All score by the same algebra.
+        ("math", SOME_BOMBS),
+        *((source, SOME_BOMBS[:1]) for source in WITH_ALGEBRA if source != "math"),
+        *(pytest.param(source, list(BOMBS), marks=pytest.mark.nightly) for source in WITH_ALGEBRA),
+    ],
+)
+def test_algebra_bombs_cost_only_themselves(impatient_pool: VerifierPool, source: str, names: list[str]):
     reasons = reasons_of_wrong(impatient_pool, source, {name: wrapped(source, BOMBS[name]) for name in names})
     assert set(reasons.values()) <= READ | {"timeout", "memory", "crash"}
-    assert {reasons[name] for name in ENDLESS} == {"timeout"}
+    assert {reasons[name] for name in names if name in ENDLESS} == {"timeout"}
 
 
 ALPHABET = "\\{}$^_#*()<>/.,:;=+-! \n\t0123456789ABCab\u0661\u200b\u202e\ud800\x00"
-FRAGMENTS = [
-    "\\boxed{",
-    "\\text{",
-    "\\frac",
-    "<think>",
-    "</think>",
-    "<answer>",
-    "</answer>",
-    "####",
-    "answer is",
-    "Answer:",
-    "答案是",
-    "CONCLUSION:",
-    "Alice",
-    "Bob",
-    " is a ",
-    "knight",
-    "knave",
-    "not ",
-    "(A)",
-    "B.",
-    " and ",
-    "1,000",
-    "0.5",
-]
+FRAGMENTS = (
+    r"\boxed{|\text{|\frac|<think>|</think>|<answer>|</answer>|####|answer is|Answer:|答案是|CONCLUSION:|Alice|Bob"
+    "| is a |knight|knave|not |(A)|B.| and |1,000|0.5"
+).split("|")
 ANY_TEXT = st.text(st.characters(), max_size=60)  # surrogates included: the pool transports them
 HOSTILE_TEXT = st.lists(
     st.one_of(st.sampled_from(FRAGMENTS), st.text(ALPHABET, max_size=8), st.text(st.characters(), max_size=3)),

@@ -1,13 +1,12 @@
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import PUBLISHED
 
 from verl.rewards.multiple_choice import read_options, verify_multiple_choice
 from verl.rewards.score import Verdict
 
-BENCHMARKS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "benchmarks"
 NUMBERS = ["3", "42"]
 HALVES = {"A": "2", "B": r"$\frac{1}{2}$", "C": r"$2 \mathrm{~m}$"}
 
@@ -159,7 +158,7 @@ def test_read_options(options: Any, read: dict[str, str]):
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:
-    path = BENCHMARKS / name / "test.jsonl"
+    path = PUBLISHED / "benchmarks" / name / "test.jsonl"
     if not path.exists():
         pytest.skip(f"the benchmark {name} is not at {path}")
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -106,9 +106,6 @@ def test_scores_come_in_order(pool: VerifierPool):
         {"score": -0.5, "correctness": False, "boxed": True, "reason": "different", "answer": "13"},
         {"score": -1.0, "correctness": False, "boxed": False, "reason": "missing", "answer": ""},
     ]
-
-
-def test_empty_batch(pool: VerifierPool):
     assert pool.score_batch([], [], []) == []
 
 
@@ -134,16 +131,8 @@ def test_a_misbehaving_response_costs_itself_alone(pool: VerifierPool):
     solutions = ["7", "hang", "7", "hang in C", "eat memory", "die", "recurse", "8"]
     start = time.perf_counter()
     scores = pool.score_batch(["misbehaving"] * 8, solutions, ["7"] * 8)
-    assert [score["reason"] for score in scores] == [
-        "exact",
-        "timeout",
-        "exact",
-        "timeout",
-        "memory",
-        "crash",
-        "crash",
-        "different",
-    ]
+    reasons = ["exact", "timeout", "exact", "timeout", "memory", "crash", "crash", "different"]
+    assert [score["reason"] for score in scores] == reasons
     assert [score["score"] for score in scores] == [0.5, -1.0, 0.5, -1.0, -1.0, -1.0, -1.0, -1.0]
     assert time.perf_counter() - start < HANG_S / 10
     assert score_one(pool, "7", "7", "misbehaving")["correctness"]

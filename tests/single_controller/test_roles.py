@@ -1,28 +1,16 @@
-"""Calls of real Ray workers: shares, copies, order, peak memory and traces."""
+"""Batches over real Ray workers: shares, copies, order."""
 
 import ast
-import gzip
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from verl.protocol import ConversationBatch
-from verl.single_controller import WorkerGroup, concat, roles
+from verl.single_controller import concat, roles
 from verl.single_controller.roles import RoleWorkers
 from verl.workers.hybrid import HybridWorker
 from verl.workers.sft import SFTWorker
-
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def workers(ray_session: None) -> Iterator[WorkerGroup]:
-    group = WorkerGroup("laborer:Laborer", None, (), 1, 4, "cpu", {"PYTHONPATH": str(Path(__file__).parent)})
-    yield group
-    group.close()
 
 
 def batch_of(lengths: list[int]) -> ConversationBatch:
@@ -60,32 +48,6 @@ def test_an_update_balances_tokens(workers):
     assert RoleWorkers(workers, 2, True).run_update("count_tokens", batch, 2) == first | {"tokens": 36.0}
     with pytest.raises(AssertionError, match="7 rows cannot be split evenly over 4"):
         RoleWorkers(workers, balance=False).run_update("count_tokens", batch[:7], 2)
-
-
-def test_the_peak_is_that_of_the_largest_worker_since_last_asked(workers):
-    workers.take_peak_memory()
-    assert workers.run("hold", [1, 1, 1, 1]) == [0, 1, 2, 3]
-    small = workers.take_peak_memory()
-    workers.run("hold", [1, 300, 1, 1])
-    workers.run("hold", [1, 1, 1, 1])
-    large = workers.take_peak_memory()
-    assert 250 << 20 < large.used - small.used < 350 << 20
-    assert workers.take_peak_memory() is None
-    # What was given back counts no more.
-    workers.run("hold", [1, 1, 1, 1])
-    assert workers.take_peak_memory().used < small.used + (100 << 20)
-
-
-def test_every_worker_writes_what_it_did_between_start_and_stop(workers, tmp_path):
-    workers.start_profile()
-    workers.run("multiply")
-    paths = [tmp_path / "profile" / f"{rank}.json.gz" for rank in range(4)]
-    workers.stop_profile(paths)
-    workers.run("hold", [1, 1, 1, 1])
-    for path in paths:
-        with gzip.open(path) as file:
-            names = {event["name"] for event in json.load(file)["traceEvents"]}
-        assert {"multiply", "aten::mm"} <= names and "hold" not in names
 
 
 CALLS = {"run", "run_split", "map_rows", "run_update"}

@@ -299,47 +299,46 @@ def test_singular_values_of_masked_responses():
     assert values.isnan().flatten(1).all(1).tolist() == [True, False]
 
 
-def test_shapes_and_ranges_are_checked():
-    hidden, lengths = random_hidden(0, 2, 5, 3), torch.tensor([5, 4])
-    whole = lengths[:, None]
-
-    def ranks(hidden, lengths, rows, names=("effective_rank",)):
-        return prefix_functionals(hidden, lengths, rows, names)
-
-    with pytest.raises(ValueError, match=r"hidden: expected floating point \[B, T, D\]"):
-        ranks(hidden[0], lengths, whole)
-    with pytest.raises(ValueError, match=r"hidden: expected floating point \[B, T, D\]"):
-        ranks(hidden.to(torch.float8_e4m3fn), lengths, whole)
-    assert ranks(hidden, lengths, whole, []) == {}
-    with pytest.raises(ValueError, match=r"lengths: expected integers \[2\]"):
-        ranks(hidden, lengths[:1], whole)
-    with pytest.raises(ValueError, match="between 0 and the 5 padded rows"):
-        ranks(hidden, torch.tensor([6, 4]), whole)
-    with pytest.raises(ValueError, match="between 0 rows and the response's length"):
-        ranks(hidden, lengths, torch.tensor([[5], [5]]))
-    with pytest.raises(ValueError, match=r"prefix_rows: expected integers \[2, P\]"):
-        ranks(hidden, lengths, lengths)
-    with pytest.raises(ValueError, match="names: 'rank' is not one of"):
-        ranks(hidden, lengths, whole, ["rank"])
+HIDDEN, LENGTHS = random_hidden(0, 2, 5, 3), torch.tensor([5, 4])
+WHOLE, EFFECTIVE_RANK = LENGTHS[:, None], ["effective_rank"]
 
 
-def test_options_are_checked():
-    hidden, lengths = random_hidden(0, 1, 5, 3), torch.tensor([5])
-    with pytest.raises(ValueError, match="method='qr': must be one of"):
-        SpectralOptions("qr")
-    for rank, method in ((0, "eigh"), (3, "nested")):
-        with pytest.raises(ValueError, match=f"svd_rank={rank}"):
-            SpectralOptions(method, svd_rank=rank)
-    with pytest.raises(ValueError, match="workspace_bytes=0"):
-        SpectralOptions(workspace_bytes=0)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((HIDDEN[0], LENGTHS, WHOLE, EFFECTIVE_RANK), r"hidden: expected floating point \[B, T, D\]"),
+        ((HIDDEN.to(torch.float8_e4m3fn), LENGTHS, WHOLE, EFFECTIVE_RANK), r"hidden: expected floating point"),
+        ((HIDDEN, LENGTHS[:1], WHOLE, EFFECTIVE_RANK), r"lengths: expected integers \[2\]"),
+        ((HIDDEN, torch.tensor([6, 4]), WHOLE, EFFECTIVE_RANK), "between 0 and the 5 padded rows"),
+        ((HIDDEN, LENGTHS, torch.tensor([[5], [5]]), EFFECTIVE_RANK), "between 0 rows and the response's length"),
+        ((HIDDEN, LENGTHS, LENGTHS, EFFECTIVE_RANK), r"prefix_rows: expected integers \[2, P\]"),
+        ((HIDDEN, LENGTHS, WHOLE, ["rank"]), "names: 'rank' is not one of"),
+        ((HIDDEN, LENGTHS, WHOLE, ["traditional_rank"], NESTED), "'nested'.*no singular values"),
+        ((HIDDEN, LENGTHS, WHOLE, ENTROPIES, SpectralOptions(tolerance=1.0)), "tolerance=1.0"),
+        ((HIDDEN, LENGTHS, WHOLE, ENTROPIES, SpectralOptions(condition=1e12)), "condition=1000000000000.0"),
+        ((HIDDEN, LENGTHS, WHOLE, ENTROPIES, SpectralOptions(on_nonfinite="skip")), "on_nonfinite='skip'"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        prefix_functionals(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "qr"}, "method='qr': must be one of"),
+        ({"method": "eigh", "svd_rank": 0}, "svd_rank=0"),
+        ({"method": "nested", "svd_rank": 3}, "svd_rank=3"),
+        ({"workspace_bytes": 0}, "workspace_bytes=0"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        SpectralOptions(**options)
+
+
+def test_the_nested_method_has_no_singular_values_and_no_names_give_nothing():
     with pytest.raises(ValueError, match="'nested'.*no singular values"):
-        prefix_singular_values(hidden, lengths, lengths[:, None], NESTED)
-    with pytest.raises(ValueError, match="'nested'.*no singular values"):
-        prefix_functionals(hidden, lengths, lengths[:, None], ["traditional_rank"], NESTED)
-    for options, message in (
-        (SpectralOptions(tolerance=1.0), "tolerance=1.0"),
-        (SpectralOptions(condition=1e12), "condition=1000000000000.0"),
-        (SpectralOptions(on_nonfinite="skip"), "on_nonfinite='skip'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            prefix_functionals(hidden, lengths, lengths[:, None], ENTROPIES, options)
+        prefix_singular_values(HIDDEN, LENGTHS, WHOLE, NESTED)
+    assert prefix_functionals(HIDDEN, LENGTHS, WHOLE, []) == {}

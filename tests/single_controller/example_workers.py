@@ -1,4 +1,4 @@
-"""Workers that need no engine, called by name through a ``WorkerGroup``."""
+"""Workers that need no model: processes of a group import this module by its name."""
 
 import time
 from typing import Any
@@ -9,7 +9,7 @@ from verl.protocol import ConversationBatch
 from verl.utils.distributed import WorkerPlace
 
 
-class Laborer:
+class ExampleWorker:
     """Holds nothing but its rank."""
 
     def __init__(self, config: Any, place: WorkerPlace) -> None:
@@ -32,11 +32,10 @@ class Laborer:
         torch.ones(8, 8) @ torch.ones(8, 8)
 
 
-class FailingLaborer(Laborer):
+class FailingWorker:
     """The last of two workers cannot be made; the first waits for it."""
 
     def __init__(self, config: Any, place: WorkerPlace) -> None:
-        super().__init__(config, place)
         if place.rank == 1:
             raise RuntimeError("no model here")
         time.sleep(600)

@@ -1,0 +1,78 @@
+"""What every policy loss promises, whatever its formula."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl.algorithms.losses import POLICY_LOSSES
+
+each_loss = pytest.mark.parametrize("name", POLICY_LOSSES)
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "advantage", "value", "gradient", "clipped"),
+    [
+        ("ppo_clip", 1.0, -1.2, 0.0, 1),
+        ("cispo", 1.0, 1.2, -1.2, 1),
+        ("gspo", -1.0, math.exp(0.5), math.exp(0.5), 0),
+    ],
+)
+def test_padding_and_empty_responses_never_matter(name, advantage, value, gradient, clipped):
+    # One token counts: its log ratio is 0.5.
+    logprobs = torch.tensor([[-1.0, NAN, -INF], [NAN, INF, -INF]], requires_grad=True)
+    old = torch.tensor([[-1.5, 0.0, INF], [0.0, NAN, -INF]])
+    advantages = torch.tensor([[advantage, NAN, INF], [NAN, -INF, 1.0]])
+    mask = torch.tensor([[True, False, False], [False, False, False]])
+    losses, metrics = POLICY_LOSSES[name](logprobs, old, advantages, mask, 0.2, 0.2)
+    losses.sum().backward()
+    torch.testing.assert_close(losses.detach(), torch.tensor([[value, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(logprobs.grad, torch.tensor([[gradient, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert metrics["ppo_kl"].item() == pytest.approx(-0.5)
+    assert (metrics["pg_clipfrac"].item(), metrics["num_tokens"].item()) == (clipped, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "clip_low", "clip_high", "value", "gradient"),
+    [
+        ("ppo_clip", 0.2, 0.2, math.exp(20), 0.0),
+        ("cispo", 1.0, INF, -math.exp(20), math.exp(20)),
+        ("gspo", 0.2, 0.2, math.exp(20), 0.0),
+    ],
+)
+def test_huge_log_ratio_stays_finite(name, clip_low, clip_high, value, gradient):
+    logprobs = torch.full((1, 2), -1.0, requires_grad=True)
+    old, ones = torch.full((1, 2), -200.0), torch.ones(1, 2)
+    losses, _ = POLICY_LOSSES[name](logprobs, old, -ones, ones, clip_low, clip_high)
+    losses.sum().backward()
+    torch.testing.assert_close(losses.detach(), torch.full((1, 2), value))
+    torch.testing.assert_close(logprobs.grad, torch.full((1, 2), gradient))
+
+
+@each_loss
+@given(st.integers(0, 2**31 - 1))
+@settings(max_examples=30, deadline=None)
+def test_metrics_add_over_micro_batches_and_padding_width_does_not_matter(name, seed):
+    generator = torch.Generator().manual_seed(seed)
+    new, old, advantages = torch.randn(3, 6, 5, generator=generator, dtype=torch.float64)
+    mask = torch.rand(6, 5, generator=generator) < 0.7
+    mask[:, 3:] = False
+    batch = (new, old, advantages, mask)
+    losses, whole = POLICY_LOSSES[name](*batch, 0.2, 0.3)
+    parts = [POLICY_LOSSES[name](*(t[rows] for t in batch), 0.2, 0.3) for rows in torch.arange(6).split([1, 3, 2])]
+    torch.testing.assert_close(torch.cat([part[0] for part in parts]), losses)
+    for metric, value in whole.items():
+        torch.testing.assert_close(sum(part[1][metric] for part in parts), value)
+    narrow, _ = POLICY_LOSSES[name](*(t[:, :3] for t in batch), 0.2, 0.3)
+    torch.testing.assert_close(narrow, losses[:, :3])
+
+
+@each_loss
+@pytest.mark.parametrize(("low", "high"), [(-0.1, 0.2), (1.1, 0.2), (0.2, -0.1), (0.2, NAN)])
+def test_clip_ranges_are_checked(name, low, high):
+    ones = torch.ones(1, 1)
+    with pytest.raises(ValueError, match="clip_"):
+        POLICY_LOSSES[name](ones, ones, ones, ones, low, high)

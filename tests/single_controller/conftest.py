@@ -1,0 +1,23 @@
+"""Real worker groups over Ray."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from verl.single_controller import WorkerGroup
+
+
+@pytest.fixture(scope="module")
+def start(ray_session: None) -> Callable[[str, int], WorkerGroup]:
+    """Starts as many workers of a class in ``example_workers`` as asked."""
+    environment = {"PYTHONPATH": str(Path(__file__).parent)}
+    return lambda name, size: WorkerGroup(f"example_workers:{name}", None, (), 1, size, "cpu", environment)
+
+
+@pytest.fixture(scope="module")
+def workers(start: Callable[[str, int], WorkerGroup]) -> Iterator[WorkerGroup]:
+    """Four of them."""
+    group = start("ExampleWorker", 4)
+    yield group
+    group.close()
