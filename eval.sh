@@ -10,7 +10,8 @@ set -euo pipefail
 
 # === What to evaluate ================================================================================================
 # Benchmarks, samples per problem, temperatures: FULL_PASS1, SMALL_SAMPLES_PASS16, LITTLE_SAMPLES_PASS32,
-# TINY_SAMPLES_PASS256 or embedded, files of configs/evaluation/. Empty: as on the command line, otherwise embedded.
+# TINY_SAMPLES_PASS256 or embedded, files of configs/evaluation/. Empty: what the command line says;
+# embedded if nothing is named here or there.
 ACTIVE_CONFIG_SET=${ACTIVE_CONFIG_SET:-}
 
 # The runs to compare, in this order. Empty: all runs of RUN_NAME_MAP, sorted.

@@ -70,7 +70,7 @@ Of the release's environment variables, `HDFS_DATA_PATH` and `HDFS_MODEL_PATH` a
 `trainer.n_gpus_per_node`, `ARNOLD_WORKER_NUM` is `trainer.nnodes`, `HDFS_CHECKPOINT_PATH` is
 `trainer.default_local_dir`, and `REWORD_FUNCTION_TYPE` is `reward_score.mode`.
 
-Three options of earlier versions are still accepted as overrides and mean what the flags of the same names mean:
+`bash train.sh` still accepts three options of earlier versions, which mean what the flags of the same names mean:
 `trainer.remove_previous_ckpt`, `calculator.svd_niter` and `calculator.compute_log_effective_rank`.
 """
 

@@ -12,6 +12,7 @@ import pytest
 
 from verl.checkpoint import folders
 from verl.checkpoint.run_lock import run_lock
+from verl.config import ConfigError
 from verl.utils.files import FileRecord, file_record
 
 MODEL = "actor/huggingface/model.safetensors"
@@ -190,4 +191,10 @@ def test_a_file_system_without_locks_is_used_without(tmp_path: Path, monkeypatch
         pass
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.EIO, "flock")))
     with pytest.raises(OSError, match="flock"), run_lock(tmp_path):
+        pass
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match=r"file/run': cannot be written \(Not a directory\)"),
+        run_lock(tmp_path / "file/run"),
+    ):
         pass

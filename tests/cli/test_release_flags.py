@@ -117,6 +117,7 @@ def test_a_flag_becomes_an_override_that_the_config_takes(flag: str, value: str,
     [
         ("--compute_log_effective_rank False", [1]),
         ("--compute_log_effective_rank True preset=paper", [1, 2, 4]),
+        ("--compute_log_effective_rank True calculator.metric_indices=1", [1, 4]),
         ("--compute_log_effective_rank True --metric_indices [2,1]", [2, 1, 4]),
         ("calculator.compute_log_effective_rank=true calculator.metric_indices=[4,1]", [4, 1]),
         ("++calculator.compute_log_effective_rank=true experiment=released_code", [1, 2, 4]),
@@ -194,6 +195,10 @@ def test_lists_may_be_written_as_in_python_or_hydra(value: str):
         ("--metric_indices_add ['x']", "--metric_indices_add ['x']: token-level metrics are not supported"),
         ("--motivation_mode allin", "--motivation_mode allin: the motivation experiment's Excel sheets are not part"),
         ("--remove_previous_ckpt 3", "--remove_previous_ckpt 3: must be true or false"),
+        (
+            "--compute_log_effective_rank True -m experiment=grpo,verl_grpo",
+            "--compute_log_effective_rank: cannot be added to a sweep over one of preset, experiment, calculator",
+        ),
         ("calculator.compute_log_effective_rank=4", "--compute_log_effective_rank 4: must be true or false"),
         ("-m --cfg job", "--multirun: --cfg and --info show one configuration"),
     ],

@@ -36,6 +36,10 @@ def test_nothing_is_kept_afterwards(model):
         model(torch.arange(3)[None])
     model(torch.arange(3)[None])
     assert len(states) == 2 and not any(module._forward_hooks for module in model.modules())
+    # Without layers nothing is asked of the model, whatever it is.
+    with record_states(torch.nn.Linear(1, 1), ()) as states:
+        pass
+    assert states == []
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from transformers import AutoConfig, LlamaConfig
+from transformers import AutoConfig, LlamaConfig, T5Config
 
 from tests.conftest import changed
 from verl.config.errors import ConfigError
@@ -20,6 +20,9 @@ def test_facts_of_a_model(tiny_model, tmp_path):
     info = ModelInfo.read(str(tiny_model), trust_remote_code=False)
     assert (info.num_layers, info.max_length, info.has_value_form) == (4, 512, True)
     assert info.causal_model.device.type == "meta" and info.causal_model.num_parameters() == 888_192
+    T5Config(num_layers=1).save_pretrained(tmp_path / "t5")
+    with pytest.raises(ConfigError, match="t5: Unrecognized configuration class"):
+        _ = ModelInfo.read(str(tmp_path / "t5"), False).causal_model
     with pytest.raises(ConfigError, match="no model there"):
         ModelInfo.read(str(tmp_path), trust_remote_code=False)
 

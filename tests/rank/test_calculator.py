@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl.config import ConfigError
 from verl.config.signal import BASE_METRICS
 from verl.protocol import RankMetrics
 from verl.rank.calculator import RepresentationMetricsCalculator, capture_options, reduce_states
@@ -261,3 +262,9 @@ def test_the_padded_copy_is_bounded(make_calculator, monkeypatch):
     monkeypatch.setattr("verl.rank.calculator.PADDED_BYTES", 3 * 10 * 6 * 4)
     measured = make_calculator().measure([torch.randn(length, 1, 6) for length in (10, 9, 8, 7)])
     assert sizes == [720, 168] and len(measured) == 4
+
+
+@pytest.mark.parametrize(("field", "value"), [("metrics_dtype", "bf16"), ("on_nonfinite", "foo"), ("source", "actr")])
+def test_a_choice_that_does_not_exist_is_refused_in_python_too(make_calculator, field, value):
+    with pytest.raises(ConfigError, match=f"calculator.{field}='{value}': must be one of "):
+        make_calculator(**{field: value})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from verl.checkpoint.resume import Resumption
 from verl.checkpoint.run_lock import run_lock
 from verl.config import ConfigError, PPOConfig
 from verl.run import session as session_module
@@ -84,6 +85,22 @@ def test_a_run_that_keeps_nothing_warns_at_its_start(small_config, tmp_path, eve
         lines = capsys.readouterr().out.splitlines()
     warnings = ["warning: trainer.save_freq=-1: the model is lost when the run ends; set it to 0 to keep it"]
     assert [line for line in lines if line.startswith("warning")] == warnings * (changes in KEEPS_NOTHING)
+
+
+@pytest.mark.parametrize(("steps", "complete"), [(3, False), (4, True)])
+def test_a_finished_run_is_complete_without_its_last_checkpoint(
+    small_config, tmp_path, events, capsys, steps, complete
+):
+    """Its ``except_save`` may have kept an earlier one alone."""
+    (tmp_path / "summary.json").write_text(f'{{"steps": {steps}}}')
+    earlier = Resumption(tmp_path / "global_step_1", 1, {})
+    with training_run(small_config, tmp_path, save_freq=-1, except_save=[1]) as run:
+        assert run.is_complete(earlier) == complete
+        assert not run.is_complete(Resumption(tmp_path.parent / "other" / "global_step_1", 1, {}))
+        assert run.is_complete(Resumption(tmp_path / "global_step_4", 4, {}))
+        run.report_complete(earlier, {})
+    last = "step 4 was its last; raise trainer.total" if complete else "step 1 was its last\n"
+    assert f"the run is complete: {last}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

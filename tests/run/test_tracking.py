@@ -10,7 +10,8 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import verl
-from verl.run.tracking import Tracker, drop_records, git_revision, write_summary
+from verl.config import ConfigError
+from verl.run.tracking import Tracker, drop_records, git_revision, set_aside_records, write_summary
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,16 @@ def test_opening_a_tracker_deletes_nothing_and_a_resumed_run_what_it_will_record
     assert [json.loads(line) for line in lines] == [{"step": i, "a": a} for i, a in enumerate([0.0, 1.0, 2.0, 30.0])]
     assert logged(recorded, "a") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 30.0)]
     assert (recorded / "wandb_id.txt").exists() and not (recorded / "summary.json").exists()
-    # One that starts again drops everything.
+    with pytest.raises(ConfigError, match="metrics.jsonl: a line is damaged"):
+        (recorded / "metrics.jsonl").write_text("\n".join(["{", *lines]))
+        drop_records(recorded, 2)
+    # One that starts again drops everything, but for records that a run without checkpoints leaves.
+    (recorded / "metrics.jsonl").write_text("\n".join(lines))
+    set_aside_records(recorded)
+    set_aside_records(recorded)
     drop_records(recorded, None)
-    assert [path.name for path in recorded.iterdir()] == ["config.yaml"]
+    assert {path.name for path in recorded.iterdir()} == {"config.yaml", "metrics.jsonl.1"}
+    assert (recorded / "metrics.jsonl.1").read_text() == "\n".join(lines)
 
 
 @pytest.mark.slow

@@ -9,14 +9,16 @@ from verl.single_controller import WorkerGroup
 
 
 @pytest.fixture(scope="module")
-def start(ray_session: None) -> Callable[[str, int], WorkerGroup]:
-    """Starts as many workers of a class in ``example_workers`` as asked."""
+def start(ray_session: None) -> Callable[..., WorkerGroup]:
+    """Starts as many workers of a class in ``example_workers`` as asked, with a config."""
     environment = {"PYTHONPATH": str(Path(__file__).parent)}
-    return lambda name, size: WorkerGroup(f"example_workers:{name}", None, (), 1, size, "cpu", environment)
+    return lambda name, size, config=None: WorkerGroup(
+        f"example_workers:{name}", config, (), 1, size, "cpu", environment
+    )
 
 
 @pytest.fixture(scope="module")
-def workers(start: Callable[[str, int], WorkerGroup]) -> Iterator[WorkerGroup]:
+def workers(start: Callable[..., WorkerGroup]) -> Iterator[WorkerGroup]:
     """Four of them."""
     group = start("ExampleWorker", 4)
     yield group

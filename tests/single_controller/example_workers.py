@@ -37,5 +37,5 @@ class FailingWorker:
 
     def __init__(self, config: Any, place: WorkerPlace) -> None:
         if place.rank == 1:
-            raise RuntimeError("no model here")
+            raise config or RuntimeError("no model here")
         time.sleep(600)

@@ -7,6 +7,7 @@ import time
 import pytest
 import ray
 
+from verl.config import ConfigError
 from verl.single_controller import WorkerError
 from verl.single_controller.worker_group import cpu_threads
 
@@ -26,6 +27,9 @@ def test_threads_of_a_worker(wanted, workers, threads, monkeypatch):
 def test_a_group_that_cannot_start_frees_its_workers(start):
     with pytest.raises(WorkerError, match="(?s)worker 1 failed in start.*no model here"):
         start("FailingWorker", 2)
+    # What a user can fix is said as if it had been found in this process.
+    with pytest.raises(ConfigError, match="^model.path='x': no model there$"):
+        start("FailingWorker", 2, ConfigError("model.path='x': no model there"))
     deadline = time.monotonic() + 60
     while (free := ray.available_resources().get("CPU")) != (every := ray.cluster_resources()["CPU"]):
         assert time.monotonic() < deadline, f"{free} of {every} CPUs are free"

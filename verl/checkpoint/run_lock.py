@@ -18,10 +18,16 @@ def run_lock(folder: Path) -> Iterator[None]:
     """Create ``folder`` and lock it for this process; the lock ends with the process, even if that is killed.
 
     Raises:
-        ConfigError: another process holds the lock.
+        ConfigError: another process holds the lock, or the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"trainer.default_local_dir={str(folder)!r}: cannot be written ({error.strerror}); name another folder"
+        ) from error
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

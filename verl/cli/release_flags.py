@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR, compose_config
@@ -208,8 +208,18 @@ def _composed(overrides: Sequence[str], *keys: str) -> DictConfig:
 def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
     """``overrides`` with "Log Effective Rank" among ``calculator.metric_indices``."""
     key = "calculator.metric_indices"
-    config = _composed(overrides, "preset", "experiment", "calculator", key)
-    wanted = [*config.calculator.metric_indices, BASE_METRICS.index("Log Effective Rank")]
+    keys = ("preset", "experiment", "calculator", key)
+    try:
+        found = _composed(overrides, *keys).calculator.metric_indices
+    except ConfigError as error:
+        if any("," in override for override in overrides if override_key(override) in keys):
+            raise FlagError(
+                f"--compute_log_effective_rank: cannot be added to a sweep over one of {', '.join(keys)}; set {key} "
+                "with 4 among its indices instead"
+            ) from error
+        raise
+    indices = found if isinstance(found, ListConfig) else [found]
+    wanted = [*(index for index in indices if index is not None), BASE_METRICS.index("Log Effective Rank")]
     return [*(o for o in overrides if override_key(o) != key), f"{key}={_literal(list(dict.fromkeys(wanted)))}"]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from verl.config.errors import ConfigError
 
@@ -17,6 +18,13 @@ def require_choice(field: str, value: str, choices: Sequence[str]) -> None:
     near = get_close_matches(value, choices, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     require(value in choices, field, value, f"must be one of {', '.join(choices)}{hint}")
+
+
+def require_literals(group: str, config: object) -> None:
+    """Raise ``ConfigError`` for a field of choices that has another value; the parser checks those it reads."""
+    for name, hint in get_type_hints(type(config)).items():
+        if get_origin(hint) is Literal:
+            require_choice(f"{group}.{name}", getattr(config, name), get_args(hint))
 
 
 def require_positive(field: str, value: float) -> None:

@@ -99,10 +99,10 @@ def _absolute(model: Any) -> Any:
 def _require_files(field: str, paths: Sequence[str]) -> None:
     for path in paths:
         if not Path(path).is_file():
-            raise ConfigError(
-                f"{field}={path!r}: no such file; restore the shipped data with `git checkout data`, make other data "
-                "with scripts/prepare_data.py, or set it"
+            shipped = (
+                "restore the shipped data with `git checkout data`, or " if Path(path).parts[:1] == ("data",) else ""
             )
+            raise ConfigError(f"{field}={path!r}: no such file; {shipped}name a parquet file")
 
 
 def _require_run_folder(trainer: RunConfig) -> None:
@@ -140,12 +140,18 @@ def require_model(field: str, path: str) -> None:
     """
     folder = Path(path)
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
-    hub_id = hub_id and folder.parts[0] != "data"
+    hub_id = hub_id and not _in_data(folder)
     if not hub_id and not (folder / "config.json").is_file():
+        shipped = "restore the shipped model with `git checkout data`, or " if _in_data(folder) else ""
         raise ConfigError(
-            f"{field}={path!r}: no config.json there; restore the shipped model with `git checkout data`, or name a "
-            "folder saved by save_pretrained or a hub id such as Qwen/Qwen2.5-1.5B"
+            f"{field}={path!r}: no config.json there; {shipped}name a folder saved by save_pretrained or a hub id such "
+            "as Qwen/Qwen2.5-1.5B"
         )
+
+
+def _in_data(path: Path) -> bool:
+    """Whether the path is below ``data/``, where the shipped data and model are."""
+    return path.parts[:1] == ("data",)
 
 
 def _build(schema: Any, values: Any, path: str) -> Any:

@@ -7,7 +7,7 @@ home.
 from dataclasses import dataclass
 from typing import Literal
 
-from verl.config.checks import require, require_distinct, require_not_negative, require_positive
+from verl.config.checks import require, require_distinct, require_literals, require_not_negative, require_positive
 
 BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
 """The metrics of one response and layer, in the order that ``calculator.metric_indices`` indexes."""
@@ -143,6 +143,7 @@ class CalculatorConfig:
         return self.enable and self.source == source
 
     def __post_init__(self) -> None:
+        require_literals("calculator", self)
         require_distinct("calculator.layers", self.layers)
         require_distinct("calculator.metric_indices", self.metric_indices)
         for index in self.metric_indices:
@@ -263,6 +264,7 @@ class RewardManagerConfig:
     """Keep c constant; false multiplies c by 1 - (ema_score + 1) / 2, so that Phi fades as the score rises."""
 
     def __post_init__(self) -> None:
+        require_literals("reward_manager", self)
         names = self.indicator_names
         require(len(names) > 0, "reward_manager.indicator_names", names, "name at least the guide")
         for field in ("w_explore", "w_exploit"):

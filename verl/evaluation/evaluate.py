@@ -183,7 +183,7 @@ def _evaluate_target(
         stores = _open_stores(tasks, config, stack, failures)
         try:
             _generate(title, stores, config, session, display)
-        except WorkerError as error:
+        except (WorkerError, ConfigError) as error:
             # <folder>/<run>/step_N, above benchmark and temperature.
             failures.add(_in_one_line(error, tasks[0].folder.parents[1] / ENGINE_ERROR), tasks[0].target.label)
             stores = {task: store for task, store in stores.items() if not store.missing(config.n_sampling)}
@@ -197,7 +197,7 @@ def _evaluate_target(
     return results
 
 
-def _in_one_line(error: WorkerError, log: Path) -> str:
+def _in_one_line(error: Exception, log: Path) -> str:
     """A worker's error in one line; its traceback goes to the file ``log``."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if len(lines) == 1:

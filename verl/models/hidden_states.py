@@ -24,6 +24,9 @@ def record_states(model: nn.Module, layers: Sequence[int]) -> Iterator[list[Tens
     Raises:
         ValueError: the model has no such layer, or one is named twice.
     """
+    if not layers:
+        yield []
+        return
     decoder = getattr(causal_model(model), decoder_name(causal_model(model)))
     # A model that also sees images has a text model within.
     decoder = getattr(decoder, "language_model", decoder)

@@ -100,14 +100,18 @@ class ModelInfo:
     def meta_model(self, auto_class: Any, num_labels: int | None = None) -> PreTrainedModel:
         """A new model on the meta device in float32, by an auto class of ``transformers``.
 
-        ``num_labels``: outputs of a classifier; None: as ``config`` has it.
+        ``num_labels``: outputs of a classifier; None: as ``config`` has it. Raises ``ConfigError`` for a model of
+        another kind.
         """
         config = deepcopy(self.config)
         if num_labels is not None:
             config.num_labels = num_labels
         options = {"dtype": torch.float32, "trust_remote_code": self.trust_remote_code}
-        with torch.device("meta"):
-            model: PreTrainedModel = auto_class.from_config(config, **options)
+        try:
+            with torch.device("meta"):
+                model: PreTrainedModel = auto_class.from_config(config, **options)
+        except ValueError as error:
+            raise ConfigError(f"{self.path}: {str(error).splitlines()[0]}") from error
         return model
 
     @cached_property

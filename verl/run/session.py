@@ -1,5 +1,6 @@
 """The skeleton of a run: what training and evaluation set up alike, and end in the reverse order."""
 
+import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ from verl.config.common import ModelConfig
 from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.run.display import Columns, RunDisplay, share_rows
-from verl.run.tracking import Tracker, drop_records, write_summary
+from verl.run.tracking import Tracker, drop_records, set_aside_records, write_summary
 from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import ray_cluster
 
@@ -67,12 +68,20 @@ class TrainingRun(RaySession):
             check_resumable(self.resumption, job, num_examples, parts)
         return self.resumption
 
+    def is_complete(self, resumption: Resumption) -> bool:
+        """Whether the last step is done, even if its checkpoint was not saved."""
+        summary = self.folder / "summary.json"
+        own = resumption.folder.parent == self.folder.resolve() and summary.exists()
+        done = json.loads(summary.read_text())["steps"] if own else 0
+        return max(resumption.step, done) >= self.steps
+
     def report_complete(self, resumption: Resumption, summary: Mapping[str, Any]) -> None:
         """Say that the last step is done; write the summary if the run was stopped before it did."""
         if not (self.folder / "summary.json").exists():
             write_summary(self.folder, summary)
-        longer = "; raise trainer.total_training_steps to train longer" if resumption.step >= self.steps else ""
-        self.display.say(f"the run is complete: step {resumption.step} was its last{longer}")
+        longer = "; raise trainer.total_training_steps to train longer" if self.is_complete(resumption) else ""
+        step = max(resumption.step, self.steps) if longer else resumption.step
+        self.display.say(f"the run is complete: step {step} was its last{longer}")
 
     def start(
         self, worker: str, arguments: tuple[Any, ...], environment: dict[str, str]
@@ -86,6 +95,8 @@ class TrainingRun(RaySession):
                 "warning: trainer.save_freq=-1: the model is lost when the run ends; set it to 0 to keep it"
             )
         last_step = None if self.resumption is None else self.resumption.step
+        if self.resumption is None or self.resumption.folder.parent != self.folder.resolve():
+            set_aside_records(self.folder)
         drop_records(self.folder, last_step)
         names = (trainer.project_name, trainer.experiment_name)
         tracker = Tracker(self.folder, trainer.logger, *names, self.config, last_step)

@@ -10,16 +10,21 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 import verl
+from verl.config.errors import ConfigError
 from verl.utils.files import replace_text
 
 TIMING_PREFIXES = ("timing_s/", "perf/")
 """Prefixes of metrics that differ from run to run; on a CPU all others depend on the seed alone."""
+
+METRICS = "metrics.jsonl"
+"""File of a run's records: one JSON object per step."""
 
 WANDB_ID = "wandb_id.txt"
 """File in a run's folder by which a resumed run finds its wandb run."""
@@ -56,7 +61,7 @@ class Tracker:
         folder.mkdir(parents=True, exist_ok=True)
         values = asdict(config)
         replace_text(folder / "config.yaml", yaml.safe_dump(values, sort_keys=False))
-        self._sinks = [_jsonl_sink(folder / "metrics.jsonl")]
+        self._sinks = [_jsonl_sink(folder / METRICS)]
         if "tensorboard" in loggers:
             self._sinks.append(_tensorboard_sink(folder / "tensorboard", last_step))
         if "wandb" in loggers:
@@ -81,15 +86,26 @@ def drop_records(folder: Path, last_step: int | None) -> None:
     out steps that it has already seen.
     """
     (folder / "summary.json").unlink(missing_ok=True)
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS
     if last_step is None:
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         (folder / WANDB_ID).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     elif path.exists():
-        lines = path.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= last_step]
+        lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        try:
+            kept = [line for line in lines if json.loads(line)["step"] <= last_step]
+        except (ValueError, KeyError) as error:
+            raise ConfigError(f"{path}: a line is damaged ({error}); remove that line, or the file") from error
         replace_text(path, "".join(kept))
+
+
+def set_aside_records(folder: Path) -> None:
+    """Rename the records of a run that trained here and left no checkpoint, so that the next one does not drop them."""
+    path = folder / METRICS
+    if path.exists() and len(path.read_text().splitlines()) > 1:
+        names = (folder / f"{METRICS}.{number}" for number in count(1))
+        path.rename(next(name for name in names if not name.exists()))
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

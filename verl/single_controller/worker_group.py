@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tensordict import TensorDictBase, is_tensorclass
 from torch.profiler import record_function
 
+from verl.config.errors import ConfigError
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 from verl.utils.distributed import WorkerPlace
 
@@ -164,6 +165,8 @@ class WorkerGroup:
             try:
                 ray.get(done[0])
             except RayTaskError as error:
+                if isinstance(error.cause, ConfigError):
+                    raise ConfigError(str(error.cause)) from error
                 raise WorkerError(f"worker {ranks[done[0]]} failed in {method}:\n{error}") from error
             except RayActorError as error:
                 raise WorkerError(f"worker {ranks[done[0]]} died in {method}: {error}") from error

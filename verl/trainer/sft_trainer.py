@@ -162,7 +162,7 @@ def run_sft(config: SFTConfig) -> None:
         resumption = run.find_resumption("sft", len(train_set), {"actor": config.model})
         if resumption is not None:
             state = resumption.state
-            if resumption.step >= steps or target_reached(config, saved_validations(state)):
+            if run.is_complete(resumption) or target_reached(config, saved_validations(state)):
                 summary = _summary(config, resumption.step, state["metrics"], state["seconds_by_phase"])
                 run.report_complete(resumption, summary)
                 return

@@ -30,6 +30,7 @@ RELEASE = f"""
     reward_manager/{{relative_deviation,weight}}_effective_rank{{,_diff,_diff_2}}_mean
     val/arithmetic/layer_{{1,2}}/{METRIC}/{{overall,correct,incorrect}}
     val/arithmetic/layer_{{1,2}}/{DATASET}
+    val/arithmetic/pass@1
     val/arithmetic/test_{{correctness,score,score_0,overall_len,correct_len,incorrect_len}}
     val/cal_{{overall,correct,incorrect}}/arithmetic/layer_{{1,2}}/{METRIC}
     val/test_{{correctness,score,score_0,overall_len,correct_len,incorrect_len}}/arithmetic
@@ -91,7 +92,7 @@ def test_terms_of_phi_are_those_of_the_first_layer():
 def test_several_sources_have_metrics_of_their_own():
     metrics = {"val/score/mean": 0.5, "val/a/score/mean": 0.0, "val/a/rewards/mean": 0.25, "val/b/pass@1": 1.0}
     names = {"val/test_score_0/a": 0.0, "val/test_score/a": 0.25, "val/test_correctness/b": 1.0}
-    names |= {"val/a/test_score_0": 0.0, "val/a/test_score": 0.25, "val/b/test_correctness": 1.0}
+    names |= {"val/b/pass@1": 1.0, "val/a/test_score_0": 0.0, "val/a/test_score": 0.25, "val/b/test_correctness": 1.0}
     assert release_names(metrics, INDICATORS, {}, ["a", "b"]) == names
 
 

@@ -17,7 +17,7 @@ NAMES = {
 """Our name, as a pattern -> the release's names."""
 
 SOURCE_NAMES = {
-    r"pass@1": ["test_correctness/SOURCE", "SOURCE/test_correctness"],
+    r"pass@1": ["test_correctness/SOURCE", "SOURCE/test_correctness", "SOURCE/pass@1"],
     r"score/mean": ["test_score_0/SOURCE", "SOURCE/test_score_0"],
     r"rewards/mean": ["test_score/SOURCE", "SOURCE/test_score"],
     r"response_length/mean": ["test_overall_len/SOURCE", "SOURCE/test_overall_len"],

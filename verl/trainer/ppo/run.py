@@ -1,12 +1,13 @@
 """One run of the main job, from a checked config to ``summary.json``."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from verl.checkpoint.folders import latest_checkpoint
-from verl.checkpoint.resume import Resumption, best_validation, saved_validations
+from verl.checkpoint.resume import Resumption, best_validation, changed_options, saved_validations
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
@@ -77,13 +78,17 @@ def run_ppo(config: PPOConfig) -> None:
 
     with TrainingRun(config, steps, COLUMNS, device_type) as run:
         if trainer.val_only and (run.folder / "summary.json").exists() and latest_checkpoint(run.folder) is None:
+            changed = changed_options(run.folder / "config.yaml", asdict(config))
+            if changed:
+                field = f"trainer.default_local_dir={trainer.default_local_dir!r}"
+                raise ConfigError(f"{field}: holds a run with other options ({changed[0]}); name another folder")
             run.display.say(f"the run is complete: {run.folder}/summary.json holds its validation")
             return
         parts = {"actor": config.model} | ({"critic": config.critic.model} if config.uses_critic else {})
         resumption = run.find_resumption("ppo", len(train_set), parts)
         if resumption is not None:
             _check_resumption(config, resumption)
-            if resumption.step >= steps and not trainer.val_only:
+            if run.is_complete(resumption) and not trainer.val_only:
                 state = resumption.state
                 summary = _summary(config, resumption.step, saved_validations(state), state["seconds_by_phase"])
                 run.report_complete(resumption, summary)
