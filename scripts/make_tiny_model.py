@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from tiny_tokenizer import make_tiny_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from verl.checkpoint.folders import latest_checkpoint
-from verl.data.tiny_tokenizer import make_tiny_tokenizer
 
 METRICS = "warm_start_metrics.jsonl"
 

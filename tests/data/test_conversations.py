@@ -3,6 +3,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tiny_tokenizer import make_tiny_tokenizer
 
 from verl.config import ConfigError, SFTDataConfig
 from verl.data.conversations import (
@@ -12,7 +13,6 @@ from verl.data.conversations import (
     tokenize_conversation,
 )
 from verl.data.records import SFT_SCHEMA, write_parquet
-from verl.data.tiny_tokenizer import make_tiny_tokenizer
 
 TOKENIZER = make_tiny_tokenizer()
 # Ids: <|im_end|> 2, <|user|> 4, <|assistant|> 5, "1" 22, "2" 23, "3" 24, "4" 25.

@@ -4,11 +4,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tiny_tokenizer import make_tiny_tokenizer
 
 from verl.config import ConfigError, DataConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
-from verl.data.tiny_tokenizer import make_tiny_tokenizer
 from verl.rewards.registry import CUSTOM_FUNCTIONS
 
 TOKENIZER = make_tiny_tokenizer()

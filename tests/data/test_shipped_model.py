@@ -8,9 +8,8 @@ import pytest
 import torch
 from conftest import ROOT
 from safetensors.torch import load_file
+from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from verl.data.tiny_tokenizer import make_tiny_tokenizer
 
 MODEL = ROOT / "data" / "tiny_model"
 

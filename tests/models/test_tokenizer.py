@@ -1,9 +1,9 @@
 import json
 
 import pytest
+from tiny_tokenizer import make_tiny_tokenizer
 
 from verl.config import ConfigError
-from verl.data.tiny_tokenizer import make_tiny_tokenizer
 from verl.models.tokenizer import load_tokenizer
 
 

@@ -86,6 +86,7 @@ def test_another_order_of_prompts_than_the_checkpoints(refused, checkpoint):
     refused("^data.shuffle=False: was True when .*/global_step_1 was written", "data.shuffle=false")
 
 
+@pytest.mark.slow
 def test_validation_alone_names_no_model(small_config, checkpoint, tmp_path, monkeypatch, capsys):
     class Validated:
         """A trainer that has validated the checkpoint."""

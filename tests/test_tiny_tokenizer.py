@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_tokenizer import SPECIAL_TOKENS, make_tiny_tokenizer
 from transformers import AutoTokenizer, Qwen2Config
 
 from verl.data.arithmetic import ArithmeticTask
-from verl.data.tiny_tokenizer import SPECIAL_TOKENS, make_tiny_tokenizer
 
 TOKENIZER = make_tiny_tokenizer()
 CHAT = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": r"\boxed{2}"}]
