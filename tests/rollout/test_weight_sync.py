@@ -59,7 +59,7 @@ def test_layers_find_the_engine_s_config_while_they_prepare_new_weights():
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_experts_are_packed_anew_on_a_cpu(on_cpu, monkeypatch):
+def test_experts_are_packed_again_on_a_cpu(on_cpu, monkeypatch):
     runner = Runner()
     monkeypatch.setattr(current_platform, "is_cpu", lambda: on_cpu)
     reload_weights(engine_with(runner), runner.model.named_parameters())

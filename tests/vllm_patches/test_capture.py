@@ -80,7 +80,7 @@ def test_prefill_alone_keeps_no_response():
     assert set(result) == {PROMPT} and result[PROMPT][:, 0, 0].tolist() == [0, 1]
 
 
-def test_a_token_sampled_anew_has_its_new_state():
+def test_a_token_sampled_again_has_its_new_state():
     capture = make_capture()
     capture.begin("a", 1)
     capture.record(make_step([("a", 0, 1, True, [[0, 1]])]))
