@@ -173,9 +173,7 @@ STOPS = {
 """Name -> number of workers, what stops the run, its exit code, a word of its message. Ctrl-C: test_long_run.py."""
 
 
-@pytest.mark.parametrize(
-    "name", ["ctrl-c", "killed worker", pytest.param("sigint to the driver", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("name", ["killed worker", pytest.param("sigint to the driver", marks=pytest.mark.nightly)])
 def test_a_stopped_run_leaves_nothing(name, tiny_model, arithmetic_prompts, tmp_path):
     workers, stop, code, message = STOPS[name]
     folder = tmp_path / "run"
