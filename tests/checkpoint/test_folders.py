@@ -116,7 +116,7 @@ def test_checkpoints_are_removed_except_those_to_keep(tmp_path: Path, monkeypatc
     (tmp_path / "global_step_5.damaged").mkdir()
     folders.remove_checkpoints(tmp_path, keep={10, 4, 7})
     assert names(tmp_path) == ["global_step_10", "global_step_4", "global_step_5.damaged", POINTER]
-    # What cannot be removed ends no run.
+    # A checkpoint that cannot be removed does not end the run.
     with monkeypatch.context() as patch:
         patch.setattr(os, "rmdir", Mock(side_effect=OSError(errno.ENOTEMPTY, "Directory not empty")))
         folders.remove_checkpoints(tmp_path, keep={10})

@@ -237,7 +237,7 @@ KV_CACHE_MB = 2048
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["vllm", "hf"])
 def test_generating_and_learning_take_turns_on_a_gpu(name, ray_session, small_config, tiny_tokenizer):
-    """What sleeping gives back, and that waking goes on with the policy's weights."""
+    """Sleeping frees memory, and an engine that wakes has the policy's weights."""
     prompts = all_prompts(small_config, tiny_tokenizer)
     memory = {"gpu_memory_utilization": 0.3, "kv_cache_memory_mb": KV_CACHE_MB}
     config = changed(small_config, rollout={"name": name, "dtype": "float32"} | memory, actor=FAST)
