@@ -63,7 +63,9 @@ The flags of the release's training script, as `--flag value` or `--flag=value`.
 `[1,2]`, `"['console','wandb']"`; a flag with an empty value counts as not given. Hydra overrides win over flags.
 
 Flags that are not given change nothing. The configuration is that of the embedded task unless `--model_name` is given,
-which starts from `preset=paper`: the release's command then trains as it did there, with a learning rate of 5e-7.
+which starts from `preset=paper`. The learning signal stays that of this project: the bonus reaches every token,
+baselines start at the first batch, metrics see the whole response. `experiment=released_code` has the release's own;
+[docs/paper.md](docs/paper.md) lists what still differs.
 
 Of the release's environment variables, `HDFS_DATA_PATH` and `HDFS_MODEL_PATH` are read, by `--dataset_name` and
 `--model_name`. The others are options here: `PROJECT_NAME` is `trainer.project_name`, `NUM_GPUS` is

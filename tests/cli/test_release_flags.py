@@ -53,7 +53,7 @@ MEANT = """
     reward_manager.add_reward=false reward_manager.add_adv=true reward_manager.aux_fix=true reward_manager.gain=2
     reward_manager.kappa=2 reward_manager.ema_alpha=0.3 reward_manager.aux_reward_global_weight=1
     reward_manager.w_explore=[0,0,1] reward_manager.w_exploit=[0,1,0] trainer.logger=[console,wandb]
-    trainer.total_epochs=2 trainer.total_training_steps=161 trainer.save_freq=40 trainer.test_freq=10
+    trainer.total_epochs=2 trainer.total_training_steps=160 trainer.save_freq=40 trainer.test_freq=10
     trainer.val_before_train=true trainer.except_save=[]
 """.split()
 """That command in overrides, except for the names of the indicators, which contain spaces."""
@@ -136,7 +136,9 @@ def test_the_log_effective_rank_is_one_more_metric(arguments: str, indices: list
         ("--clip_ratio 0.3", "actor.clip_ratio_low=0.3 actor.clip_ratio_high=0.3"),
         # Epochs are not cut short by the steps of another task.
         ("--total_epochs 20", "trainer.total_epochs=20 trainer.total_training_steps=0"),
-        ("--total_epochs 20 --total_steps 7", "trainer.total_epochs=20 trainer.total_training_steps=7"),
+        # The release's counter starts at 1 and training ends when it reaches the flag's value.
+        ("--total_epochs 20 --total_steps 7", "trainer.total_epochs=20 trainer.total_training_steps=6"),
+        ("-m --total_steps 41,1", "trainer.total_training_steps=40,1 -m"),
         # An empty value is a flag that is not given.
         ("--except_save '' --motivation_mode '' --rollout_tp=", ""),
         ("""--except_save '""' --motivation_mode "''" --rollout_tp=' '""", ""),
@@ -151,7 +153,7 @@ def test_the_log_effective_rank_is_one_more_metric(arguments: str, indices: list
         ("--info defaults seed=1", "seed=1 --info defaults"),
         ("--info seed=1", "seed=1 --info"),
         # A preset of one's own replaces the paper's.
-        ("--model_name a/b preset=null", """"model.path='a/b'" preset=null"""),
+        ("--model_name a/b preset=embedded", """"model.path='a/b'" preset=embedded"""),
     ],
 )
 def test_arguments_become_overrides(arguments: str, translated: str, capsys: pytest.CaptureFixture[str]):
@@ -194,6 +196,7 @@ def test_lists_may_be_written_as_in_python_or_hydra(value: str):
         ("--adv_estimator grop", "--adv_estimator grop: must be one of gae, grpo, reinforce_plus_plus, "),
         ("--metric_indices_add ['x']", "--metric_indices_add ['x']: token-level metrics are not supported"),
         ("--motivation_mode allin", "--motivation_mode allin: the motivation experiment's Excel sheets are not part"),
+        ("--total_steps ten", "--total_steps ten: must be a whole number"),
         ("--remove_previous_ckpt 3", "--remove_previous_ckpt 3: must be true or false"),
         (
             "--compute_log_effective_rank True -m experiment=grpo,verl_grpo",

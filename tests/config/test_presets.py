@@ -1,51 +1,93 @@
-"""What the shipped experiments and presets are about, beyond loading (test_load.py)."""
+"""What the shipped experiments and presets set, against literal tables."""
 
 import pytest
 
 from verl.config import PPOConfig, load_config
+from verl.config.load import CONFIG_DIR
 
 
 def load(*overrides: str) -> PPOConfig:
     return load_config(PPOConfig, "ppo_trainer", list(overrides))
 
 
-def test_dapo():
-    config = load("experiment=dapo")
-    assert (config.actor.clip_ratio_low, config.actor.clip_ratio_high) == (0.2, 0.28)
-    assert not config.uses_reference
-    assert config.actor.loss_agg_mode == "token-mean"
-    assert config.algorithm.filter_groups.enable
-    assert config.reward_score.overlong_buffer.enable
-    # A fifth of the response in either case.
-    assert (config.data.max_response_length, config.reward_score.overlong_buffer.len) == (160, 32)
-    paper = load("preset=paper", "experiment=dapo")
-    assert (paper.data.max_response_length, paper.reward_score.overlong_buffer.len) == (1536, 307)
+# What a preset sets, whatever the experiment: longest response, prefix stride, buffer of overlong punishment, actor's
+# and critic's learning rate, steps, score mode, precision; then entropy and loss aggregation, where no experiment sets
+# them, and responses per prompt of the group estimators.
+PRESETS = {
+    "embedded": ((160, 8, 32, 2e-4, 5e-4, 80, "mix", "float32"), 0.0, "token-mean", 8),
+    "paper": ((1536, 40, 307, 5e-7, 1e-5, 160, "independent", "bfloat16"), 0.001, "seq-mean-token-mean", 4),
+    "paper_4096": ((4096, 128, 819, 5e-7, 1e-5, 160, "independent", "bfloat16"), 0.001, "seq-mean-token-mean", 4),
+}
+# Estimator, add_reward, add_adv, clip range, KL loss, dynamic sampling, overlong punishment; then what it sets over
+# every preset: score mode, entropy, loss aggregation, responses per prompt.
+EXPERIMENTS = {
+    "grpo": (("grpo", False, False, (0.2, 0.2), True, False, False), {}),
+    "verl_grpo": (("grpo", False, True, (0.2, 0.2), True, False, False), {}),
+    "ppo": (("gae", False, False, (0.2, 0.2), True, False, False), {"n": 1}),
+    "verl_ppo": (("gae", False, True, (0.2, 0.2), True, False, False), {"n": 1}),
+    "dapo": (("grpo", False, False, (0.2, 0.28), False, True, True), {"entropy": 0.0, "aggregation": "token-mean"}),
+    "released_code": (("grpo", False, True, (0.2, 0.2), True, False, False), {"stride": 40, "mode": "independent"}),
+}
+
+
+def test_the_tables_name_every_shipped_file():
+    assert sorted(PRESETS) == sorted(path.stem for path in (CONFIG_DIR / "preset").glob("*.yaml"))
+    assert sorted(EXPERIMENTS) == sorted(path.stem for path in (CONFIG_DIR / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_with_every_preset(experiment: str, preset: str):
+    config = load(f"preset={preset}", f"experiment={experiment}")
+    (length, stride, buffer, lr, critic_lr, steps, mode, dtype), entropy, aggregation, n = PRESETS[preset]
+    signal, sets = EXPERIMENTS[experiment]
+    actor, scores, manager = config.actor, config.reward_score, config.reward_manager
+    assert signal == (
+        config.algorithm.adv_estimator,
+        manager.add_reward,
+        manager.add_adv,
+        actor.clip_range,
+        actor.use_kl_loss,
+        config.algorithm.filter_groups.enable,
+        scores.overlong_buffer.enable,
+    )
+    assert (length, sets.get("stride", stride)) == (config.data.max_response_length, config.calculator.diff_stride)
+    assert (buffer, lr) == (scores.overlong_buffer.len, actor.optim.lr)
+    assert (critic_lr, steps) == (config.critic.optim.lr, config.trainer.total_training_steps)
+    assert (sets.get("mode", mode), dtype) == (scores.mode, config.model.param_dtype)
+    assert (sets.get("entropy", entropy), sets.get("n", n)) == (actor.entropy_coeff, config.rollout.n)
+    assert sets.get("aggregation", aggregation) == actor.loss_aggregation
+    assert config.trainer.experiment_name == experiment
 
 
 def test_the_papers_settings():
     config = load("preset=paper")
     actor, signal, trainer = config.actor, config.reward_manager, config.trainer
-    assert (config.rollout.n, config.data.train_batch_size, actor.ppo_mini_batch_size) == (4, 48, 24)
-    assert (actor.optim.lr, actor.optim.lr_scheduler_type, actor.optim.lr_warmup_steps) == (5e-7, "constant", 0)
-    assert (actor.kl_loss_coef, actor.entropy_coeff) == (0.001, 0.001)
-    assert (config.data.max_prompt_length, config.data.max_response_length) == (512, 1536)
-    assert (config.calculator.diff_stride, config.calculator.metric_indices) == (40, [1, 2])
+    assert (config.data.train_batch_size, actor.ppo_mini_batch_size, config.data.max_prompt_length) == (48, 24, 512)
+    assert (actor.optim.lr_scheduler_type, actor.optim.lr_warmup_steps, actor.kl_loss_coef) == ("constant", 0, 0.001)
+    assert (config.rollout.temperature, config.calculator.metric_indices) == (1.0, [1, 2])
     assert (signal.kappa, signal.gain, signal.ema_alpha, signal.aux_fix) == (2.0, 2.0, 0.3, True)
-    assert (trainer.total_epochs, trainer.total_training_steps) == (2, 161)
-    assert (trainer.save_freq, trainer.test_freq) == (40, 10)
-    assert (config.reward_score.mode, config.model.param_dtype) == ("independent", "bfloat16")
+    assert (trainer.total_epochs, trainer.save_freq, trainer.test_freq) == (2, 40, 10)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "clip_range", "aggregation"),
+    [
+        (["actor.policy_loss=gspo"], (3e-4, 4e-4), "seq-mean-token-mean"),
+        (["actor.policy_loss=gspo", "actor.clip_ratio_high=1e-3"], (3e-4, 1e-3), "seq-mean-token-mean"),
+        (["actor.policy_loss=gspo", "preset=paper"], (3e-4, 4e-4), "seq-mean-token-mean"),
+        (["actor.policy_loss=gspo", "actor.loss_agg_mode=token-mean"], (3e-4, 4e-4), "token-mean"),
+        (["actor.policy_loss=cispo"], (0.2, 0.2), "token-mean"),
+    ],
+)
+def test_a_policy_loss_brings_its_clip_range_and_aggregation(overrides, clip_range, aggregation):
+    actor = load(*overrides).actor
+    assert (actor.clip_range, actor.loss_aggregation) == (clip_range, aggregation)
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])
-@pytest.mark.parametrize(
-    ("experiment", "estimator", "shaped"),
-    [
-        *(("grpo", "grpo", False), ("verl_grpo", "grpo", True), ("ppo", "gae", False), ("verl_ppo", "gae", True)),
-        *(("dapo", "grpo", False), ("released_code", "grpo", True)),
-    ],
-)
-def test_presets_fit_every_experiment_and_machine(experiment: str, estimator: str, shaped: bool, gpus: int):
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_presets_fit_every_machine(experiment: str, gpus: int):
     config = load("preset=paper", f"experiment={experiment}", "model=qwen2.5_7b", f"trainer=gpus{gpus}")
-    assert (config.trainer.experiment_name, config.trainer.world_size) == (experiment, gpus)
-    assert (config.algorithm.adv_estimator, config.reward_manager.active) == (estimator, shaped)
+    assert config.trainer.world_size == gpus
     assert config.model.path == config.critic.model.path == "Qwen/Qwen2.5-7B"

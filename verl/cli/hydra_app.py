@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 from hydra.errors import HydraException
 
+from verl.config.load import CONFIG_DIR
 from verl.config.overrides import explain, option_names
 
 RUN_FOLDER = "trainer.default_local_dir"
@@ -39,10 +40,13 @@ def run_hydra(main: Callable[[], None], schema: type) -> None:
 
 
 def _refuse_values_of_groups(schema: type) -> None:
-    """Exit with one line for a group that is set to a number or a list, for which Hydra has no clear message."""
+    """Exit with one line for a group that is set to a number, a list or null, for which Hydra has no clear message."""
     hints = get_type_hints(schema)
     for word in sys.argv[1:]:
         group, _, value = word.partition("=")
+        files = sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml")) if group.isidentifier() else []
+        if files and value == "null":
+            raise SystemExit(f"error: {group}=null: must be one of {', '.join(files)}")
         if is_dataclass(hints.get(group)) and re.fullmatch(r"[-+]?[\d.]+|\[.*\]", value):
             options = ", ".join(f"{group}.{name}" for name in get_type_hints(hints[group]))
             raise SystemExit(f"error: {group}={value}: is a group of options; set one of {options}")

@@ -161,7 +161,9 @@ def _model(value: str, line: CommandLine) -> list[str]:
     overrides = [f"model.path={quoted(path)}"]
     if "preset" not in line.keys:
         # The embedded task's learning rate would ruin a pretrained model; the release's script uses another.
-        _note("--model_name: other options come from configs/preset/paper.yaml; preset=null uses the embedded task's")
+        _note(
+            "--model_name: other options come from configs/preset/paper.yaml; preset=embedded uses the embedded task's"
+        )
         overrides.insert(0, "preset=paper")
     return overrides
 
@@ -169,6 +171,13 @@ def _model(value: str, line: CommandLine) -> list[str]:
 def _epochs(value: str, line: CommandLine) -> list[str]:
     limit = [] if line.flags.get("total_steps") else ["trainer.total_training_steps=0"]
     return [f"trainer.total_epochs={scalar(value)}", *limit]
+
+
+def _total_steps(value: str, line: CommandLine) -> list[str]:
+    """The release's counter starts at 1 and training ends as soon as it reaches the value: one update fewer."""
+    if not re.fullmatch(r"\d+(,\d+)*", value):
+        raise FlagError("must be a whole number")
+    return [f"trainer.total_training_steps={','.join(str(max(1, int(total) - 1)) for total in value.split(','))}"]
 
 
 def _estimator(value: str, line: CommandLine) -> list[str]:
@@ -296,7 +305,7 @@ FLAGS = {
         "`trainer.total_epochs`; also `trainer.total_training_steps=0`, no limit, unless `--total_steps` is given",
         _epochs,
     ),
-    "total_steps": sets("trainer.total_training_steps"),
+    "total_steps": Flag("`trainer.total_training_steps`, less 1, as the release ends one update early", _total_steps),
     "save_freq": sets("trainer.save_freq"),
     "except_save": sets("trainer.except_save", convert=listed),
     "remove_previous_ckpt": switch("`trainer.max_ckpt_to_keep=1`", ["trainer.max_ckpt_to_keep=1"]),

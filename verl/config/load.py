@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -181,7 +181,7 @@ def _build(schema: Any, values: Any, path: str) -> Any:
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
     """Check ``value`` against the type ``hint``; an integer is accepted as a float, one element as a list of one."""
-    if get_origin(hint) is UnionType:  # X | None
+    if get_origin(hint) in (UnionType, Union):  # X | None; the second if X is a Literal
         (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
         return None if value is None else _convert(inner, value, path)
     if is_dataclass(hint):

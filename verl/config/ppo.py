@@ -27,6 +27,12 @@ from verl.config.signal import (
     RewardScoreConfig,
 )
 
+LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+CLIP_RANGES = {"ppo_clip": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (0.2, 0.2)}
+"""``actor.policy_loss`` -> lower and upper clip range: of PPO (arXiv 1707.06347) and of GSPO (arXiv 2507.18071, section
+5.1), whose ratio is that of a mean over tokens."""
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -89,17 +95,20 @@ class ActorConfig:
     policy_loss: Literal["ppo_clip", "gspo", "cispo"]
     """``ppo_clip`` clips the probability ratio of each token, ``gspo`` that of the whole response; ``cispo`` weights
     the log-probability of each token by its clipped ratio."""
-    clip_ratio_low: float
-    """Lower clip of the probability ratio: 1 - ``clip_ratio_low``, in (0, 1]."""
-    clip_ratio_high: float
-    """Upper clip of the probability ratio: 1 + ``clip_ratio_high``."""
+    clip_ratio_low: float | None
+    """Lower clip of the probability ratio: 1 - ``clip_ratio_low``, in (0, 1]. Null: what suits ``policy_loss``, 3e-4
+    for ``gspo`` and 0.2 for the others."""
+    clip_ratio_high: float | None
+    """Upper clip of the probability ratio: 1 + ``clip_ratio_high``. Null: 4e-4 for ``gspo`` and 0.2 for the others."""
     clip_ratio_c: float | None
     """Dual clip of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
     -``clip_ratio_c`` * A; null: no bound."""
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
-    """How token losses become one number. ``token-mean``: the mean over all response tokens of the optimizer step;
-    ``seq-mean-token-mean``: the mean over responses of each one's mean; ``seq-mean-token-sum``: of each one's sum;
-    ``seq-mean-token-sum-norm``: of each one's sum, divided by ``data.max_response_length`` (Dr.GRPO)."""
+    loss_agg_mode: LossAggMode | None
+    """How token losses, those of entropy and KL divergence included, become one number. ``token-mean``: the mean over
+    all response tokens of the optimizer step; ``seq-mean-token-mean``: the mean over responses of each one's mean;
+    ``seq-mean-token-sum``: of each one's sum; ``seq-mean-token-sum-norm``: of each one's sum, divided by
+    ``data.max_response_length`` (Dr.GRPO). Null: ``seq-mean-token-mean`` for ``gspo``, ``token-mean`` for the
+    others."""
     entropy_coeff: float
     """Weight of the entropy bonus in the loss, at least 0."""
     tis_level: Literal["none", "token", "sequence"]
@@ -126,8 +135,9 @@ class ActorConfig:
             "log_prob_max_token_len_per_gpu",
         ):
             require_positive(f"actor.{field}", getattr(self, field))
-        require(0 < self.clip_ratio_low <= 1, "actor.clip_ratio_low", self.clip_ratio_low, "must be in (0, 1]")
-        require_positive("actor.clip_ratio_high", self.clip_ratio_high)
+        low, high = self.clip_range
+        require(0 < low <= 1, "actor.clip_ratio_low", low, "must be in (0, 1]")
+        require_positive("actor.clip_ratio_high", high)
         require_not_negative("actor.kl_loss_coef", self.kl_loss_coef)
         if self.clip_ratio_c is not None:
             field, clip = "actor.clip_ratio_c", self.clip_ratio_c
@@ -135,6 +145,18 @@ class ActorConfig:
             require(self.policy_loss == "ppo_clip", field, clip, f"{self.policy_loss} has no dual clip; set it to null")
         require_not_negative("actor.entropy_coeff", self.entropy_coeff)
         require_positive("actor.tis_cap", self.tis_cap)
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """``clip_ratio_low`` and ``clip_ratio_high``, with those of the policy loss where they are null."""
+        low, high = CLIP_RANGES[self.policy_loss]
+        low = low if self.clip_ratio_low is None else self.clip_ratio_low
+        return low, high if self.clip_ratio_high is None else self.clip_ratio_high
+
+    @property
+    def loss_aggregation(self) -> LossAggMode:
+        """``loss_agg_mode``, or that of the policy loss if it is null."""
+        return self.loss_agg_mode or ("seq-mean-token-mean" if self.policy_loss == "gspo" else "token-mean")
 
 
 def check_sampling(prefix: str, n: int, temperature: float, top_p: float, top_k: int) -> None:

@@ -55,7 +55,7 @@ class Actor(Policy):
         cuts = MicroBatching.of(self.model_config, config.micro_batch_size_per_gpu, max_tokens).cut(batch)
         sums, state = self.learner.step(self._loss(batch[rows], size) for rows in cuts)
         means = {name: total / num_tokens for name, total in sums.items()}
-        if config.loss_agg_mode != "token-mean":
+        if config.loss_aggregation != "token-mean":
             means["pg_loss"] = sums["pg_loss"] / num_sequences
         return {f"actor/{name}": value for name, value in (means | state).items()}
 
@@ -74,12 +74,12 @@ class Actor(Policy):
         policy_loss: Callable[..., tuple[Tensor, dict[str, Tensor]]] = POLICY_LOSSES[config.policy_loss]
         if config.clip_ratio_c is not None:
             policy_loss = partial(policy_loss, clip_ratio_c=config.clip_ratio_c)
-        per_token, metrics = policy_loss(logprobs, old, advantages, mask, config.clip_ratio_low, config.clip_ratio_high)
+        per_token, metrics = policy_loss(logprobs, old, advantages, mask, *config.clip_range)
         if config.tis_level != "none":
             weights, tis_metrics = rollout_weights(old, rollout, mask, config.tis_level, config.tis_cap)
             per_token, metrics = per_token * weights, metrics | tis_metrics
         del metrics["num_tokens"]
-        aggregate = LOSS_AGGREGATIONS[config.loss_agg_mode]
+        aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]
         metrics["entropy_loss"] = (entropy.detach() * mask).sum()
         # The sum alone: ``update`` divides it by the count, once for all micro-batches.
         metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))
