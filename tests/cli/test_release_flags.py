@@ -69,6 +69,31 @@ def config_of(*arguments: str) -> PPOConfig:
     return load_config(PPOConfig, "ppo_trainer", translate(arguments))
 
 
+LATER = shlex.split("""
+    --max_response_length 4096 --diff_stride 128 --metric_indices [1,2]
+    --metric_indices_add "['avg_log_probs','avg_response_entropy','avg_logits_entropy']" --hypothesis_type PlanB
+    --reward_weights '[0.0, 0.0, 1.0, 0.0, 0.0]' --reward_weights_exploit '[0.0, 1.0, 0.0, 0.0, 0.0]'
+    --reward_indicator_names
+    "['Effective Rank diff 2','Effective Rank diff','Effective Rank','avg_log_probs','avg_response_entropy']"
+    --diff_calculator_method optimized --aux_fix True --add_adv True
+""")
+"""What the later release's command sets differently, with rank shaping on."""
+
+
+def test_the_later_command_sets_the_later_signal():
+    flags, shipped = (config_of(*arguments) for arguments in (LATER, ["experiment=released_code_later"]))
+    for name in ("diff_stride", "metric_indices", "metric_indices_add", "diff_calculator_method"):
+        assert getattr(flags.calculator, name) == getattr(shipped.calculator, name), name
+    for name in ("indicator_names", "w_explore", "w_exploit", "hypothesis_type", "add_adv", "guide"):
+        assert getattr(flags.reward_manager, name) == getattr(shipped.reward_manager, name), name
+
+
+def test_the_batched_method_is_a_rule_for_prefixes():
+    calculator = config_of("--diff_calculator_method", "batched").calculator
+    assert (calculator.diff_calculator_method, calculator.prefix_rule) == ("optimized", "at_stride_and_whole")
+    assert calculator.max_seq_len_from == "start"
+
+
 def test_every_flag_of_the_release_is_known():
     assert set(FLAGS) == set(RELEASE_FLAGS)
 
@@ -99,6 +124,7 @@ OTHERS = {
     "zeroth_order_svd_method": ("lowrank", "calculator.zeroth_order_svd_method=lowrank"),
     "diff_svd_method": ("lowrank", "calculator.diff_svd_method=lowrank"),
     "diff_calculator_method": ("original", "calculator.diff_calculator_method=original"),
+    "metric_indices_add": ("['avg_log_probs']", "calculator.metric_indices_add=['avg_log_probs']"),
     "except_save": ("40,80", "trainer.except_save=[40,80]"),
     "save_freq": ("-1", "trainer.save_freq=-1"),
     "test_freq": ("-1", "trainer.test_freq=-1"),
@@ -194,7 +220,10 @@ def test_lists_may_be_written_as_in_python_or_hydra(value: str):
         ("--rollout_n -m", "--rollout_n: needs a value after it"),
         ("--cfg", "--cfg: needs a value after it"),
         ("--adv_estimator grop", "--adv_estimator grop: must be one of gae, grpo, reinforce_plus_plus, "),
-        ("--metric_indices_add ['x']", "--metric_indices_add ['x']: token-level metrics are not supported"),
+        (
+            "--metric_indices_add response_entropy",
+            "--metric_indices_add response_entropy: response_entropy is the same",
+        ),
         ("--motivation_mode allin", "--motivation_mode allin: the motivation experiment's Excel sheets are not part"),
         ("--total_steps ten", "--total_steps ten: must be a whole number"),
         ("--remove_previous_ckpt 3", "--remove_previous_ckpt 3: must be true or false"),

@@ -62,6 +62,10 @@ def test_a_run_takes_from_model_what_it_does_not_say():
         ("benchmarks=a model.path=m n_sampling=4 temperatures=0,0.6", "n_sampling=4: greedy decoding (temperature 0)"),
         ("benchmarks=a model.path=m top_p=0", "top_p=0.0: must be in (0, 1]"),
         ("benchmarks=a model.path=m compare_to=frist", "compare_to='frist': must be one of auto, first, step0"),
+        (
+            "benchmarks=a model.path=m calculator.metric_indices_add=[avg_log_probs]",
+            "calculator.metric_indices_add=['avg_log_probs']: an evaluation measures hidden states only; set []",
+        ),
         ("benchmarks=a model.path=m calculator.source=actor", "calculator.source='actor': an evaluation has no actor"),
         ("benchmarks=a model.path=m data.max_problems=0", "data.max_problems=0: must be -1 or at least 1"),
         (f"benchmarks=a model.path=m {TP}=2 trainer.n_gpus_per_node=3", f"{TP}=2: must divide {WORLD}=3"),

@@ -25,6 +25,8 @@ TOKENS = "actor.ppo_max_token_len_per_gpu"
 BUDGET = f"actor.use_dynamic_bsz=true data.max_prompt_length=72 data.max_response_length=128 {TOKENS}"
 SPLIT = "model.use_remove_padding=true model.ulysses_sequence_parallel_size=2"
 RANKS = "calculator.metric_indices"
+GUIDE = "reward_manager.guidance_metric"
+RELEASED = ("released_code", "released_code_later")
 WORLD = "trainer.nnodes*trainer.n_gpus_per_node"
 TOTAL = "data.max_prompt_length+data.max_response_length=200"
 BATCH, MINI, LONG = "data.train_batch_size", "actor.ppo_mini_batch_size", "reward_score.overlong_buffer"
@@ -68,6 +70,8 @@ REFUSALS = [
     ("rollout.top_p=0", "rollout.top_p=0.0: must be in (0, 1]"),
     (f"{RANKS}=[]", f"{RANKS}=[]: name at least one"),
     (f"{RANKS}=[1,1]", f"{RANKS}=[1, 1]: name each once"),
+    (f"{RANKS}_add=[avg_log_probs,avg_log_probs]", f"{RANKS}_add=['avg_log_probs', 'avg_log_probs']: name each once"),
+    (f"{RANKS}_add=[avg_logprobs]", f"{RANKS}_add[0]='avg_logprobs': must be one of avg_log_probs, avg_response_entr"),
     (f"{RANKS}=[5]", f"{RANKS}=[5]: indices run from 0 to 4: ['Response Entropy"),
     # Choices.
     ("algorithm.adv_estimator=grop", "algorithm.adv_estimator='grop': must be one of grpo, rloo, "),
@@ -80,6 +84,8 @@ REFUSALS = [
     ("calculator.zeroth_order_svd_method=x", "calculator.zeroth_order_svd_method='x': must be one of full, lowrank"),
     ("calculator.diff_svd_method=half", "calculator.diff_svd_method='half': must be one of full, lowrank"),
     ("calculator.diff_calculator_method=fast", "calculator.diff_calculator_method='fast': must be one of optimized, o"),
+    ("calculator.prefix_rule=at", "calculator.prefix_rule='at': must be one of after_stride, after_stride_and_whole, "),
+    ("calculator.max_seq_len_from=both", "calculator.max_seq_len_from='both': must be one of end, start"),
     ("calculator.metrics_dtype=bf16", "calculator.metrics_dtype='bf16': must be one of float64, bfloat16"),
     ("calculator.on_nonfinite=zeros", "calculator.on_nonfinite='zeros': must be one of raise, mask, zero"),
     (
@@ -100,6 +106,7 @@ REFUSALS = [
         "calculator.enable=False: rank shaping needs rank metrics; set calculator.enable=true, ",
     ),
     ("calculator.compute_diff=false", "reward_manager.indicator_names='Effective Rank diff 2': is not computed, but ["),
+    (f"{GUIDE}=avg_log_probs", f"{GUIDE}='avg_log_probs': is not computed, but ['Effective Rank', 'Effective Rank d"),
     ("reward_manager.w_explore=[1]", "reward_manager.w_explore=[1.0]: needs one weight per indicator, 3: ['Effective"),
     ("actor.policy_loss=gspo actor.clip_ratio_c=3", "actor.clip_ratio_c=3.0: gspo has no dual clip; set it to null"),
     ("algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.type='adaptive': adaptive control needs the KL divergence"),
@@ -152,6 +159,30 @@ def test_the_released_code_differs_from_the_shipped_signal_in_its_known_defects(
         pairs = zip(side.w_explore, side.w_exploit, strict=True)
         assert dict(zip(side.indicator_names, pairs, strict=True)) == weights
     assert differing("actor") == differing("algorithm") == differing("rollout") == set()
+
+
+def test_the_later_released_code_differs_from_the_first():
+    first, later = (load_config(PPOConfig, "ppo_trainer", [f"experiment={name}"]) for name in RELEASED)
+
+    def differing(group: str) -> dict[str, object]:
+        old, new = asdict(getattr(first, group)), asdict(getattr(later, group))
+        return {name: new[name] for name in old if old[name] != new[name]}
+
+    token_metrics = ["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
+    assert differing("calculator") == {
+        "diff_stride": 128,
+        "max_seq_len": None,
+        "prefix_rule": "after_stride_and_whole",
+        "metric_indices_add": token_metrics,
+    }
+    assert differing("reward_manager") == {
+        "phi_without_reward": True,
+        "indicator_names": [*first.reward_manager.indicator_names, *token_metrics[:2]],
+        "guidance_metric": "Effective Rank diff 2",
+        "w_explore": [0.0, 0.0, 1.0, 0.0, 0.0],
+        "w_exploit": [0.0, 1.0, 0.0, 0.0, 0.0],
+    }
+    assert differing("actor") == differing("algorithm") == differing("rollout") == differing("reward_score") == {}
 
 
 @pytest.mark.parametrize("override", ["data.val_files=[]", "trainer.test_freq=-1"])

@@ -27,6 +27,10 @@ EXPERIMENTS = {
     "verl_ppo": (("gae", False, True, (0.2, 0.2), True, False, False), {"n": 1}),
     "dapo": (("grpo", False, False, (0.2, 0.28), False, True, True), {"entropy": 0.0, "aggregation": "token-mean"}),
     "released_code": (("grpo", False, True, (0.2, 0.2), True, False, False), {"stride": 40, "mode": "independent"}),
+    "released_code_later": (
+        ("grpo", False, True, (0.2, 0.2), True, False, False),
+        {"stride": 128, "mode": "independent"},
+    ),
 }
 
 

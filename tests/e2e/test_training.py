@@ -94,13 +94,20 @@ def test_a_policy_that_generates_itself(two_steps, arithmetic_prompts, tmp_path)
         assert record["cal/overall/layer_2/Effective Rank diff/mean"] != 0
 
 
+TOKEN_METRICS = ("avg_log_probs", "avg_response_entropy", "avg_logits_entropy")
+
 EXPERIMENTS = {
     # The critic of two workers, of another model than the policy, learns alone at first; every response that is cut
-    # off is left out of the losses. Rows are packed, and the policy measures the hidden states.
+    # off is left out of the losses. Rows are packed, and the policy measures the hidden states and the tokens, of which
+    # one metric is the guide and another an indicator.
     "verl_ppo": [
         *("trainer.n_gpus_per_node=2", "trainer.critic_warmup=1", "trainer.remove_clip=true"),
         *("reward_model.enable=true", "model.use_remove_padding=true", "calculator.source=actor"),
-        "actor.use_dynamic_bsz=true",
+        *("actor.use_dynamic_bsz=true", "calculator.prefix_rule=at_stride_and_whole"),
+        "calculator.metric_indices_add=[avg_log_probs,avg_response_entropy,avg_logits_entropy]",
+        "reward_manager.indicator_names=[avg_log_probs]",
+        *("reward_manager.w_explore=[1]", "reward_manager.w_exploit=[-1]"),
+        "reward_manager.guidance_metric=avg_logits_entropy",
     ],
     "dapo": [
         *("rollout.name=hf", "algorithm.filter_groups.max_num_gen_batches=2"),
@@ -145,6 +152,15 @@ def test_experiments(experiment, two_steps, tiny_model, arithmetic_prompts, rewa
         assert "actor/lr" in second and first["critic/lr"] == second["critic/lr"] > 0
         assert second["filtered_response_length/max"] < 12 == second["response_length/max"]
         assert 0 < second["response_length/clip_ratio"] < 1
+        for record, prefix in ((before, "val/"), (first, ""), (second, "")):
+            tokens = {name: record[f"{prefix}cal/overall/layer_2/{name}/mean"] for name in TOKEN_METRICS}
+            assert tokens["avg_log_probs"] < 0 < tokens["avg_logits_entropy"] and tokens["avg_response_entropy"] > 0
+        # Two layers see the same tokens; the second step is measured against the means of the first.
+        for name in ("avg_log_probs", "avg_logits_entropy"):
+            mean = first[f"cal/overall/layer_1/{name}/mean"]
+            assert mean == first[f"cal/overall/layer_2/{name}/mean"]
+            assert second[f"reward_manager/layer_1/{name}/mu"] == pytest.approx(mean, rel=1e-6)
+        assert second["reward_manager/phi_std"] > 0
         critic = AutoModelForTokenClassification.from_pretrained(checkpoint / "critic" / "huggingface")
         assert critic.score.weight.shape[0] == 1 and critic.score.weight.any()
     elif experiment == "dapo":

@@ -78,10 +78,17 @@ def test_empty_and_single_row_responses_and_an_empty_batch(make_calculator):
     assert len(metrics) == 15 and all(values.shape == (0,) for values in metrics.values())
 
 
-@given(st.integers(0, 2**31 - 1), st.lists(st.integers(1, 20), min_size=2, max_size=5), st.integers(1, 5))
-@settings(max_examples=25, deadline=None)
-def test_padding_and_batch_order_do_not_matter(make_calculator, seed, lengths, stride):
-    calculator = make_calculator(metric_indices=ALL, diff_stride=stride)
+RULES = ["after_stride", "after_stride_and_whole", "at_stride_and_whole"]
+
+
+@given(
+    *(st.integers(0, 2**31 - 1), st.lists(st.integers(1, 20), min_size=2, max_size=5), st.integers(1, 5)),
+    *(st.sampled_from(RULES), st.sampled_from([None, 1, 7]), st.sampled_from(["start", "end"])),
+)
+@settings(max_examples=40, deadline=None)
+def test_padding_and_batch_order_do_not_matter(make_calculator, seed, lengths, stride, rule, most, end):
+    kept = {"max_seq_len": most, "max_seq_len_from": end}
+    calculator = make_calculator(metric_indices=ALL, diff_stride=stride, prefix_rule=rule, **kept)
     hidden = random_states(seed, len(lengths), 20, 1, 6)
     mask = mask_of(lengths, 20)
     whole = calculator(hidden, mask)["1"]

@@ -23,6 +23,7 @@ def config(**changes):
         phi_without_reward=True,
         baseline_start="first_batch",
         indicator_names=[ERA, ERV],
+        guidance_metric=None,
         w_explore=[0.0, 1.0],
         w_exploit=[1.0, 0.0],
         hypothesis_type="FixTwo",
@@ -324,3 +325,51 @@ def test_malformed_state_is_rejected_and_changes_nothing(start, state, message):
     with pytest.raises(ValueError, match=message):
         manager.load_state_dict(state)
     assert manager.state_dict() == before
+
+
+ENTROPY = "avg_logits_entropy"
+
+
+def guided(era, erv, entropy):
+    return measured(layer(era, erv) | {ENTROPY: torch.tensor(entropy, dtype=torch.float64)})
+
+
+def test_a_guide_apart_from_the_indicators():
+    manager = RewardManager(config(hypothesis_type="PlanB", gain=2.0, guidance_metric=ENTROPY))
+    manager.update(torch.zeros(2), guided([1.0, 1.0], [1.0, 1.0], [3.0, 5.0]))
+    assert manager.baselines == {ERA: 1.0, ERV: 1.0, ENTROPY: 4.0}
+    result = shape(manager, guided([2.0, 2.0], [3.0, 3.0], [4.0 + 2 * math.log(3), 4.0]))
+    # beta = sigmoid(log 3) = 3/4 and sigmoid(0) = 1/2; exploring follows the velocity, exploiting the acceleration
+    expected = [0.75 * math.tanh(2.0) + 0.25 * math.tanh(1.0), 0.5 * math.tanh(2.0) + 0.5 * math.tanh(1.0)]
+    assert result.phi.tolist() == pytest.approx(expected, rel=1e-7)
+    logged = {name.removeprefix("reward_manager/layer_1/"): v for name, v in result.metrics.items() if ENTROPY in name}
+    assert logged == pytest.approx({f"{ENTROPY}/mu": 4.0, f"{ENTROPY}/deviation": math.log(3) / 4}, rel=1e-7)
+
+
+@pytest.mark.parametrize("start", ["first_batch", "zero"])
+def test_a_state_from_before_the_guide_had_a_baseline(start):
+    older, newer = (
+        RewardManager(config(hypothesis_type="PlanB", baseline_start=start, guidance_metric=guide))
+        for guide in (None, ENTROPY)
+    )
+    batches = [guided([1.0, 3.0], [5.0, 3.0], [2.0, 6.0]), guided([2.0, 3.0], [4.0, 1.0], [6.0, 2.0])]
+    for each in batches:
+        older.update(torch.zeros(2), each)
+    newer.load_state_dict(older.state_dict())
+    result = shape(newer, batches[0])
+    # Against the batch's own mean of 4, or against 0, where every deviation is 5.
+    expected = (4.0, 0.0) if start == "first_batch" else (0.0, 5.0)
+    prefix = f"reward_manager/layer_1/{ENTROPY}"
+    assert (result.metrics[f"{prefix}/mu"], result.metrics[f"{prefix}/deviation"]) == expected
+    newer.update(torch.zeros(2), batches[0])
+    newer.update(torch.zeros(2), batches[0])
+    assert newer.baselines[ENTROPY] == {"first_batch": 4.0, "zero": 1.0}[start]
+    again = RewardManager(newer.config)
+    again.load_state_dict(json.loads(json.dumps(newer.state_dict())))
+    assert again.state_dict() == newer.state_dict()
+
+
+def test_a_guide_that_is_not_measured_is_named():
+    manager = RewardManager(config(guidance_metric="Curvature"))
+    with pytest.raises(ValueError, match="guidance_metric: 'Curvature' is not among the metrics; available: Effective"):
+        manager.compute_phi(batch([1.0], [1.0]))

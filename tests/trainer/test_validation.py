@@ -153,3 +153,33 @@ def test_the_policy_measures_where_the_engine_does_not():
     metrics = Validator(batches, sampler, Policy(), None, RewardManager(CONFIG.reward_manager)).validate()
     assert calls == ["finish_generation", 6, "finish_generation", 2]
     assert metrics["val/cal/overall/layer_1/Effective Rank/mean"] == 1.5
+
+
+@pytest.mark.parametrize(("names", "passes"), [(["avg_response_entropy"], 0), (["avg_log_probs"], 1)])
+def test_the_policy_is_asked_where_a_metric_of_tokens_needs_it(names, passes):
+    calculator = dataclasses.replace(CONFIG.calculator, metric_indices_add=names)
+    sampler = ScriptedSampler(VERDICTS, dataclasses.replace(CONFIG, calculator=calculator))
+    calls = []
+
+    class Policy:
+        def finish_generation(self) -> None:
+            calls.append("finish_generation")
+
+        def compute_logprobs(self, rollout: RolloutBatch) -> SimpleNamespace:
+            calls.append(len(rollout))
+            # A response to the prompt of uid u has tokens of log-probability u.
+            logprobs = rollout.group_ids[:, None] * rollout.response_mask
+            return SimpleNamespace(logprobs=logprobs, entropy=logprobs, rank_metrics=RankMetrics.none(len(rollout)))
+
+    manager = RewardManager(CONFIG.reward_manager)
+    metrics = Validator([prompts(0, ["math"] * 4)], sampler, Policy(), None, manager).validate()
+    assert calls == ["finish_generation", 8] * passes
+    assert metrics["val/cal/overall/layer_1/Effective Rank/mean"] == 1.5
+    # Every token is the same.
+    expected = {"avg_response_entropy": 0.0, "avg_log_probs": 1.5}
+    assert metrics[f"val/cal/overall/layer_1/{names[0]}/mean"] == pytest.approx(expected[names[0]])
+    disabled = dataclasses.replace(calculator, enable=False)
+    plain = dataclasses.replace(CONFIG.reward_manager, add_adv=False)
+    config = dataclasses.replace(CONFIG, calculator=disabled, reward_manager=plain)
+    sampler = ScriptedSampler(VERDICTS, config, measures=False)
+    assert "val/pass@1" in Validator([prompts(0, ["math"])], sampler, None, None, manager).validate()

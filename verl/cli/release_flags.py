@@ -188,6 +188,18 @@ def _estimator(value: str, line: CommandLine) -> list[str]:
     return [f"algorithm={value}"]
 
 
+def _diff_method(value: str, line: CommandLine) -> list[str]:
+    if value != "batched":
+        return [f"calculator.diff_calculator_method={scalar(value)}"]
+    return ["calculator.prefix_rule=at_stride_and_whole", "calculator.max_seq_len_from=start"]
+
+
+def _token_metrics(value: str, line: CommandLine) -> list[str]:
+    if "response_entropy" in re.findall(r"\w+", value):
+        raise FlagError("response_entropy is the same number as avg_response_entropy; name that")
+    return [f"calculator.metric_indices_add={listed(value)}"]
+
+
 def _critic(value: str, line: CommandLine) -> list[str]:
     estimator = line.flags.get("adv_estimator") or "grpo"
     if {"algorithm", "algorithm.adv_estimator", "experiment"} & line.keys:
@@ -273,16 +285,18 @@ FLAGS = {
     "critic_model_path": Flag("`critic.model.path`; ignored, with a note, if there is no critic", _critic),
     "enable_calculator": sets("calculator.enable"),
     "metric_indices": sets("calculator.metric_indices", convert=listed),
-    "metric_indices_add": refused(
-        ["[]"], "token-level metrics are not supported; choose metrics of hidden states with `--metric_indices`"
-    ),
+    "metric_indices_add": Flag("`calculator.metric_indices_add`", _token_metrics),
     "diff_stride": sets("calculator.diff_stride"),
     "compute_log_effective_rank": switch("adds index 4 to `calculator.metric_indices`", []),
     "zeroth_order_svd_method": sets("calculator.zeroth_order_svd_method"),
     "diff_svd_method": sets("calculator.diff_svd_method"),
     "svd_rank": sets("calculator.svd_rank"),
     "svd_niter": without_effect("`lowrank` keeps the exact largest singular values, which need no iterations"),
-    "diff_calculator_method": sets("calculator.diff_calculator_method"),
+    "diff_calculator_method": Flag(
+        "`calculator.diff_calculator_method`; `batched`, of the later release, is "
+        "`calculator.prefix_rule=at_stride_and_whole calculator.max_seq_len_from=start` instead",
+        _diff_method,
+    ),
     "compute_global_metrics": sets("calculator.compute_global_metrics"),
     "compute_cumulative_global_metrics": sets("calculator.compute_cumulative_global_metrics"),
     "global_diff_stride_train": sets("calculator.global_diff_stride_train"),

@@ -146,6 +146,8 @@ class EvaluationConfig:
             _require_name("benchmarks", name)
         source = self.calculator.source
         require(source == "rollout", "calculator.source", source, "an evaluation has no actor; set it to rollout")
+        added = self.calculator.metric_indices_add
+        require(not added, "calculator.metric_indices_add", added, "an evaluation measures hidden states only; set []")
         self.model.check("model")
         for alias, run in self.runs.items():
             _require_name("runs", alias)

@@ -481,12 +481,13 @@ class PPOConfig:
             "rank shaping needs rank metrics; set calculator.enable=true, or reward_manager.add_reward=false and "
             "reward_manager.add_adv=false",
         )
-        available = self.calculator.metric_names
-        for name in self.reward_manager.indicator_names:
+        available = [*self.calculator.metric_names, *self.calculator.token_metrics]
+        named = [("reward_manager.indicator_names", name) for name in self.reward_manager.indicator_names]
+        for field, name in [*named, ("reward_manager.guidance_metric", self.reward_manager.guide)]:
             require(
                 name in available,
-                "reward_manager.indicator_names",
+                field,
                 name,
-                f"is not computed, but {available} are; extend calculator.metric_indices or set "
-                "calculator.compute_diff=true",
+                f"is not computed, but {available} are; extend calculator.metric_indices or "
+                "calculator.metric_indices_add, or set calculator.compute_diff=true",
             )

@@ -12,6 +12,9 @@ from verl.config.checks import require, require_distinct, require_literals, requ
 BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
 """The metrics of one response and layer, in the order that ``calculator.metric_indices`` indexes."""
 
+TokenMetric = Literal["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
+"""Metrics of a response's tokens, which need no hidden states, by the names of the paper's later release."""
+
 KLType = Literal["kl", "abs", "mse", "low_var_kl"]
 SVDMethod = Literal["full", "lowrank"]
 ScoreMode = Literal["independent", "mix"]
@@ -106,13 +109,28 @@ class CalculatorConfig:
     metric_indices: list[int]
     """The metrics to compute: 0 Response Entropy 1, 1 Effective Rank, 2 Traditional Rank, 3 Curvature, 4 Log Effective
     Rank."""
+    metric_indices_add: list[TokenMetric]
+    """Metrics of a response's tokens, measured beside those of hidden states for ``reward_manager`` and the log, the
+    same in every layer and without velocity: ``avg_log_probs``, the mean log-probability of its tokens under the
+    policy; ``avg_response_entropy``, the entropy of the token frequencies within the response; ``avg_logits_entropy``,
+    the mean entropy of the distributions its tokens were sampled from; all in nats. Validation computes
+    log-probabilities for the first and the last. Must be empty in an evaluation."""
     compute_diff: bool
     """Also compute each metric's velocity ("<name> diff") and acceleration ("<name> diff 2")."""
     diff_stride: int
     """Tokens between two consecutive prefixes of the velocity and acceleration, at least 1."""
+    prefix_rule: Literal["after_stride", "after_stride_and_whole", "at_stride_and_whole"]
+    """Prefixes of the velocity and acceleration, s being ``diff_stride``. ``after_stride``: s + 1, 2s + 1, ... rows.
+    ``after_stride_and_whole``: the same, and the whole response once more as the last one, even if a prefix was it
+    already, but no prefix of a response that is shorter than 2s (the paper's later release, its method ``optimized``).
+    ``at_stride_and_whole``: s, 2s, ... rows, and the whole response as the last one where these leave out more than one
+    row (its method ``batched``). Also the rule of ``compute_cumulative_global_metrics``."""
     max_seq_len: int | None
-    """Velocity and acceleration use only the last tokens of a response, this many (512 in the paper's release); null:
-    all."""
+    """Velocity and acceleration use only this many tokens of a response (512 in the paper's first release); null: all.
+    A cut response has no last prefix by ``after_stride_and_whole``; by ``at_stride_and_whole`` its last prefix is all
+    of it, unless the others reach the cut."""
+    max_seq_len_from: Literal["end", "start"]
+    """Which tokens ``max_seq_len`` keeps: the last (``end``) or the first (``start``)."""
     metrics_dtype: Literal["float64", "bfloat16"]
     """``float64``; or ``bfloat16``: the effective, log effective and traditional rank of a whole response are rounded
     to 8 significant bits, as the paper's release stored them (301 becomes 300). Other metrics are never rounded."""
@@ -153,6 +171,8 @@ class CalculatorConfig:
                 self.metric_indices,
                 f"indices run from 0 to {len(BASE_METRICS) - 1}: {BASE_METRICS}",
             )
+        names = self.metric_indices_add
+        require(len(set(names)) == len(names), "calculator.metric_indices_add", names, "name each once")
         if self.max_seq_len is not None:
             require_positive("calculator.max_seq_len", self.max_seq_len)
         for field in ("diff_stride", "svd_rank", "global_diff_stride_train", "global_diff_stride_val"):
@@ -168,6 +188,16 @@ class CalculatorConfig:
         """Every metric name the calculator returns, velocity and acceleration included."""
         suffixes = ["", " diff", " diff 2"] if self.compute_diff else [""]
         return [name + suffix for name in self.base_names for suffix in suffixes]
+
+    @property
+    def token_metrics(self) -> list[TokenMetric]:
+        """The metrics of tokens that are measured."""
+        return self.metric_indices_add if self.enable else []
+
+    @property
+    def needs_policy(self) -> bool:
+        """Whether a metric of tokens is read from the policy's own forward pass."""
+        return any(name != "avg_response_entropy" for name in self.token_metrics)
 
 
 @dataclass(frozen=True)
@@ -245,7 +275,10 @@ class RewardManagerConfig:
     is at its limit of 5; each step then moves the baselines, after its signal, towards the batch of the previous
     step."""
     indicator_names: list[str]
-    """Metrics that enter Phi; the first one (the acceleration) is the guide that sets beta."""
+    """Metrics that enter Phi; the first one (the acceleration) is the guide, unless ``guidance_metric`` names it."""
+    guidance_metric: str | None
+    """The guide, the metric whose deviation sets beta; it need not be among ``indicator_names``. null: the first of
+    these. The paper's later release always takes "Effective Rank diff 2"."""
     w_explore: list[float]
     """Weight of each indicator when exploring (beta = 1), aligned with ``indicator_names``."""
     w_exploit: list[float]
@@ -277,6 +310,16 @@ class RewardManagerConfig:
             )
         require(self.kappa >= 1, "reward_manager.kappa", self.kappa, "must be at least 1")
         require(0 < self.ema_alpha <= 1, "reward_manager.ema_alpha", self.ema_alpha, "must be in (0, 1]")
+
+    @property
+    def guide(self) -> str:
+        """The metric that sets beta."""
+        return self.guidance_metric or self.indicator_names[0]
+
+    @property
+    def followed_names(self) -> list[str]:
+        """The metrics that need a baseline: the indicators, and the guide if it is none of them."""
+        return list(dict.fromkeys([*self.indicator_names, self.guide]))
 
     @property
     def active(self) -> bool:

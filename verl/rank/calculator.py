@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from verl.config.signal import CalculatorConfig
 from verl.protocol import RankMetrics
-from verl.rank.dynamics import acceleration, base_metrics, prefix_counts, prefix_rows, velocity
+from verl.rank.dynamics import acceleration, base_metrics, prefix_counts, prefix_rows, velocity, with_whole
 from verl.spectral import SpectralOptions
 
 RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
@@ -138,6 +138,9 @@ class RepresentationMetricsCalculator:
         """``values [B]`` of one metric as ``metrics_dtype`` and ``on_nonfinite=zero`` have them, float64 still."""
         if self.config.on_nonfinite == "zero":
             values = values.nan_to_num(nan=0.0)
+        return self._rounded(name, values)
+
+    def _rounded(self, name: str, values: Tensor) -> Tensor:
         rounded = self.config.metrics_dtype == "bfloat16" and name in RANKS
         return values.bfloat16().double() if rounded else values
 
@@ -149,23 +152,28 @@ class RepresentationMetricsCalculator:
                 name: values[:, 0]
                 for name, values in base_metrics(hidden, lengths, lengths[:, None], names, self._whole).items()
             }
-        tail, tail_lengths = _last_rows(hidden, lengths, self.config.max_seq_len)
-        counts, rows = prefix_counts(tail_lengths, stride), prefix_rows(tail_lengths, stride)
-        if tail is hidden and self._whole == self._diff:
-            # The whole response is one more prefix, the last column.
+        kept, kept_lengths = _kept_rows(hidden, lengths, self.config.max_seq_len, self.config.max_seq_len_from)
+        extra = 0 if self.config.prefix_rule == "at_stride_and_whole" else 1
+        counts, rows = prefix_counts(kept_lengths, stride, extra), prefix_rows(kept_lengths, stride, extra)
+        if kept is hidden and self._whole == self._diff:
+            # One more column, the whole response.
             both = base_metrics(hidden, lengths, torch.cat([rows, lengths[:, None]], dim=1), names, self._whole)
             whole = {name: values[:, -1:] for name, values in both.items()}
             prefixes = {name: values[:, :-1] for name, values in both.items()}
         else:
             whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole)
-            prefixes = base_metrics(tail, tail_lengths, rows, names, self._diff)
+            prefixes = base_metrics(kept, kept_lengths, rows, names, self._diff)
+        ends_whole = _ends_whole(self.config.prefix_rule, lengths, kept_lengths, counts, stride)
         metrics: dict[str, Tensor] = {}
         for name in names:
             metrics[name] = whole[name][:, 0]
             # A masked response has NaN here too, though fewer than two prefixes would give 0.
             masked = torch.where(metrics[name].isnan(), torch.nan, 0.0)
-            metrics[f"{name} diff"] = velocity(prefixes[name], counts) + masked
-            metrics[f"{name} diff 2"] = acceleration(prefixes[name], counts) + masked
+            values, terms = prefixes[name], counts
+            if self.config.prefix_rule != "after_stride":
+                values, terms = with_whole(values, counts, self._rounded(name, metrics[name]), ends_whole)
+            metrics[f"{name} diff"] = velocity(values, terms) + masked
+            metrics[f"{name} diff 2"] = acceleration(values, terms) + masked
         return metrics
 
 
@@ -206,10 +214,22 @@ def _options(config: CalculatorConfig, svd_method: str, method: str) -> Spectral
     return SpectralOptions(method=method, svd_rank=rank, on_nonfinite=on_nonfinite)
 
 
-def _last_rows(hidden: Tensor, lengths: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
-    """The last ``most`` valid rows of each response, left-aligned, and how many there are."""
+def _ends_whole(rule: str, lengths: Tensor, kept: Tensor, counts: Tensor, stride: int) -> Tensor:
+    """Bool ``[B]``: whether the whole response is the last prefix, by ``calculator.prefix_rule``.
+
+    ``lengths [B]``, the rows ``kept [B]`` of them, and the ``counts [B]`` of the other prefixes.
+    """
+    if rule == "after_stride_and_whole":
+        return (kept == lengths) & (lengths >= 2 * stride)
+    return (counts > 0) & (counts * stride < kept - 1)
+
+
+def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> tuple[Tensor, Tensor]:
+    """The first or last ``most`` valid rows of each response, left-aligned, and how many there are."""
     if most is None or hidden.shape[1] <= most:
         return hidden, lengths
+    if end == "start":
+        return hidden, lengths.clamp(max=most)
     first = (lengths - most).clamp(min=0)
     at = first[:, None] + torch.arange(most, device=hidden.device)
     return hidden.gather(1, at[:, :, None].expand(-1, -1, hidden.shape[2])), lengths - first

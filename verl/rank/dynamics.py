@@ -24,23 +24,36 @@ _CURVATURE_BYTES = 64 * 2**20
 """Bound on the float64 states that :func:`curvature` holds at once, unless one response exceeds it."""
 
 
-def prefix_counts(lengths: Tensor, stride: int) -> Tensor:
-    """Number J of velocity prefixes of each response: j = 1..J while ``j * stride < length``. ``[B]`` -> ``[B]``."""
-    return (lengths - 1).clamp(min=0) // stride
+def prefix_counts(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
+    """Number J of velocity prefixes of each response: j = 1..J while ``j * stride + extra <= length``.
+
+    ``[B]`` -> ``[B]``; ``extra`` is 1, or 0 by ``calculator.prefix_rule=at_stride_and_whole``.
+    """
+    return (lengths - extra).clamp(min=0) // stride
 
 
-def prefix_rows(lengths: Tensor, stride: int) -> Tensor:
-    """Rows k_j = j * stride + 1 of each response's velocity prefixes, int64 ``[B, max J]``, 0 where absent.
+def prefix_rows(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
+    """Rows k_j = j * stride + extra of each response's velocity prefixes, int64 ``[B, max J]``, 0 where absent.
 
     Raises:
         ValueError: ``stride`` is below 1.
     """
     if stride < 1:
         raise ValueError(f"calculator.diff_stride={stride}: must be at least 1")
-    counts = prefix_counts(lengths, stride)
+    counts = prefix_counts(lengths, stride, extra)
     columns = int(counts.max()) if counts.numel() else 0
     j = torch.arange(1, columns + 1, device=lengths.device)
-    return torch.where(j <= counts[:, None], j * stride + 1, 0)
+    return torch.where(j <= counts[:, None], j * stride + extra, 0)
+
+
+def with_whole(values: Tensor, counts: Tensor, whole: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Prefix metrics in which the whole response is the last prefix of some responses.
+
+    ``values [B, J]``, of which the first ``counts [B]`` count, ``whole [B]``, and ``present [B]`` bool, which responses
+    get it -> ``[B, J + 1]`` and counts.
+    """
+    longer = torch.cat([values, values.new_zeros(values.shape[0], 1)], dim=1)
+    return longer.scatter(1, counts[:, None], whole[:, None]), counts + present
 
 
 def velocity(values: Tensor, counts: Tensor) -> Tensor:

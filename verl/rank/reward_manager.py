@@ -51,13 +51,13 @@ class RewardManager:
         all without ``computes_phi``, and in the first step if ``baseline_start=zero``.
 
         Args:
-            rank_metrics: of B responses, holding every name in ``indicator_names``.
+            rank_metrics: of B responses, holding every name in ``indicator_names``, and the guide.
 
         Returns:
             Phi ``[B]`` float64, the mean over the layers, and scalars under ``reward_manager/``.
 
         Raises:
-            ValueError: no layer, or an indicator that the metrics lack (names those available).
+            ValueError: no layer, or an indicator or guide that the metrics lack (names those available).
         """
         layers = self._indicators(rank_metrics)
         scale = self.config.aux_reward_global_weight * self._fade()
@@ -151,11 +151,11 @@ class RewardManager:
         layer.
         """
         known = next(iter(self._baselines.values()), {})
-        baselines = {name: known.get(name, self._start) for name in self.config.indicator_names}
+        baselines = {name: known.get(name, self._start) for name in self.config.followed_names}
         return {name: value for name, value in baselines.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages as plain floats, which JSON represents exactly.
+        """The averages as plain floats, which JSON represents exactly; those of the guide are among the baselines.
 
         ``baselines`` and ``ema_score``; with ``baseline_start=zero`` also ``previous_means``, of the last batch.
         """
@@ -163,7 +163,7 @@ class RewardManager:
         return state if self._start is None else state | {"previous_means": deepcopy(self._previous_means)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore what :meth:`state_dict` returned; a metric without a baseline there starts its own.
 
         Raises:
             ValueError: the state is malformed (names the part); the manager is then unchanged.
@@ -191,8 +191,9 @@ class RewardManager:
             baseline = known.get(name, self._start)
             # Without a baseline and a finite value every deviation is 0, so the number does not matter.
             baselines[name] = baseline if baseline is not None else (_finite_mean(values) or 0.0)
-        deviations = torch.stack([relative_deviation(v, baselines[n]) for n, v in indicators.items()], dim=1)
-        beta = exploration_beta(deviations[:, 0], config.hypothesis_type, config.gain)
+        by_name = {name: relative_deviation(values, baselines[name]) for name, values in indicators.items()}
+        deviations = torch.stack([by_name[name] for name in config.indicator_names], dim=1)
+        beta = exploration_beta(by_name[config.guide], config.hypothesis_type, config.gain)
         w_explore, w_exploit = deviations.new_tensor(config.w_explore), deviations.new_tensor(config.w_exploit)
         weights = controller_weights(beta, w_explore, w_exploit, config.hypothesis_type)
         phi = auxiliary_signal(deviations, weights, scale)
@@ -203,9 +204,10 @@ class RewardManager:
             f"{prefix}/beta_min": beta.min().item(),
             f"{prefix}/beta_max": beta.max().item(),
         }
-        for i, name in enumerate(indicators):
+        for name, deviation in by_name.items():
             metrics[f"{prefix}/{name}/mu"] = baselines[name]
-            metrics[f"{prefix}/{name}/deviation"] = deviations[:, i].mean().item()
+            metrics[f"{prefix}/{name}/deviation"] = deviation.mean().item()
+        for i, name in enumerate(config.indicator_names):
             metrics[f"{prefix}/{name}/weight"] = weights[:, i].mean().item()
         return phi, metrics
 
@@ -214,18 +216,19 @@ class RewardManager:
         return self.config.computes_phi and not waits
 
     def _indicators(self, rank_metrics: RankMetrics) -> dict[str, dict[str, Tensor]]:
-        """The configured indicators of every layer in float64, guide first; ``ValueError`` where one is missing."""
+        """The indicators and the guide of every layer in float64; ``ValueError`` where one is missing."""
         if not rank_metrics.num_layers:
             raise ValueError("rank_metrics is empty: rank shaping needs calculator.enable=true and at least one layer")
         available = rank_metrics.metric_names
-        for name in self.config.indicator_names:
+        for name in self.config.followed_names:
             if name not in available:
+                field = "indicator_names" if name in self.config.indicator_names else "guidance_metric"
                 raise ValueError(
-                    f"reward_manager.indicator_names: {name!r} is not among the metrics; "
+                    f"reward_manager.{field}: {name!r} is not among the metrics; "
                     f"available: {', '.join(sorted(available))}"
                 )
         return {
-            str(layer): {name: metrics[name].double() for name in self.config.indicator_names}
+            str(layer): {name: metrics[name].double() for name in self.config.followed_names}
             for layer, metrics in enumerate(rank_metrics.by_layer(), start=1)
         }
 

@@ -12,6 +12,7 @@ from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
+from verl.rank.token_metrics import with_token_metrics
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
@@ -30,7 +31,7 @@ class Validator:
     batches: Sequence[TokenizedPrompts]
     sampler: Sampler
     policy: PolicyWorkers
-    """Measures rank metrics with ``calculator.source=actor``."""
+    """Measures rank metrics with ``calculator.source=actor``, and the log-probabilities behind those of tokens."""
     calculator: RepresentationMetricsCalculator | None
     """Of metrics over all responses together; None without rank metrics."""
     reward_manager: RewardManager
@@ -84,12 +85,15 @@ class Validator:
     def _generate(self, prompts: TokenizedPrompts) -> RolloutBatch:
         """Responses with their rank metrics."""
         config = self.sampler.config
+        calculator = config.calculator
         rollout = self.sampler.generate(prompts, config.rollout.val_kwargs, VALIDATION_STEP)
-        if config.calculator.measured_by("actor"):
+        scores, metrics = None, rollout.rank_metrics
+        if calculator.measured_by("actor") or calculator.needs_policy:
             # As in training, the engine makes room for the policy; further batches wake it.
             self.policy.finish_generation()
-            rollout = rollout.replace(rank_metrics=self.policy.compute_logprobs(rollout).rank_metrics)
-        return rollout
+            scores = self.policy.compute_logprobs(rollout)
+            metrics = scores.rank_metrics if calculator.measured_by("actor") else metrics
+        return rollout.replace(rank_metrics=with_token_metrics(metrics, calculator.token_metrics, rollout, scores))
 
     def _dataset_scalars(self, rank_metrics: RankMetrics) -> dict[str, float]:
         if self.calculator is None:

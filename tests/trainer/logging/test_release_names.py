@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from verl.config import PPOConfig, load_config
 from verl.trainer.logging.release_names import release_names
 
-INDICATORS = ["Effective Rank diff 2", "Effective Rank", "Effective Rank diff"]
+SHAPING = load_config(PPOConfig, "ppo_trainer").reward_manager
+INDICATORS = SHAPING.indicator_names
 METRIC = "{Effective,Traditional} Rank{, diff, diff 2}"
 DATASET = "{global/Effective Rank,cumulative/Effective Rank diff{, 2}}"
 LENGTHS = "{mean,max,min,clip_ratio}"
@@ -51,7 +54,7 @@ def listed(text: str) -> set[str]:
 
 
 def test_every_name_of_the_release_comes_back():
-    extra = release_names(dict.fromkeys(listed(OURS), 1.0), INDICATORS, dict.fromkeys(INDICATORS, 2.0), ["arithmetic"])
+    extra = release_names(dict.fromkeys(listed(OURS), 1.0), SHAPING, dict.fromkeys(INDICATORS, 2.0), ["arithmetic"])
     assert set(extra) == listed(RELEASE)
     assert not set(extra) & listed(OURS)
 
@@ -73,7 +76,7 @@ SCORES = ["val/test_score_0/a/b", "val/a/b/test_score_0", "val/test_score/a/b", 
     ],
 )
 def test_a_number_keeps_its_value(name: str, theirs: list[str]):
-    assert release_names({name: 0.5}, INDICATORS, {}, ["a/b"]) == dict.fromkeys(theirs, 0.5)
+    assert release_names({name: 0.5}, SHAPING, {}, ["a/b"]) == dict.fromkeys(theirs, 0.5)
 
 
 def test_terms_of_phi_are_those_of_the_first_layer():
@@ -84,18 +87,24 @@ def test_terms_of_phi_are_those_of_the_first_layer():
     deviations = {"effective_rank_diff_2": 0.0, "effective_rank": 1.0, "effective_rank_diff": 2.0}
     expected = {f"reward_manager/relative_deviation_{name}_mean": value for name, value in deviations.items()}
     expected |= {"cal/base_v/Effective Rank": 31.5, "reward_manager/percentage_deviation_mean": 0.0}
-    assert release_names(metrics, INDICATORS, {"Effective Rank": 31.5}, []) == expected
+    assert release_names(metrics, SHAPING, {"Effective Rank": 31.5}, []) == expected
     # A validation alone has no terms of Phi.
-    assert release_names({"val/pass@1": 1.0}, INDICATORS, {"Effective Rank": 31.5}, []) == {}
+    assert release_names({"val/pass@1": 1.0}, SHAPING, {"Effective Rank": 31.5}, []) == {}
+
+
+def test_the_guide_need_not_be_an_indicator():
+    shaping = replace(SHAPING, guidance_metric="avg_log_probs")
+    metrics = {"reward_manager/phi_mean": 0.0, "reward_manager/layer_1/avg_log_probs/deviation": 4.0}
+    assert release_names(metrics, shaping, {}, []) == {"reward_manager/percentage_deviation_mean": 4.0}
 
 
 def test_several_sources_have_metrics_of_their_own():
     metrics = {"val/score/mean": 0.5, "val/a/score/mean": 0.0, "val/a/rewards/mean": 0.25, "val/b/pass@1": 1.0}
     names = {"val/test_score_0/a": 0.0, "val/test_score/a": 0.25, "val/test_correctness/b": 1.0}
     names |= {"val/b/pass@1": 1.0, "val/a/test_score_0": 0.0, "val/a/test_score": 0.25, "val/b/test_correctness": 1.0}
-    assert release_names(metrics, INDICATORS, {}, ["a", "b"]) == names
+    assert release_names(metrics, SHAPING, {}, ["a", "b"]) == names
 
 
 def test_the_accuracy_is_that_of_the_batch():
     counts = {"cal/num_correct": 1.0, "cal/num_incorrect": 3.0}
-    assert release_names(counts, INDICATORS, {}, []) == {"cal/accuracy": 0.25}
+    assert release_names(counts, SHAPING, {}, []) == {"cal/accuracy": 0.25}

@@ -6,6 +6,8 @@ The release's first and its later versions name some numbers differently; both n
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from verl.config.signal import RewardManagerConfig
+
 GROUP = "(overall|correct|incorrect)"
 
 NAMES = {
@@ -29,13 +31,13 @@ SOURCE_NAMES = {
 
 
 def release_names(
-    metrics: Mapping[str, float], indicators: Sequence[str], baselines: Mapping[str, float], sources: Sequence[str]
+    metrics: Mapping[str, float], shaping: RewardManagerConfig, baselines: Mapping[str, float], sources: Sequence[str]
 ) -> dict[str, float]:
     """The release's names for what is in ``metrics``.
 
     Args:
         metrics: one step, under our names.
-        indicators: ``reward_manager.indicator_names``, guide first.
+        shaping: names the indicators and the guide.
         baselines: of the first layer after the step, by indicator.
         sources: the data sources of the validation prompts. With a single one, all of ``val/`` is that source's.
     """
@@ -48,7 +50,7 @@ def release_names(
             extra[f"{prefix}cal/accuracy"] = correct / (correct + incorrect)
     if "reward_manager/phi_mean" in metrics:
         extra |= {f"cal/base_v/{name}": value for name, value in baselines.items()}
-        for ours, theirs in _indicator_names(indicators):
+        for ours, theirs in _indicator_names(shaping):
             if ours in metrics:
                 extra[theirs] = metrics[ours]
     for source in sources:
@@ -56,11 +58,11 @@ def release_names(
     return extra
 
 
-def _indicator_names(indicators: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _indicator_names(shaping: RewardManagerConfig) -> Iterator[tuple[str, str]]:
     """Our names and the release's for the terms of Phi; the release has one layer."""
     ours, theirs = "reward_manager/layer_1", "reward_manager"
-    yield f"{ours}/{indicators[0]}/deviation", f"{theirs}/percentage_deviation_mean"
-    for name in indicators:
+    yield f"{ours}/{shaping.guide}/deviation", f"{theirs}/percentage_deviation_mean"
+    for name in shaping.indicator_names:
         slug = name.lower().replace(" ", "_")
         yield f"{ours}/{name}/weight", f"{theirs}/weight_{slug}_mean"
         yield f"{ours}/{name}/deviation", f"{theirs}/relative_deviation_{slug}_mean"

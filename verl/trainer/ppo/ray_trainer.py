@@ -18,6 +18,7 @@ from verl.data.prompts import TokenizedPrompts
 from verl.protocol import PolicyBatch, RankMetrics, RolloutBatch, ValueBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
+from verl.rank.token_metrics import with_token_metrics
 from verl.run.display import RunDisplay
 from verl.run.tracking import Tracker
 from verl.single_controller import WorkerGroup
@@ -56,7 +57,7 @@ class ModelOutputs(NamedTuple):
     values: Tensor | None
     """[B, R], the critic's; None without a critic."""
     rank_metrics: RankMetrics
-    """Of the engine's hidden states or, with ``calculator.source=actor``, the policy's."""
+    """Of the engine's hidden states or, with ``calculator.source=actor``, the policy's; and of the tokens."""
 
 
 class LearningSignal(NamedTuple):
@@ -180,8 +181,10 @@ class RayPPOTrainer:
             with self.timer.phase("values"):
                 values = self.critic.compute_values(rollout)
             self.timer.count("values", work)
-        measured = policy if self.config.calculator.measured_by("actor") else rollout
-        return ModelOutputs(policy.logprobs, ref_logprobs, values, measured.rank_metrics)
+        calculator = self.config.calculator
+        measured = policy if calculator.measured_by("actor") else rollout
+        rank_metrics = with_token_metrics(measured.rank_metrics, calculator.token_metrics, rollout, policy)
+        return ModelOutputs(policy.logprobs, ref_logprobs, values, rank_metrics)
 
     def _collect_scores(self, sampled: Sampled, rank_metrics: RankMetrics) -> Tensor:
         """Wait for the verifiers; their scores [B]."""
@@ -366,8 +369,8 @@ class RayPPOTrainer:
             timing["perf/generated_tokens"] = record.work["gen"].tokens
         metrics = self.metrics | timing
         if self.config.trainer.log_release_names:
-            indicators, baselines = self.config.reward_manager.indicator_names, self.reward_manager.baselines
-            metrics |= release_names(metrics, indicators, baselines, self.validator.sources)
+            manager = self.reward_manager
+            metrics |= release_names(metrics, manager.config, manager.baselines, self.validator.sources)
         self.tracker.log(self.step, metrics)
         self.display.step(self.step, metrics)
         self.metrics = {}
