@@ -10,6 +10,7 @@ from conftest import small_overrides
 
 from tests.e2e.runs import Run, records
 from verl.checkpoint.folders import checkpoints
+from verl.data.records import RL_SCHEMA, read_parquet, write_parquet
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +83,8 @@ CHANCE = """
 import zlib
 
 def score(data_source, solution_str, ground_truth, extra_info=None):
-    return float(zlib.crc32(solution_str.encode()) % 5 == 0)
+    right = zlib.crc32(solution_str.encode()) % 5 == 0
+    return {"score": float(right), "chars": len(solution_str), "text": solution_str}
 """
 
 
@@ -90,7 +92,11 @@ def test_dynamic_sampling_resumes_to_the_bit(tiny_model, arithmetic_prompts, tmp
     folder = tmp_path / "run"
     (tmp_path / "chance.py").write_text(CHANCE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    rows = read_parquet(str(arithmetic_prompts), [])
+    rows = [row | {"data_source": f"set {number % 2}"} for number, row in enumerate(rows)]
+    write_parquet(tmp_path / "two_sets.parquet", rows, RL_SCHEMA)
     overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), *DYNAMIC]
+    overrides.append(f"data.train_files=[{tmp_path}/two_sets.parquet]")
     run = Run(overrides, tmp_path / "whole.log")
     assert run.finish() == 0, run.log.read_text()
     whole = records(folder)
@@ -99,6 +105,12 @@ def test_dynamic_sampling_resumes_to_the_bit(tiny_model, arithmetic_prompts, tmp
     assert sum(record["train/num_gen_batches"] for record in whole[:2]) > 2
     assert any(record["train/filler_groups"] for record in whole)
     assert len({record["actor/grad_norm"] for record in whole}) == 4
+    # Figures of each data source, and what the function returned besides the score.
+    assert all(record["train/reward_extra/chars/mean"] > 0 for record in whole)
+    of_first = {name.removeprefix("train/set 0/") for record in whole for name in record if "train/set 0/" in name}
+    assert of_first >= {"pass@1", "score/mean", "rewards/mean", "response_length/mean", "response_length/clip_ratio"}
+    assert of_first >= {"reward_extra/chars/mean", "reward_extra/chars/count"}
+    assert any("train/set 1/pass@1" in record for record in whole)
 
     shutil.rmtree(folder / "global_step_4")
     (folder / "summary.json").unlink()

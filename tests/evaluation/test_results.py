@@ -35,7 +35,7 @@ def test_the_files_of_a_result(tmp_path: Path):
     }
     rows = pq.read_table(folder / "samples.parquet").to_pylist()
     given = {"problem": 0, "sample": 0, "response": "So it is \\boxed{7}.", "num_tokens": 10, "truncated": False}
-    verdict = {"correct": True, "answer": "7", "reason": "correct"}
+    verdict = {"correct": True, "answer": "7", "reason": "correct", "reward_extra_info": None}
     assert rows[0] == given | verdict | {"metric/Effective Rank": 1.5, "metric/Curvature": 0.1}
     assert list(rows[0])[:2] == ["problem", "sample"]
     found = [(row["problem"], row["sample"], row["reason"], row["metric/Effective Rank"]) for row in rows[1:]]

@@ -1,6 +1,7 @@
 """Verdicts: made once, made again when what they depend on changes, and never by generating."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,15 @@ import pytest
 
 from tests.evaluation.example_tasks import evaluation_config, make_task
 from verl.config import ConfigError
-from verl.evaluation.results import REASONS, TaskResult
+from verl.evaluation.report.page_responses import LIMITS, _problem_record, ascii_json
+from verl.evaluation.results import REASONS, TaskResult, sample_table
 from verl.evaluation.scoring import reason_code, score_samples, verdict_settings
 from verl.evaluation.store import StoredSample
 from verl.evaluation.tasks import EvaluationTask
 from verl.rewards import Score
 from verl.rewards.custom import CustomFunctionError
 from verl.rewards.pool import VerifierPool
+from verl.rewards.score import Verdict, score_of
 
 CONFIG = evaluation_config().reward_score
 RESPONSES = [["it is \\boxed{4}", "it is \\boxed{5}"], ["no idea", "9"]]
@@ -34,6 +37,7 @@ class CountingPool:
         self.config = replace(CONFIG, **changes)
         self.error = error
         self.asked = 0
+        self.extras: dict[str, Any] = {}
 
     def score_batch(self, sources: list[str], solutions: list[str], truths: list[str], infos: list[Any]) -> list[Score]:
         if self.error:
@@ -44,7 +48,9 @@ class CountingPool:
     def score(self, text: str, truth: str) -> Score:
         boxed = "boxed" in text
         reason = "exact" if truth in text else "different" if boxed else "missing"
-        return Score(score=0.0, correctness=truth in text, boxed=boxed, reason=reason, answer=text[-9:])
+        extras = self.extras if text == "no idea" else {}
+        verdict = {"correctness": truth in text, "boxed": boxed, "reason": reason, "answer": text[-9:]}
+        return Score(score=0.0, **verdict, reward_extra_info=extras)
 
 
 @pytest.fixture
@@ -107,6 +113,29 @@ def test_verdicts_are_kept_and_a_killed_scoring_resumes(task, score):
         score()
 
 
+def test_what_a_custom_function_returned_is_kept_with_the_sample(score):
+    pool = CountingPool()
+    pool.extras = {"chars": 7, "parts": ["\ud800", None], "loss": math.nan}
+    for result in (score(pool=pool)[0], score(pool=pool)[0]):  # scored, and read from the file
+        kept = [sample.extras for problem in result.problems for sample in problem.samples]
+        assert repr(kept) == r"[{}, {}, {'chars': 7, 'parts': ['\ud800', None], 'loss': nan}, {}]"
+    rows = sample_table(result).to_pylist()
+    in_table = r'{"chars": 7, "parts": ["\ud800", null], "loss": null}'
+    assert [row["reward_extra_info"] for row in rows] == [None, None, in_table, None]
+    records = [json.loads(ascii_json(_problem_record(p.samples, [], LIMITS[0]))) for p in result.problems]
+    assert [len(record) for record in records[0]] == [6, 6]
+    assert records[1][0][6] == {"chars": 7, "parts": ["\ud800", None], "loss": None}
+
+
+def test_a_custom_function_in_a_file_is_part_of_the_settings(task, tmp_path: Path):
+    path = tmp_path / "mine.py"
+    path.write_text("def one(**_): return 1\n")
+    own = replace(CONFIG, custom_functions=[f"sums={path}:one"])
+    before = verdict_settings(task.problems, own)
+    path.write_text("def one(**_): return 0\n")
+    assert verdict_settings(task.problems, own) != before
+
+
 def test_other_limits_answers_or_libraries_score_again(task, score, monkeypatch: pytest.MonkeyPatch):
     score()
     assert score(pool=CountingPool(timeout_s=1.0))[1] == 4 and len(verdict_lines(task)) == 5
@@ -156,7 +185,7 @@ def test_a_verifier_that_fails_names_the_benchmark(score, kind: type[Exception])
     ],
 )
 def test_reason_codes(correct: bool, reason: str, code: str):
-    assert reason_code(Score(score=0.0, correctness=correct, boxed=False, reason=reason, answer="")) == code
+    assert reason_code(score_of(Verdict(correct, False, reason), "mix")) == code
     assert code in REASONS
 
 

@@ -1,12 +1,14 @@
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from conftest import scoring
 
 from verl.config.errors import ConfigError
 from verl.config.signal import RewardScoreConfig
-from verl.rewards import compute_score, use_custom_functions
+from verl.rewards import check_ground_truth, compute_score, use_custom_functions
 from verl.rewards.custom import CustomFunctionError, custom_verdict, load_function
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import CUSTOM_FUNCTIONS, MATH, find_scorer
@@ -44,19 +46,38 @@ def misbehave(solution_str, ground_truth, data_source, extra_info=None):
     return extra_info["returns"] if extra_info else 0.75
 
 
+def show(data_source, solution_str, ground_truth, extra_info=None):
+    extras = {"solution": solution_str, "truth": ground_truth, "kind": type(ground_truth).__name__}
+    return {"score": 1.0} | extras
+
+
 def old_style(solution_str, ground_truth):
     return 1.0
 """
 
 
+FILE = """
+from dataclasses import dataclass
+
+
+@dataclass
+class Result:
+    score: "float"
+
+
+def score(data_source, solution_str, ground_truth, extra_info=None):
+    return Result({score}).score
+"""
+
+
 @pytest.fixture(scope="module", autouse=True)
-def my_rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def my_rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("custom")
     (folder / "my_rewards.py").write_text(MODULE)
     (folder / "my_broken_rewards.py").write_text("1 / 0")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        yield
+        yield folder
     use_custom_functions({})
 
 
@@ -80,12 +101,41 @@ def verdict_of(returned: object) -> Verdict:
         ({"score": 0.5}, 0.5, True),
         ({"score": -1, "correctness": True}, -1.0, True),
         ({"score": 1.0, "acc": 0.0}, 1.0, False),
-        ({"score": 1.0, "correctness": False, "acc": True, "pred": "5"}, 1.0, False),
+        ({"score": 1.0, "correctness": False, "acc": True}, 1.0, False),
         ({"score": 1.0, "correctness": None}, 1.0, True),
     ],
 )
 def test_what_a_function_may_return(returned: object, score: float, correct: bool):
     assert verdict_of(returned) == Verdict(correct, True, "custom", score=score)
+
+
+def test_what_else_it_returns_is_kept():
+    returned = {"score": 1.0, "acc": 1, "correctness": None, "pred": "5", "format_reward": 0.25, "parts": [1, {"a": 2}]}
+    extras = {"pred": "5", "format_reward": 0.25, "parts": [1, {"a": 2}]}
+    assert verdict_of(returned) == Verdict(True, True, "custom", score=1.0, extras=extras)
+
+
+@pytest.mark.parametrize("truth", ["7", 7, 7.5, True, None, [7, "seven"], {"target": 7, "numbers": [3, 4]}])
+def test_it_gets_the_response_and_the_ground_truth_as_they_are(truth: object):
+    use_custom_functions({"mine": "my_rewards:show"})
+    check_ground_truth("mine", truth)
+    extra = compute_score("mine", "<think>7</think> 8", truth)["reward_extra_info"]
+    assert extra == {"solution": "<think>7</think> 8", "truth": truth, "kind": type(truth).__name__}
+
+
+def test_a_function_in_a_file(my_rewards: Path, monkeypatch: pytest.MonkeyPatch):
+    # Of the same name as a library, and with a dataclass, which looks its own module up.
+    for name, score in {"one": 0.5, "two": 0.75}.items():
+        (my_rewards / name).mkdir()
+        (my_rewards / name / "json.py").write_text(FILE.format(score=score))
+    monkeypatch.chdir(my_rewards)
+    paths = {"a": "one/json.py:score", "b": f"{my_rewards}/two/json.py:score"}
+    assert config(*(f"{source}={path}" for source, path in paths.items())).paths_of_custom_functions() == paths
+    use_custom_functions(paths)
+    assert [compute_score(source, "", "")["score"] for source in paths] == [0.5, 0.75]
+    assert json.loads("1") == 1
+    with pytest.raises(ConfigError, match=r"importing one/none.py raised FileNotFoundError: .*none.py'$"):
+        load_function("one/none.py:score")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +182,19 @@ def test_a_function_that_cannot_be_used(path: str, message: str):
 
 
 @pytest.mark.parametrize(
-    "entry", ["", "mine", "mine=", "mine=module", "mine=:f", "mine=module:", "=module:f", "mine=a/b.py:f", "mine=a:b:c"]
+    "entry",
+    [
+        "",
+        "mine",
+        "mine=",
+        "mine=module",
+        "mine=:f",
+        "mine=module:",
+        "=module:f",
+        "mine=a/b:f",
+        "mine=a.py:",
+        "mine=a:b:c",
+    ],
 )
 def test_malformed_entries(entry: str):
     with pytest.raises(ConfigError, match=r"custom_functions='.*': must have the form data_source=module:function"):
@@ -163,6 +225,7 @@ def test_use_custom_functions():
         "boxed": False,
         "reason": "custom",
         "answer": "",
+        "reward_extra_info": {"seen": ["math", None]},
     }
     # A later run's functions take the place of the earlier run's.
     use_custom_functions({})

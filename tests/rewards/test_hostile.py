@@ -18,6 +18,7 @@ TRUTHS = {
     "multiple_choice": "B",
     "deepseek_r1": r"\frac{17}{2}",
     "kk": "(1) Alice is a knight\n(2) Bob is a knave",
+    "countdown": '{"target": 17, "numbers": [3, 5, 2]}',
 }
 """One data source of every verifier -> a ground truth."""
 
@@ -36,6 +37,7 @@ RIGHT = {
     "multiple_choice": r"\boxed{\frac{34}{4}}",
     "deepseek_r1": r"<think>so</think> <answer>\frac{34}{4}</answer>",
     "kk": "<answer>(1) Alice is a knight (2) Bob is a knave</answer>",
+    "countdown": "<answer>3 * 5 + 2</answer>",
 }
 """A right response to each; where a verifier knows algebra, one that needs it."""
 
@@ -120,6 +122,10 @@ RESPONSES = {
     "close answer tags": "</answer>" * 10**5,
     "crossed tags": "</answer><answer>" * 10**5,
     "many thoughts": "<think></think>" * 10**5 + "<answer>5</answer>",
+    "open thoughts": "<think>" * 10**5,
+    "thoughts in thoughts": "<think>" * 10**5 + "</think>" * 10**5,
+    "a thought with a right answer": "<think>" + " ".join(RIGHT.values()).replace("</think>", "") + "</think>",
+    "a thought that goes on": "</think><think>" * 10**5 + " ".join(RIGHT.values()).replace("</think>", ""),
     "hashes": "#" * LONG,
     "hashes and blanks": ("####" + " " * 9999) * 99,
     "hashes and separators": "#### 1" + ",,,," * (LONG // 4) + "x",
@@ -164,7 +170,7 @@ def reasons_of_wrong(pool: VerifierPool, source: str, responses: Mapping[str, st
 
 def wrapped(source: str, answer: str) -> str:
     """A response of the form that the verifier of ``source`` reads first."""
-    if source in ("deepseek_r1", "kk"):
+    if source in ("deepseek_r1", "kk", "countdown"):
         return f"<think>so</think> <answer>{answer}</answer>"
     return rf"so \boxed{{{answer}}}"
 
@@ -200,7 +206,7 @@ def test_hostile_texts_are_read_to_their_end(patient_pool: VerifierPool, source:
 @pytest.mark.parametrize("source", sorted(TRUTHS.keys() - WITH_ALGEBRA))
 def test_algebra_bombs_are_text_where_there_is_no_algebra(patient_pool: VerifierPool, source: str):
     reasons = reasons_of_wrong(patient_pool, source, {name: wrapped(source, bomb) for name, bomb in BOMBS.items()})
-    assert set(reasons.values()) <= {"different", "missing"}
+    assert set(reasons.values()) <= READ
 
 
 ENDLESS = {"power tower", "tall tower", "factorial tower"}
@@ -243,5 +249,5 @@ def test_any_text_has_a_verdict(text: str):
     for source, truth in TRUTHS.items():
         for response in (text, wrapped(source, text)):
             verdict = quick_verdict(find_scorer(source), source, response, truth, OPTIONS)
-            assert verdict is None or verdict.reason in ("exact", "different", "missing")
+            assert verdict is None or verdict.reason in ("exact", "different", "missing", "unparsed")
             assert verdict is None or verdict.correct == (verdict.reason == "exact")

@@ -6,6 +6,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import scoring
@@ -100,6 +101,7 @@ def test_scores_come_in_order(pool: VerifierPool):
     sources = ["math", "arithmetic", "openai/gsm8k", "math"]
     solutions = [r"\boxed{x+1}", "12", r"\boxed{13}", "none"]
     scores = pool.score_batch(sources, solutions, ["1+x", "12", "12", "12"], [None, {}, {"index": 2}, None])
+    assert all(score.pop("reward_extra_info") == {} for score in scores)
     assert scores == [
         {"score": 1.0, "correctness": True, "boxed": True, "reason": "equivalent", "answer": "x+1"},
         {"score": 0.5, "correctness": True, "boxed": False, "reason": "exact", "answer": "12"},
@@ -107,6 +109,31 @@ def test_scores_come_in_order(pool: VerifierPool):
         {"score": -1.0, "correctness": False, "boxed": False, "reason": "missing", "answer": ""},
     ]
     assert pool.score_batch([], [], []) == []
+
+
+def test_ground_truths_of_every_type(pool: VerifierPool):
+    truths = [12, 0.5, ["7", r"\frac{x}{2}"], {"target": 3, "numbers": [1, 2]}, {"Al": "knave"}]
+    solutions = ["12", r"\boxed{1/2}", r"\boxed{0.5x}", "<answer>1+2</answer>", "<answer>Al is a knave</answer>"]
+    sources = ["gsm8k", "math", "math", "countdown", "kk"]
+    assert [score["correctness"] for score in pool.score_batch(sources, solutions, truths)] == [True] * 5
+    assert [score["correctness"] for score in pool.score_batch(sources, solutions[1:] + solutions[:1], truths)] == [
+        False
+    ] * 5
+
+
+def test_hostile_values_are_refused_before_they_are_sent(pool: VerifierPool):
+    deep: list[Any] = []
+    for _ in range(10**5):
+        deep = [deep]
+    refused = [
+        (["1"] * 10**6, None, "has 1000000 answers; give 1 to 64"),
+        (deep, None, "ground_truth is nested more than 32 levels deep"),
+        ("12", {"deep": deep}, "extra_info is nested more than 32 levels deep"),
+    ]
+    for truth, info, message in refused:
+        with pytest.raises(ValueError, match=message):
+            pool.submit_batch(["math"] * 2, ["12"] * 2, ["12", truth], [None, info])
+    assert pool.score_batch(["math"], ["12"], ["12"], [{"long": list(range(10**6))}])[0]["correctness"]
 
 
 def test_mode_mix_with_two_workers():

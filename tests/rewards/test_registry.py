@@ -3,8 +3,21 @@ import sys
 
 import pytest
 
-from verl.rewards import compute_score, register_verifier
-from verl.rewards.registry import DEEPSEEK_R1, KNIGHTS_AND_KNAVES, MATH, PREFIXES, VERIFIERS, find_scorer, load_verifier
+from verl.config.errors import ConfigError
+from verl.evaluation.results import ScoredSample
+from verl.evaluation.statistics.majority import answer_classes
+from verl.rewards import check_ground_truth, compute_score, register_verifier
+from verl.rewards.registry import (
+    DEEPSEEK_R1,
+    KNIGHTS_AND_KNAVES,
+    MATH,
+    PREFIXES,
+    VERIFIERS,
+    final_verdict,
+    find_scorer,
+    load_verifier,
+    quick_verdict,
+)
 from verl.rewards.score import Verdict, score_of
 
 
@@ -77,6 +90,124 @@ def test_a_verifier_without_a_verdict(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(VERIFIERS, "silent", "builtins:print")
     with pytest.raises(TypeError, match="builtins:print returned None with quick=False"):
         compute_score("silent", "5", "5")
+
+
+RIGHT = {
+    "math": (r"\boxed{17}", "17"),
+    "gsm8k": ("So #### 17", "17"),
+    "arithmetic": ("17", "17"),
+    "multiple_choice": ("The answer is (B)", "B"),
+    "open_answer": (r"\boxed{17 cm}", "17 cm"),
+    "deepseek_r1": ("<answer>17</answer>", "17"),
+    "kk": ("<answer>Alice is a knight</answer>", "(1) Alice is a knight"),
+    "countdown": ("<answer>20 - 3</answer>", {"target": 17, "numbers": [3, 20]}),
+}
+"""Data source -> a right response, its ground truth."""
+
+
+@pytest.mark.parametrize("source", RIGHT)
+def test_only_what_follows_the_thoughts_is_graded(source: str):
+    right, truth = RIGHT[source]
+    forms = {
+        "{right}": True,
+        "<think>hm</think>{right}": True,
+        "<think>hm</think>\n\n{right}": True,
+        # The prompt may end in <think>.
+        "hm</think>{right}": True,
+        "<think>a</think> b <think>c</think> {right}": True,
+        "<think>a <think>b</think> c</think> {right}": True,
+        "<think>{right}</think>": False,
+        "{right}</think>": False,
+        "{right}</think> I do not know": False,
+        "<think>{right}": False,
+        "{right}<think>wait": False,
+        "<think>hm</think>{right}<think>wait": False,
+        "{right}<think>wait</think>": False,
+    }
+    verdicts = {form: compute_score(source, form.format(right=right), truth) for form in forms}
+    assert {form: verdict["correctness"] for form, verdict in verdicts.items()} == forms
+    assert {verdict["reason"] for verdict in verdicts.values()} == {"exact", "missing"}
+    assert not any(verdicts[form]["boxed"] for form in forms if not forms[form])
+
+
+def test_majority_votes_are_answers_after_the_thoughts():
+    responses = [rf"<think>\boxed{{{thought}}}</think> \boxed{{{answer}}}" for thought, answer in ["57", "68", "78"]]
+    responses += [r"<think>\boxed{7}"]
+    scores = [compute_score("math", response, "9") for response in responses]
+    samples = [ScoredSample("", 1, False, score["correctness"], score["answer"], "wrong") for score in scores]
+    # Two votes for 8, one for 7; a thought without an end has none.
+    assert answer_classes(samples) == ([1, 2, 2, -1], None)
+
+
+@pytest.mark.parametrize(
+    ("source", "truth", "right", "wrong"),
+    [
+        ("math", 5, "5", "6"),
+        ("math", 10**20, "1" + "0" * 20, "1" + "0" * 19),
+        ("math", 18.0, "18", "18.5"),
+        ("math", 1e-07, "0.0000001", "1"),
+        ("math", 1e22, "1" + "0" * 22, "1"),
+        ("math", ["5", 7, 0.5], r"\boxed{\frac{1}{2}}", "6"),
+        ("gsm8k", [18, "eighteen"], "#### 18", "#### 19"),
+        ("arithmetic", -3, "-3", "3"),
+        ("deepseek_r1", [3, 4], "<answer>4</answer>", "<answer>5</answer>"),
+        ("open_answer", ["New York", "NYC"], r"\boxed{NYC}", r"\boxed{LA}"),
+        ("open_answer", True, r"\boxed{true}", r"\boxed{false}"),
+        ("open_answer", [False, "no"], r"\boxed{False}", r"\boxed{True}"),
+        ("multiple_choice", ["B"], "The answer is (B)", "The answer is (A)"),
+        ("kk", {"Alice": "knave", "Bob": None}, "<answer>Alice is a knave</answer>", "<answer>Bob is a knave</answer>"),
+        ("countdown", {"target": 7, "numbers": [3, 4]}, "<answer>3+4</answer>", "<answer>3*4</answer>"),
+    ],
+)
+def test_ground_truths_of_every_type(source: str, truth: object, right: str, wrong: str):
+    check_ground_truth(source, truth)
+    assert compute_score(source, right, truth)["correctness"] is True
+    assert compute_score(source, wrong, truth)["correctness"] is False
+
+
+def test_any_accepted_answer_is_right_without_algebra_for_the_others():
+    scorer, truth = find_scorer("math"), [r"\frac{x}{2}", "7"]
+    assert quick_verdict(scorer, "math", "7", truth, None).reason == "exact"
+    # 0.5 x needs algebra for the first of them, so a wrong answer does too.
+    assert quick_verdict(scorer, "math", r"\boxed{0.5x}", truth, None) is None
+    assert final_verdict(scorer, "math", r"\boxed{0.5x}", truth, None).reason == "equivalent"
+    assert final_verdict(scorer, "math", "8", truth, None).reason == "different"
+
+
+DEEP: list = []
+for _ in range(10**5):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("source", "truth", "message"),
+    [
+        ("math", None, "None must be text that is not blank, or a finite number"),
+        ("math", " ", "' ' must be text that is not blank"),
+        ("math", True, "True must be text"),
+        ("math", float("nan"), "nan must be text that is not blank, or a finite number"),
+        ("math", 10**400, "10{199} must be text that is not blank, or a finite number"),
+        ("math", [], "has 0 answers; give 1 to 64"),
+        ("math", ["1"] * 65, "has 65 answers; give 1 to 64"),
+        ("math", [["1"]], r"\['1'\] must be text"),
+        ("math", {"target": ["Paris"]}, r"\{'target': \['Paris'\]\} must be text"),
+        ("multiple_choice", ["A", "C"], "has 2 answers, and a list does not say whether any or all of them are right"),
+        ("kk", ["Alice is a knight"], r"\['Alice is a knight'\] must say of each person"),
+        ("kk", {"Alice": "spy"}, r"\{'Alice': 'spy'\} must say of each person"),
+        ("countdown", "24", "'24' must give a target and 1 to 32 numbers"),
+        ("countdown", {"target": 24}, r"\{'target': 24\} must give a target and 1 to 32 numbers"),
+        ("math", DEEP, "the value is nested more than 32 levels deep; flatten it"),
+    ],
+)
+def test_ground_truths_that_nothing_can_match(source: str, truth: object, message: str):
+    where = rf"\(data_source='{source}' is scored by "
+    with pytest.raises(ConfigError, match=rf"reward_model.ground_truth: {message}.*{where}"):
+        check_ground_truth(source, truth)
+
+
+def test_a_ground_truth_for_a_custom_function_may_not_be_too_deep_either():
+    with pytest.raises(ConfigError, match="the value is nested more than 32 levels deep"):
+        check_ground_truth("mine", DEEP, {"*": "builtins:print"})
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from verl.data.prompts import PromptRecord, TokenizedPrompts
 from verl.protocol import PromptBatch, RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
+from verl.rewards.score import Verdict, score_of
 from verl.trainer.ppo.sampling import finished
 from verl.trainer.validation import Validator
 
@@ -52,7 +53,10 @@ class ScriptedSampler:
     def verify(self, batch: TokenizedPrompts, rollout: RolloutBatch):
         verdicts = [verdict for record in batch.records for verdict in self.verdicts[record.uid]]
         return finished(
-            [{"score": 2.0 * v - 1, "correctness": v, "reason": "exact" if v else "different"} for v in verdicts]
+            [
+                score_of(Verdict(v, True, "exact" if v else "different", score=2.0 * v - 1, extras={"right": v}), "mix")
+                for v in verdicts
+            ]
         )
 
 
@@ -82,6 +86,7 @@ def test_all_batches_are_described_together_and_by_source():
         "cal/overall/layer_1/Effective Rank/mean": 1.5,
         "cal/correct/layer_1/Effective Rank/mean": (0 + 2 + 2 + 3) / 4,
         "cal/incorrect/layer_1/Effective Rank/mean": (0 + 1 + 1 + 3) / 4,
+        **{"reward_extra/right/mean": 0.5, "reward_extra/right/count": 8.0, "gsm8k/reward_extra/right/mean": 0.75},
     }
     assert {name: metrics[f"val/{name}"] for name in expected} == expected
     # Without the auxiliary reward, scores are logged alone.

@@ -231,12 +231,14 @@ class RewardScoreConfig:
     """Memory in MiB that one verifier process may allocate."""
     overlong_buffer: OverlongBufferConfig
     custom_functions: list[str]
-    """Your own reward functions, each as ``data_source=module:function``; on the command line each entry needs its own
-    quotes: ``["my_set=my_rewards:score"]``. They take precedence over the verifiers; ``*`` stands for every data source
-    without a function of its own. A function is called with ``data_source``, ``solution_str``, ``ground_truth`` and
-    ``extra_info``, and returns a number, a bool, or a dict with ``score`` and optionally ``correctness`` or ``acc``. A
-    response is correct if that is above 0, or without it if the score is. The score is used as it is, whatever ``mode``
-    says. A response on which the function exceeds the limits scores 0; an exception in the function ends the run."""
+    """Your own reward functions, each as ``data_source=module:function`` or ``data_source=path/to/file.py:function``;
+    on the command line each entry needs its own quotes: ``["my_set=my_rewards:score"]``. They take precedence over the
+    verifiers; ``*`` stands for every data source without a function of its own. A function is called with
+    ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with
+    ``score`` and optionally ``correctness`` or ``acc``. A response is correct if that is above 0, or without it if the
+    score is. The score is used as it is, whatever ``mode`` says. Numbers among the dict's other entries are logged, and
+    all are kept with the sample (docs/rewards.md). A response on which the function exceeds the limits scores 0; an
+    exception in the function ends the run."""
 
     def __post_init__(self) -> None:
         for field in ("num_workers", "timeout_s", "memory_limit_mb"):
@@ -244,13 +246,19 @@ class RewardScoreConfig:
         self.paths_of_custom_functions()
 
     def paths_of_custom_functions(self) -> dict[str, str]:
-        """``custom_functions`` as data source -> ``module:function``. Raises ``ConfigError`` for a malformed entry."""
+        """``custom_functions`` as data source -> path of the function. Raises ``ConfigError`` for a malformed entry."""
         field, paths = "reward_score.custom_functions", dict[str, str]()
         for entry in self.custom_functions:
             source, _, path = entry.partition("=")
-            module, _, function = path.partition(":")
-            well_formed = bool(source.strip()) and all(part.isidentifier() for part in [*module.split("."), function])
-            require(well_formed, field, entry, "must have the form data_source=module:function")
+            module, _, function = path.rpartition(":")
+            importable = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
+            well_formed = bool(source.strip()) and importable and function.isidentifier()
+            require(
+                well_formed,
+                field,
+                entry,
+                "must have the form data_source=module:function, or file.py:function",
+            )
             require(source not in paths, field, entry, f"{source} already has {paths.get(source)}; name one function")
             paths[source] = path
         return paths

@@ -53,6 +53,8 @@ class Failures:
 
     display: EvaluationDisplay
     lines: list[str] = field(default_factory=list)
+    missing_benchmarks: list[str] = field(default_factory=list)
+    """Names of those that could not be loaded."""
 
     def add(self, error: Exception | str, what: str = "") -> None:
         """``what``: the model or benchmark that is not evaluated because of it."""
@@ -60,6 +62,14 @@ class Failures:
         if line not in self.lines:  # the same error may occur at every temperature
             self.lines.append(line)
             self.display.say(f"error: {line}")
+
+    def summarise(self) -> None:
+        """Say how many there were, and in one line which benchmarks are missing from the results."""
+        count = len(self.lines)
+        self.display.say(f"{count} evaluation{'s' * (count > 1)} failed; see the errors above")
+        if self.missing_benchmarks:
+            names = ", ".join(self.missing_benchmarks)
+            self.display.say(f"without {names}; docs/evaluation.md says where benchmarks come from")
 
 
 def run_evaluation(config: EvaluationConfig) -> None:
@@ -77,8 +87,7 @@ def run_evaluation(config: EvaluationConfig) -> None:
             display.say("interrupted; samples are kept, and the same command resumes from them")
             sys.exit(INTERRUPTED)
         if failures.lines:
-            count = len(failures.lines)
-            display.say(f"{count} evaluation{'s' * (count > 1)} failed; see the errors above")
+            failures.summarise()
             sys.exit(1)
 
 
@@ -145,6 +154,7 @@ def _load_benchmarks(config: EvaluationConfig, failures: Failures) -> dict[str, 
             loaded[name] = load_problems(name, config)
         except ConfigError as error:
             failures.add(error)
+            failures.missing_benchmarks.append(name)
     return loaded
 
 

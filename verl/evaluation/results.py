@@ -31,8 +31,10 @@ SAMPLE_COLUMNS = {
     "correct": pa.bool_(),
     "answer": pa.large_string(),
     "reason": pa.string(),
+    "reward_extra_info": pa.large_string(),
 }
-"""Columns of ``samples.parquet``. ``problem`` is the problem's index in the benchmark; ``sample`` counts from 0."""
+"""Columns of ``samples.parquet``. ``problem`` is the problem's index in the benchmark; ``sample`` counts from 0;
+``reward_extra_info`` is JSON, null if there is nothing in it."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class ScoredSample:
     """One of ``REASONS``."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Rank metrics of the response by name; not finite if undefined."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """What a user's reward function returned besides the score: JSON values by name."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,7 @@ def sample_table(result: TaskResult) -> pa.Table:
         vars(sample)
         | {"problem": problem.index, "sample": i}
         | {"response": valid_unicode(sample.response), "answer": valid_unicode(sample.answer)}
+        | {"reward_extra_info": json.dumps(finite_or_null(sample.extras)) if sample.extras else None}
         | {METRIC_PREFIX + name: value for name, value in sample.metrics.items()}
         for problem in result.problems
         for i, sample in enumerate(problem.samples)

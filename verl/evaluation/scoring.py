@@ -47,6 +47,8 @@ class StoredVerdict:
     correct: bool
     answer: str
     reason: str
+    reward_extra_info: dict[str, Any]
+    """What else a user's function returned."""
 
 
 def score_samples(
@@ -77,7 +79,14 @@ def score_samples(
                 raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
             file.append(
                 [
-                    StoredVerdict(*key, digests[key], score["correctness"], score["answer"], reason_code(score))
+                    StoredVerdict(
+                        *key,
+                        digests[key],
+                        score["correctness"],
+                        score["answer"],
+                        reason_code(score),
+                        score["reward_extra_info"],
+                    )
                     for key, score in zip(batch, scores, strict=True)
                 ]
             )
@@ -135,8 +144,11 @@ def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> 
 
 
 def _source_of(path: str) -> Path | None:
-    """The file of ``module:function``."""
-    spec = importlib.util.find_spec(path.partition(":")[0])
+    """The file of ``module:function`` or ``file.py:function``."""
+    module = path.rpartition(":")[0]
+    if module.endswith(".py"):
+        return Path(module)
+    spec = importlib.util.find_spec(module)
     return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
@@ -158,6 +170,7 @@ def _scored(sample: StoredSample, verdict: StoredVerdict) -> ScoredSample:
         answer=verdict.answer,
         reason=verdict.reason,
         metrics=sample.metrics,
+        extras=verdict.reward_extra_info,
     )
 
 

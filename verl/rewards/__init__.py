@@ -3,7 +3,14 @@
 Importing this package loads neither sympy nor math-verify; a verifier's module is loaded on first use.
 """
 
-from verl.rewards.registry import compute_score, register_verifier, use_custom_functions
+from verl.rewards.registry import check_ground_truth, compute_score, register_verifier, use_custom_functions
 from verl.rewards.score import Score, Verdict
 
-__all__ = ["Score", "Verdict", "compute_score", "register_verifier", "use_custom_functions"]
+__all__ = [
+    "Score",
+    "Verdict",
+    "check_ground_truth",
+    "compute_score",
+    "register_verifier",
+    "use_custom_functions",
+]

@@ -32,6 +32,20 @@ _IGNORED = re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\\?\$|\
 _FRACTION = re.compile(r"\\[dt]frac(?![a-zA-Z])")
 
 
+THINK, END_OF_THINK = "<think>", "</think>"
+"""Between them reasoning models think. Templates may write the first at the end of the prompt."""
+
+
+def after_thinking(text: str) -> str:
+    """The part of a response that is graded: what follows its last ``</think>``, or all of it if nothing is thought.
+
+    Empty if the last thought does not end, so that such a response has no answer.
+    """
+    end = text.rfind(END_OF_THINK)
+    rest = text if end < 0 else text[end + len(END_OF_THINK) :]
+    return "" if THINK in rest else rest
+
+
 def extract_answer(text: str) -> tuple[str | None, bool]:
     """The answer of a response, and whether it was in a box.
 

@@ -1,21 +1,31 @@
-"""A user's own reward function, named ``module:function`` in ``reward_score.custom_functions``.
+"""A user's own reward function, named ``module:function`` or ``file.py:function`` in ``reward_score.custom_functions``.
 
 It has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)``, is called with these names, and
-returns a number, a bool, or a dict with ``score`` and optionally ``correctness`` (or ``acc``).
+returns a number, a bool, or a dict with ``score``, optionally ``correctness`` (or ``acc``), and whatever else is to be
+logged and kept with the sample.
 """
 
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from verl.config.errors import ConfigError
-from verl.rewards.answers import extract_boxed
+from verl.rewards.answers import after_thinking, extract_boxed
+from verl.rewards.extras import plain_extras
 from verl.rewards.score import Verdict
 
 FIELD = "reward_score.custom_functions"
+
+OWN_KEYS = ("score", "correctness", "acc")
+"""Keys of a function's result that are not extras."""
 
 
 class CustomFunctionError(RuntimeError):
@@ -24,18 +34,19 @@ class CustomFunctionError(RuntimeError):
 
 @cache
 def load_function(path: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names.
+    """The function that ``module:function`` or ``file.py:function`` names.
 
     Raises ``ConfigError`` if the module cannot be imported or has no such function, or if the function does not take
     veRL's four arguments.
     """
-    module_name, _, name = path.partition(":")
+    module_name, _, name = path.rpartition(":")
+    is_file = module_name.endswith(".py")
     try:
-        module = importlib.import_module(module_name)
+        module = _import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
     except Exception as error:  # the user's module may raise anything
+        hint = "" if is_file else "; is its folder on PYTHONPATH?"
         raise ConfigError(
-            f"{FIELD}={path!r}: importing {module_name} raised {type(error).__name__}: {error}; is its folder on "
-            "PYTHONPATH?"
+            f"{FIELD}={path!r}: importing {module_name} raised {type(error).__name__}: {error}{hint}"
         ) from error
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
@@ -49,10 +60,24 @@ def load_function(path: str) -> Callable[..., Any]:
     return function
 
 
+def _import_file(file: Path) -> ModuleType:
+    """The module in ``file``, whatever folder that is in."""
+    # Two files may share a name, and neither may hide a library of that name.
+    name = f"{file.stem}_{hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, "the name of a Python file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
 def custom_verdict(
-    path: str, data_source: str, solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None
+    path: str, data_source: str, solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None
 ) -> Verdict:
-    """The verdict of the user's function ``path``, with its score.
+    """The verdict of the user's function ``path``, with its score and what else it returned.
+
+    The function gets the whole response, thoughts included, and the ground truth as the data file holds it.
 
     Raises ``CustomFunctionError`` naming the function, the data source and the mistake. ``MemoryError`` and
     ``RecursionError`` pass unchanged: the response causes them.
@@ -72,10 +97,12 @@ def custom_verdict(
         score = _number(result["score"], f"{where} returned score")
         given = [(key, result[key]) for key in ("correctness", "acc") if result.get(key) is not None]
         correct = _number(given[0][1], f"{where} returned {given[0][0]}") > 0 if given else score > 0
+        extras = plain_extras(result, OWN_KEYS)
     else:
         score = _number(result, f"{where} returned")
-        correct = score > 0
-    return Verdict(correct, extract_boxed(solution) is not None, "custom", score=score)
+        correct, extras = score > 0, {}
+    boxed = extract_boxed(after_thinking(solution)) is not None
+    return Verdict(correct, boxed, "custom", score=score, extras=extras)
 
 
 def _number(value: Any, what: str) -> float:

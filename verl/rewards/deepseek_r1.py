@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from verl.rewards.answers import extract_boxed, extract_stated, extract_tagged, quick_equal
+from verl.rewards.answers import after_thinking, extract_boxed, extract_stated, extract_tagged, quick_equal
 from verl.rewards.math import verdict_of
 from verl.rewards.score import Verdict
 
@@ -13,13 +13,13 @@ def verify_deepseek_r1(
 ) -> Verdict | None:
     """The verdict on a response; with ``quick``, None if it needs algebra. ``extra_info`` is not used.
 
-    The answer is read from the last ``<answer>``: its box, else what it states ("the answer is 5"), else all of it. It
-    is compared as mathematics, even if the form of the response is wrong; a response without an ``<answer>`` has no
-    answer. ``boxed`` says whether the form is correct. So ``mode=independent`` gives a correct answer 1 in the correct
-    form and 0.5 in another, and a wrong one -0.5 and -1.
+    The answer is read from the last ``<answer>`` after all thoughts: its box, else what it states ("the answer is 5"),
+    else all of it. It is compared as mathematics, even if the form of the response is wrong; a response without an
+    ``<answer>`` has no answer. ``boxed`` says whether the form is correct. So ``mode=independent`` gives a correct
+    answer 1 in the correct form and 0.5 in another, and a wrong one -0.5 and -1.
     """
     well_formed = has_r1_form(solution)
-    content = extract_tagged(solution, "answer")
+    content = extract_tagged(after_thinking(solution), "answer")
     if content is None:
         return Verdict(False, well_formed, "missing")
     answer = extract_boxed(content) or extract_stated(content) or content

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from verl.rewards.answers import TAIL_CHARS, extract_boxed, extract_tagged
@@ -18,7 +19,7 @@ _BETWEEN_NAMES = re.compile(r"[\s,&*]*(?:and[\s*]+)?")
 
 
 def verify_knights_and_knaves(
-    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+    solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict:
     """The verdict on a response, which is always immediate. ``extra_info`` and ``quick`` are not used.
 
@@ -45,24 +46,27 @@ def verify_knights_and_knaves(
     return Verdict(correct, bool(marked), "exact" if correct else "different", answer)
 
 
-def read_truth(ground_truth: str) -> dict[str, str]:
+def read_truth(ground_truth: Any) -> dict[str, str]:
     """Name in lower case -> ``knight`` or ``knave``.
 
-    From a JSON object ``{"Alice": "knight"}`` or from sentences like ``(1) Alice is a knight``. Raises ``ValueError``
-    if it names nobody, or a person whose role is neither.
+    From a mapping ``{"Alice": "knight"}``, as JSON text too, or from sentences like ``(1) Alice is a knight``. Raises
+    ``ValueError`` if it names nobody, or a person whose role is neither.
     """
-    pairs: Iterable[tuple[str, Any]]
-    if ground_truth.lstrip().startswith("{"):
-        try:
+    pairs: Iterable[tuple[Any, Any]] = []
+    if isinstance(ground_truth, Mapping):
+        # In a column of structs, every row has every name that some row has.
+        pairs = [(name, role) for name, role in ground_truth.items() if role is not None]
+    elif not isinstance(ground_truth, str):
+        pass
+    elif ground_truth.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
             pairs = json.loads(ground_truth).items()
-        except json.JSONDecodeError:
-            pairs = []
     else:
         pairs = [(name.removeprefix("and "), role) for name, role in _TRUTH_LINE.findall(ground_truth)]
-    truth = {name.strip().lower(): str(role).strip().lower() for name, role in pairs}
+    truth = {str(name).strip().lower(): str(role).strip().lower() for name, role in pairs}
     if not truth or not set(truth.values()) <= {KNIGHT, KNAVE}:
         raise ValueError(
-            f"ground_truth={ground_truth!r}: must say of each person whether they are a knight or a knave, for example "
+            f"{ground_truth!r:.200} must say of each person whether they are a knight or a knave, for example "
             '{"Alice": "knight"} or (1) Alice is a knight'
         )
     return truth

@@ -22,10 +22,11 @@ from pebble import ProcessExpired, ProcessPool
 
 from verl.config.checks import require
 from verl.config.signal import RewardScoreConfig
-from verl.rewards.answers import extract_boxed
+from verl.rewards.answers import after_thinking, extract_boxed
 from verl.rewards.custom import load_function
-from verl.rewards.registry import Scorer, compute_score, final_verdict, find_scorer, quick_verdict
+from verl.rewards.registry import Scorer, accepted_answers, compute_score, final_verdict, find_scorer, quick_verdict
 from verl.rewards.score import Score, Verdict, score_of
+from verl.rewards.truths import require_shallow
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class VerifierJob(NamedTuple):
     scorer: Scorer
     data_source: str
     solution: str
-    ground_truth: str
+    ground_truth: Any
     extra_info: Mapping[str, Any] | None
 
 
@@ -99,7 +100,7 @@ class VerifierPool:
         self,
         data_sources: Sequence[str],
         solutions: Sequence[str],
-        ground_truths: Sequence[str],
+        ground_truths: Sequence[Any],
         extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> list[Score]:
         """The scores of a batch, by ``config.mode``; see ``submit_batch``."""
@@ -109,13 +110,14 @@ class VerifierPool:
         self,
         data_sources: Sequence[str],
         solutions: Sequence[str],
-        ground_truths: Sequence[str],
+        ground_truths: Sequence[Any],
         extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> PendingScores:
         """Start scoring a batch: for each response its data source, text, ground truth and extra information.
 
-        Returns immediately. Raises ``ValueError`` for an unknown data source or sequences of unequal length, and
-        ``RuntimeError`` if the pool is closed.
+        Returns immediately. Raises ``ValueError`` for an unknown data source, a ground truth that its verifier cannot
+        compare with, values too deep to be sent, or sequences of unequal length; ``RuntimeError`` if the pool is
+        closed.
         """
         infos = [None] * len(solutions) if extra_infos is None else extra_infos
         lengths = [len(data_sources), len(solutions), len(ground_truths), len(infos)]
@@ -126,6 +128,11 @@ class VerifierPool:
             VerifierJob(scorers[source], source, solution, truth, info)
             for source, solution, truth, info in zip(data_sources, solutions, ground_truths, infos, strict=True)
         ]
+        # Responses to one prompt share these values.
+        for job in {(id(job.ground_truth), id(job.extra_info)): job for job in jobs}.values():
+            require_shallow(job.ground_truth, "ground_truth")
+            require_shallow(job.extra_info, "extra_info")
+            accepted_answers(job.scorer, job.ground_truth)
         return self._dispatcher.submit(self._score, jobs)
 
     def close(self) -> None:
@@ -229,7 +236,8 @@ def _failure(error: BaseException, job: VerifierJob) -> Verdict:
         reason = "crash"
     else:
         raise error
-    return Verdict(False, extract_boxed(job.solution) is not None, reason, score=0.0 if job.scorer.is_custom else None)
+    boxed = extract_boxed(after_thinking(job.solution)) is not None
+    return Verdict(False, boxed, reason, score=0.0 if job.scorer.is_custom else None)
 
 
 def _prepare_process(memory_limit_mb: int, custom_functions: list[str]) -> None:

@@ -1,24 +1,31 @@
 """Which verifier or custom function scores which data source."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from verl.config.checks import require, require_choice
+from verl.config.errors import ConfigError
+from verl.rewards import countdown, knights_and_knaves, truths
+from verl.rewards.answers import after_thinking
 from verl.rewards.custom import custom_verdict, load_function
 from verl.rewards.score import Score, Verdict, score_of
+
+ARITHMETIC = "verl.rewards.arithmetic:verify_arithmetic"
+GSM8K = "verl.rewards.gsm8k:verify_gsm8k"
 
 MATH = "verl.rewards.math:verify_math"
 OPEN_ANSWER = "verl.rewards.open_answer:verify_open_answer"
 MULTIPLE_CHOICE = "verl.rewards.multiple_choice:verify_multiple_choice"
 DEEPSEEK_R1 = "verl.rewards.deepseek_r1:verify_deepseek_r1"
 KNIGHTS_AND_KNAVES = "verl.rewards.knights_and_knaves:verify_knights_and_knaves"
+COUNTDOWN = "verl.rewards.countdown:verify_countdown"
 
 VERIFIERS: dict[str, str] = {
-    "arithmetic": "verl.rewards.arithmetic:verify_arithmetic",
-    "openai/gsm8k": "verl.rewards.gsm8k:verify_gsm8k",
-    "gsm8k": "verl.rewards.gsm8k:verify_gsm8k",
+    "arithmetic": ARITHMETIC,
+    "openai/gsm8k": GSM8K,
+    "gsm8k": GSM8K,
     "math": MATH,
     "DigitalLearningGmbH/MATH-lighteval": MATH,
     "lighteval/MATH": MATH,
@@ -33,6 +40,7 @@ VERIFIERS: dict[str, str] = {
     "deepseek_r1": DEEPSEEK_R1,
     "kk": KNIGHTS_AND_KNAVES,
     "K-and-K/knights-and-knaves": KNIGHTS_AND_KNAVES,
+    "countdown": COUNTDOWN,
 }
 """``data_source`` of a record -> ``module:function`` of its verifier, loaded on first use, so that sympy is loaded only
 where it is needed. ``math`` serves every data set whose answers are numbers or LaTeX."""
@@ -44,6 +52,21 @@ PREFIXES: dict[str, str] = {
     "kk/": KNIGHTS_AND_KNAVES,
 }
 """Prefix of a ``data_source`` that is not in ``VERIFIERS`` -> its verifier, for families with one name per variant."""
+
+TRUTH_READERS: dict[str, Callable[[Any], list[Any]]] = {
+    **dict.fromkeys([ARITHMETIC, GSM8K, MATH, DEEPSEEK_R1], truths.any_of),
+    OPEN_ANSWER: truths.any_of_words,
+    MULTIPLE_CHOICE: truths.only_one,
+    KNIGHTS_AND_KNAVES: lambda truth: [knights_and_knaves.read_truth(truth)],
+    COUNTDOWN: lambda truth: [countdown.read_truth(truth)._asdict()],
+}
+"""Verifier -> from a ground truth to what the verifier is called with, once for every answer that counts as right.
+They raise ``ValueError`` for a ground truth that the verifier cannot compare with; one that is not listed gets the
+value as it is."""
+
+WITH_THOUGHTS = (DEEPSEEK_R1,)
+"""Verifiers that get the whole response, because they judge the form of its thoughts too. The others get what follows
+the thoughts."""
 
 CUSTOM_FUNCTIONS: dict[str, str] = {}
 """``data_source``, or ``*`` for all -> ``module:function`` of a user's own reward function, which comes before any
@@ -59,14 +82,14 @@ class Scorer(NamedTuple):
 
 
 class Verifier(Protocol):
-    """The signature of a verifier.
+    """The signature of a verifier. ``solution`` is the part of a response after its thoughts (``after_thinking``).
 
     With ``quick=True``, which the pool tries first, it returns None unless the verdict takes well under a millisecond,
     whatever the response. With ``quick=False`` it always returns a verdict, however long that takes.
     """
 
     def __call__(
-        self, solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+        self, solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
     ) -> Verdict | None: ...
 
 
@@ -115,7 +138,7 @@ def load_verifier(path: str) -> Verifier:
 def compute_score(
     data_source: str,
     solution_str: str,
-    ground_truth: str,
+    ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
     mode: str = "independent",
 ) -> Score:
@@ -127,23 +150,70 @@ def compute_score(
     return score_of(final_verdict(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info), mode)
 
 
+def graded_part(scorer: Scorer, solution: str) -> str:
+    """The part of a response that ``scorer`` gets."""
+    return solution if scorer.is_custom or scorer.path in WITH_THOUGHTS else after_thinking(solution)
+
+
+def accepted_answers(scorer: Scorer, ground_truth: Any) -> list[Any]:
+    """What ``scorer`` is called with, once for every answer that counts as right.
+
+    Raises ``ValueError`` if the verifier cannot compare with ``ground_truth``.
+    """
+    if scorer.is_custom or isinstance(ground_truth, str):
+        return [ground_truth]
+    return TRUTH_READERS.get(scorer.path, _as_it_is)(ground_truth)
+
+
+def _as_it_is(ground_truth: Any) -> list[Any]:
+    return [ground_truth]
+
+
+def check_ground_truth(data_source: str, ground_truth: Any, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> None:
+    """Raise ``ConfigError`` unless the scorer of ``data_source`` can compare responses with ``ground_truth``.
+
+    A custom function may be given any JSON value.
+    """
+    scorer = find_scorer(data_source, custom)
+    try:
+        truths.require_shallow(ground_truth, "the value")
+        if not scorer.is_custom:
+            TRUTH_READERS.get(scorer.path, _as_it_is)(ground_truth)
+    except ValueError as error:
+        reader = f"data_source={data_source!r} is scored by {scorer.path}"
+        raise ConfigError(f"reward_model.ground_truth: {error} ({reader})") from error
+
+
 def quick_verdict(
-    scorer: Scorer, data_source: str, solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None
+    scorer: Scorer, data_source: str, solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None
 ) -> Verdict | None:
-    """The verdict if it is quick, else None. Custom functions are not called: they may take any time."""
+    """The verdict if it is quick, else None. Custom functions are not called: they may take any time.
+
+    Of several accepted answers any may be the right one, so that one undecided answer leaves the verdict open unless
+    another is right.
+    """
     if scorer.is_custom:
         return None
-    return load_verifier(scorer.path)(solution, ground_truth, extra_info, quick=True)
+    verifier, graded = load_verifier(scorer.path), graded_part(scorer, solution)
+    verdicts = [verifier(graded, truth, extra_info, quick=True) for truth in accepted_answers(scorer, ground_truth)]
+    right = [verdict for verdict in verdicts if verdict is not None and verdict.correct]
+    return right[0] if right else None if None in verdicts else verdicts[0]
 
 
 def final_verdict(
-    scorer: Scorer, data_source: str, solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None
+    scorer: Scorer, data_source: str, solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None
 ) -> Verdict:
     """The verdict, however long it takes. Raises ``CustomFunctionError``, or ``TypeError`` if a verifier returns
     None."""
     if scorer.is_custom:
         return custom_verdict(scorer.path, data_source, solution, ground_truth, extra_info)
-    verdict = load_verifier(scorer.path)(solution, ground_truth, extra_info)
-    if verdict is None:
-        raise TypeError(f"{scorer.path} returned None with quick=False; return a Verdict")
-    return verdict
+    first: Verdict | None = None
+    for truth in accepted_answers(scorer, ground_truth):
+        verdict = load_verifier(scorer.path)(graded_part(scorer, solution), truth, extra_info)
+        if verdict is None:
+            raise TypeError(f"{scorer.path} returned None with quick=False; return a Verdict")
+        if verdict.correct:
+            return verdict
+        first = first or verdict
+    assert first is not None, "there is an accepted answer"
+    return first

@@ -1,7 +1,8 @@
 """The verdict of a verifier on a response, and the score that follows from it."""
 
-from dataclasses import dataclass
-from typing import TypedDict, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, get_args
 
 from verl.config.checks import require_choice
 from verl.config.signal import ScoreMode
@@ -25,6 +26,8 @@ class Verdict:
     """The answer found in the response."""
     score: float | None = None
     """The score if a user's function set it; None if it follows from ``correct`` and ``boxed``."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """What else a user's function returned (``verl.rewards.extras``)."""
 
 
 class Score(TypedDict):
@@ -35,6 +38,7 @@ class Score(TypedDict):
     boxed: bool
     reason: str
     answer: str
+    reward_extra_info: dict[str, Any]
 
 
 def score_of(verdict: Verdict, mode: str) -> Score:
@@ -52,4 +56,11 @@ def score_of(verdict: Verdict, mode: str) -> Score:
     else:
         value = -0.5 if verdict.boxed else -1.0
     answer = verdict.answer[:MAX_LOGGED_ANSWER]
-    return Score(score=value, correctness=verdict.correct, boxed=verdict.boxed, reason=verdict.reason, answer=answer)
+    return Score(
+        score=value,
+        correctness=verdict.correct,
+        boxed=verdict.boxed,
+        reason=verdict.reason,
+        answer=answer,
+        reward_extra_info=dict(verdict.extras),
+    )

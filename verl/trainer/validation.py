@@ -13,14 +13,10 @@ from verl.protocol import RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
+from verl.rewards.extras import extra_metrics
 from verl.single_controller.roles import PolicyWorkers
-from verl.trainer.logging.rollout_metrics import (
-    dataset_scalars,
-    length_metrics,
-    rank_scalars,
-    response_metrics,
-    with_prefix,
-)
+from verl.trainer.logging.rollout_metrics import dataset_scalars, with_prefix
+from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures
 from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler, score_tensors
 
 
@@ -42,16 +38,19 @@ class Validator:
 
         Returns:
             ``val/pass@1`` (share of correct responses, the mean over prompts and samples), mean score, verdicts by
-            reason, lengths, rank metrics split by correctness, and those of all responses together; with several data
-            sources the same for each, ``val/<source>/pass@1`` and so on.
+            reason, numbers that custom reward functions returned, lengths, rank metrics split by correctness, and
+            those of all responses together; with several data sources the same for each, ``val/<source>/pass@1`` and
+            so on (``logged_sources``).
         """
         rollouts: list[Any] = []  # torch.cat is not annotated for tensorclasses
-        scores, corrects = [], []
+        scores, corrects, extras = [], [], []
         reasons: Counter[str] = Counter()
         sources: list[str] = []
         for batch in self.batches:
             generated = self._generate(batch)
-            batch_scores, verdicts, counts = score_tensors(self.sampler.verify(batch, generated))
+            pending = self.sampler.verify(batch, generated)
+            batch_scores, verdicts, counts = score_tensors(pending)
+            extras += [result["reward_extra_info"] for result in pending.result()]
             reasons.update(counts)
             rollouts.append(generated)
             scores.append(batch_scores)
@@ -61,13 +60,14 @@ class Validator:
         rollout: Any = torch.cat(rollouts)
         score, correct = torch.cat(scores).double(), torch.cat(corrects)
         rewards = score + self._auxiliary_rewards(rollout.rank_metrics)
-        metrics = self._describe(rollout, score, rewards, correct)
+
+        def describe(rows: Tensor) -> dict[str, float]:
+            own = extra_metrics(extras[i] for i in rows.nonzero().flatten().tolist())
+            return self._describe(rollout[rows], score[rows], rewards[rows], correct[rows]) | own
+
+        metrics = describe(torch.ones(len(score), dtype=torch.bool))
         metrics |= {f"verifier/{reason}": float(count) for reason, count in reasons.items()}
-        if len(self.sources) > 1:
-            for source in self.sources:
-                rows = torch.tensor([name == source for name in sources])
-                metrics |= with_prefix(source, self._describe(rollout[rows], score[rows], rewards[rows], correct[rows]))
-        return with_prefix("val", metrics)
+        return with_prefix("val", metrics | metrics_by_source(sources, logged_sources(sources), describe))
 
     @property
     def sources(self) -> list[str]:
@@ -76,11 +76,10 @@ class Validator:
 
     def _describe(self, rollout: RolloutBatch, score: Tensor, rewards: Tensor, correct: Tensor) -> dict[str, float]:
         """Scalars of these B responses, from the verifiers' ``score [B]`` and ``correct [B]``, and ``rewards [B]``."""
-        metrics = {"pass@1": correct.double().mean().item(), "score/mean": score.mean().item()}
+        metrics = response_figures(rollout, rollout.rank_metrics, score, correct)
         if self.reward_manager.config.add_reward:
             metrics["rewards/mean"] = rewards.mean().item()
-        metrics |= length_metrics(rollout) | response_metrics(rollout, correct)
-        return metrics | rank_scalars(rollout.rank_metrics, correct) | self._dataset_scalars(rollout.rank_metrics)
+        return metrics | self._dataset_scalars(rollout.rank_metrics)
 
     def _generate(self, prompts: TokenizedPrompts) -> RolloutBatch:
         """Responses with their rank metrics."""

@@ -8,6 +8,7 @@ import verl.evaluation.benchmarks.loader as loader
 from verl.config.errors import ConfigError
 from verl.data.arithmetic import ArithmeticTask
 from verl.evaluation.benchmarks import BENCHMARKS, load_benchmark
+from verl.evaluation.benchmarks.registry import RELEASE
 from verl.rewards.registry import VERIFIERS
 
 ROW = {"question": "1+1?", "answer": "2"}
@@ -50,6 +51,12 @@ def test_registry():
         assert benchmark.licence
         # One can be had from the hub, or it is said where else.
         assert (benchmark.hub_id is None) == bool(benchmark.home)
+    elsewhere = {name for name, benchmark in BENCHMARKS.items() if benchmark.home == RELEASE}
+    gaokao = {"gaokao2024_I", "gaokao2024_II", "gaokao2024_mix"}
+    assert elsewhere == {"math24o", "tabmwp", "carp_en", "cn_middle_school", *gaokao}
+    documented = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
+    section = documented.partition("### Where benchmarks come from")[2].partition("\n## ")[0]
+    assert {name for name in BENCHMARKS if f"| `{name}`" in section or f", `{name}` |" in section} == elsewhere
 
 
 def test_local_files(tmp_path: Path):
@@ -90,9 +97,9 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         "or put it into data.benchmark_dir as gsm8k/test.jsonl"
     )
     assert message_of("tabmwp", tmp_path) == (
-        "benchmark tabmwp: no copy on the hub is known; get it from "
-        "https://github.com/lupantech/PromptPG/tree/main/data/tabmwp and put it into data.benchmark_dir as "
-        "tabmwp/test.jsonl"
+        "benchmark tabmwp: no copy on the hub is known; get tabmwp/test.jsonl from "
+        "https://github.com/hf618/VERL/tree/main/examples/simplelr_math_eval/data and put it into data.benchmark_dir "
+        "as tabmwp/test.jsonl"
     )
 
 

@@ -125,7 +125,14 @@ def test_other_problems_answers_are_wrong(pool: VerifierPool, name: str, sample:
 )
 def test_its_own_solutions_are_right(pool: VerifierPool, name: str, share: float):
     problems = problems_of(name)
-    assert share_correct(pool, problems, [p.solution or "" for p in problems]) >= share
+    solutions = [p.solution or "" for p in problems]
+    right = share_correct(pool, problems, solutions)
+    assert right >= share
+    # A thought before it changes nothing; as the thought itself, with an end or without, it is no answer.
+    thought = r"<think>Perhaps \boxed{0}. #### 0</think>"
+    assert share_correct(pool, problems, [f"{thought}\n{solution}" for solution in solutions]) == right
+    for form in ("<think>{}</think>", "{}</think>", "<think>{}"):
+        assert share_correct(pool, problems, [form.format(solution) for solution in solutions]) == 0
 
 
 @pytest.mark.parametrize("name", ["math500", "gsm8k"])

@@ -50,8 +50,8 @@ class ScriptedWorkers:
         return [RolloutBatch(*tokens, logprobs, groups, truncated, metrics, batch_size=[len(texts)])]
 
 
-def prompts_of(*uids: int) -> TokenizedPrompts:
-    records = [PromptRecord(uid, [5], "arithmetic", "7", {}, [{"role": "user", "content": f"{uid}"}]) for uid in uids]
+def prompts_of(*uids: int, source: str = "arithmetic") -> TokenizedPrompts:
+    records = [PromptRecord(uid, [5], source, "7", {}, [{"role": "user", "content": f"{uid}"}]) for uid in uids]
     ids = torch.full((len(uids), 1), 5)
     tokens = PromptBatch(ids, torch.ones_like(ids), torch.tensor(uids), batch_size=[len(uids)])
     return TokenizedPrompts(records, tokens)
@@ -101,6 +101,17 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
     # Each response is one token after a prompt of one.
     assert timer.take_step().work == {"gen": Work(12.0, 12 * (2**2 - 1**2))}
     assert next(stream).records[0].uid == 9
+
+
+def test_all_that_was_sampled_counts_by_source_too(small_config, tiny_tokenizer, pool):
+    answers = {0: RIGHT, 1: MIXED, 2: WRONG, 3: RIGHT, 4: MIXED, 5: ["8", "7"]}
+    sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
+    sampler.sources = ["gsm8k", "arithmetic"]
+    stream = iter([prompts_of(0, 1), prompts_of(2, 3, source="gsm8k"), prompts_of(4, 5)])
+    sample = sampler.sample_step(stream, 3, PhaseTimer(lambda name: None))
+    assert sample.sampled.sources == ["arithmetic"] * 4
+    metrics = {name: value for name, value in sample.metrics.items() if name.endswith("pass@1")}
+    assert metrics == {"train/pass@1": 7 / 12, "train/arithmetic/pass@1": 5 / 8, "train/gsm8k/pass@1": 0.5}
 
 
 def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_tokenizer, pool):

@@ -111,7 +111,8 @@ def _read_hub(benchmark: Benchmark) -> list[tuple[int, Row]]:
     fix = f"put it into data.benchmark_dir as {benchmark.name}/test.jsonl"
     if benchmark.hub_id is None:
         raise ConfigError(
-            f"benchmark {benchmark.name}: no copy on the hub is known; get it from {benchmark.home} and {fix}"
+            f"benchmark {benchmark.name}: no copy on the hub is known; get {benchmark.name}/test.jsonl from "
+            f"{benchmark.home} and {fix}"
         )
     try:
         rows: Any = load_dataset(

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 OPEN = "open_answer"
 CHOICE = "multiple_choice"
 
-QWEN_EVALUATION = "https://github.com/QwenLM/Qwen2.5-Math/tree/main/evaluation/data"
+RELEASE = "https://github.com/hf618/VERL/tree/main/examples/simplelr_math_eval/data"
+"""The data folder of the paper's release: every benchmark of ``FULL_PASS1`` as ``<name>/test.jsonl``."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Benchmark:
     hub_revision: str | None = None
     """Branch on the hub; None for ``main``."""
     home: str = ""
-    """Where to get the data if not from the hub."""
+    """Where to get ``<name>/test.jsonl`` if not from the hub."""
     fields: Mapping[str, str] | None = None
     """Our field (``rows.FIELD_NAMES``) -> theirs, if recognition would choose the wrong one."""
     verifier: str = OPEN
@@ -47,7 +48,7 @@ class Benchmark:
 _RECORDS = [
     Benchmark("arithmetic", hub_id=None, home="bash train.sh", verifier="arithmetic", licence="same as VERL"),
     # Competitions
-    Benchmark("math24o", None, home="https://github.com/CLUEbenchmark/Math24o", language="zh"),
+    Benchmark("math24o", None, home=RELEASE, language="zh"),
     Benchmark("OlymMATH-EN-EASY", "RUC-AIBOX/OlymMATH", hub_config="en-easy", licence="mit"),
     Benchmark("OlymMATH-EN-HARD", "RUC-AIBOX/OlymMATH", hub_config="en-hard", licence="mit"),
     Benchmark("OlymMATH-ZH-EASY", "RUC-AIBOX/OlymMATH", hub_config="zh-easy", licence="mit", language="zh"),
@@ -74,7 +75,7 @@ _RECORDS = [
     Benchmark(
         "tabmwp",
         hub_id=None,
-        home="https://github.com/lupantech/PromptPG/tree/main/data/tabmwp",
+        home=RELEASE,
         licence="cc-by-nc-sa-4.0",
         demonstrations="words",
     ),
@@ -90,13 +91,13 @@ _RECORDS = [
         licence="per problem, in its field license",
         demonstrations="formulas",
     ),
-    Benchmark("carp_en", None, home="https://github.com/RUCAIBox/CARP", demonstrations="formulas"),
+    Benchmark("carp_en", None, home=RELEASE, demonstrations="formulas"),
     Benchmark("gaokao2023en", "MARIO-Math-Reasoning/Gaokao2023-Math-En", hub_split="train", licence="mit"),
-    Benchmark("gaokao2024_I", None, home=QWEN_EVALUATION, language="zh"),
-    Benchmark("gaokao2024_II", None, home=QWEN_EVALUATION, language="zh"),
-    Benchmark("gaokao2024_mix", None, home=QWEN_EVALUATION, language="zh"),
+    Benchmark("gaokao2024_I", None, home=RELEASE, language="zh"),
+    Benchmark("gaokao2024_II", None, home=RELEASE, language="zh"),
+    Benchmark("gaokao2024_mix", None, home=RELEASE, language="zh"),
     Benchmark("gaokao_math_cloze", "hails/agieval-gaokao-mathcloze", licence="mit", language="zh"),
-    Benchmark("cn_middle_school", None, home=QWEN_EVALUATION, language="zh", demonstrations="chinese"),
+    Benchmark("cn_middle_school", None, home=RELEASE, language="zh", demonstrations="chinese"),
     # Multiple choice
     Benchmark("gaokao_math_qa", "hails/agieval-gaokao-mathqa", verifier=CHOICE, licence="mit", language="zh"),
     Benchmark(

@@ -162,7 +162,7 @@ def _chunks(
 
 
 def _problem_record(samples: Sequence[ScoredSample], metrics: Sequence[str], limits: Limits) -> list[Any]:
-    """One entry per sample, null if it is left out; a shortened response is two texts.
+    """One entry per sample, null if it is left out; a shortened response is two texts. Extras come last, if any.
 
     ``sampleView`` in browser.js reads the fields in this order.
     """
@@ -176,7 +176,8 @@ def _problem_record(samples: Sequence[ScoredSample], metrics: Sequence[str], lim
             head = limits.characters // 2
             text = [sample.response[:head], sample.response[head + left_out :]]
         figures = [sample.metrics.get(name) for name in metrics] if sample.metrics else None
-        record[i] = [text, sample.num_tokens, int(sample.truncated), sample.answer[:MAX_TEXT], left_out, figures]
+        facts = [text, sample.num_tokens, int(sample.truncated), sample.answer[:MAX_TEXT], left_out, figures]
+        record[i] = [*facts, dict(sample.extras)] if sample.extras else facts
     return record
 
 

@@ -27,18 +27,19 @@ from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
     filtered_length_metrics,
-    group_metrics,
     learning_metrics,
     length_metrics,
     logprob_agreement,
     rank_scalars,
     response_metrics,
+    with_prefix,
 )
+from verl.trainer.logging.source_metrics import metrics_by_source, response_figures
 from verl.trainer.logging.speed import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.logging.step_profiler import StepProfiler
 from verl.trainer.logging.timing import PhaseTimer, Work
 from verl.trainer.ppo.core_algos import ADVANTAGE_ESTIMATORS, EstimatorOptions, kl_controller, kl_penalised_rewards
-from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors
+from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors, verdict_metrics
 from verl.trainer.schedule import endless, is_due
 from verl.trainer.validation import Validator
 from verl.utils.json_state import from_json, to_json
@@ -190,16 +191,27 @@ class RayPPOTrainer:
         """Wait for the verifiers; their scores [B]."""
         rollout = sampled.rollout
         with self.timer.phase("reward"):
-            scores, correct, counts = score_tensors(sampled.pending)
-        verdicts = {f"verifier/{reason}": float(count) for reason, count in counts.items()}
-        # With dynamic sampling, the metrics of everything sampled are already there.
-        self.metrics = group_metrics(scores, correct, rollout.group_ids) | verdicts | self.metrics
+            scores, correct, _ = score_tensors(sampled.pending)
+        logged, results = self.sampler.sources, sampled.pending.result()
+
+        def describe(rows: Tensor) -> dict[str, float]:
+            figures = response_figures(rollout[rows], rank_metrics[rows], scores[rows], correct[rows])
+            return figures | self._dataset_scalars(rank_metrics[rows])
+
         with self.timer.phase("rank_metrics"):
+            verdicts = verdict_metrics(results, rollout.group_ids, sampled.sources, logged)
+            by_source = with_prefix("train", metrics_by_source(sampled.sources, logged, describe))
+            # With dynamic sampling, the verdicts on everything sampled are already there.
+            self.metrics = by_source | verdicts | self.metrics
             self.metrics |= rank_scalars(rank_metrics, correct) | response_metrics(rollout, correct)
-            if self.calculator is not None:
-                stride = self.config.calculator.global_diff_stride_train
-                self.metrics |= dataset_scalars(rank_metrics.mean_states, self.calculator, stride)
+            self.metrics |= self._dataset_scalars(rank_metrics)
         return scores
+
+    def _dataset_scalars(self, rank_metrics: RankMetrics) -> dict[str, float]:
+        if self.calculator is None:
+            return {}
+        stride = self.config.calculator.global_diff_stride_train
+        return dataset_scalars(rank_metrics.mean_states, self.calculator, stride)
 
     def _compute_advantages(self, sample: StepSample, scores: Tensor, outputs: ModelOutputs) -> LearningSignal:
         """From the verifiers' ``scores`` [B] to what the updates learn from."""
@@ -238,6 +250,11 @@ class RayPPOTrainer:
         self.metrics |= learning_metrics(
             scores, token_scores, token_rewards, unshaped, advantages, returns, outputs.values, learned_mask
         )
+        sums = token_rewards.double().sum(dim=1)
+        means = metrics_by_source(
+            sample.sampled.sources, self.sampler.sources, lambda rows: {"rewards/mean": sums[rows].mean().item()}
+        )
+        self.metrics |= with_prefix("train", means)
         return LearningSignal(learned_mask, advantages.float(), returns)
 
     def _greedy_scores(self, greedy: Sampled) -> Tensor:

@@ -26,6 +26,7 @@ from verl.run.display import RunDisplay
 from verl.run.session import TrainingRun
 from verl.run.tracking import write_summary
 from verl.single_controller.cluster import resolve_device
+from verl.trainer.logging.source_metrics import logged_sources
 from verl.trainer.logging.step_profiler import check_profile_steps
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
 from verl.trainer.ppo.sampling import Sampler
@@ -96,7 +97,8 @@ def run_ppo(config: PPOConfig) -> None:
         verifiers = run.enter_context(VerifierPool(config.reward_score))
         environment = engine_environment(device_type, config.rollout.name)
         tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps,), environment)
-        sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers)
+        sources = logged_sources(record.data_source for record in train_set.records)
+        sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, sources)
         ppo = RayPPOTrainer(config, loader, held_out, workers, sampler, calculator, tracker, run.display)
         if resumption is not None:
             ppo.restore(resumption)

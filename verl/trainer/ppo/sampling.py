@@ -4,7 +4,7 @@ Legend: G prompts, n responses to each, B = G n responses, neighbours where they
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
@@ -19,10 +19,12 @@ from verl.data.prompts import TokenizedPrompts
 from verl.data.reward_model_inputs import reward_model_batch
 from verl.protocol import RolloutBatch
 from verl.rewards import Score
+from verl.rewards.extras import extra_metrics
 from verl.rewards.pool import PendingScores, VerifierPool
 from verl.single_controller import WorkerGroup
 from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
-from verl.trainer.logging.rollout_metrics import group_metrics
+from verl.trainer.logging.rollout_metrics import group_metrics, with_prefix
+from verl.trainer.logging.source_metrics import metrics_by_source
 from verl.trainer.logging.timing import PhaseTimer, Work
 
 VALIDATION_STEP = 1 << 20
@@ -43,6 +45,12 @@ class Sampled:
     pending: PendingScores
     learned: Tensor
     """[B] bool, false for responses that only fill up a batch."""
+
+    @property
+    def sources(self) -> list[str]:
+        """The data source of each response, B."""
+        n = len(self.rollout) // len(self.prompts.records)
+        return [record.data_source for record in self.prompts.records for _ in range(n)]
 
 
 class StepSample(NamedTuple):
@@ -66,14 +74,17 @@ class Sampler:
         reward_tokenizer: PreTrainedTokenizerBase | None,
         workers: WorkerGroup,
         verifiers: VerifierPool,
+        sources: Sequence[str] = (),
     ) -> None:
-        """``reward_tokenizer``: the reward model's; None without one."""
+        """``reward_tokenizer``: the reward model's; None without one. ``sources``: the training data's with figures of
+        their own (``logged_sources``)."""
         self.config = config
         self.tokenizer = tokenizer
         self.reward_tokenizer = reward_tokenizer
         self.policy = PolicyWorkers(workers, config)
         self.reward_model = RewardModelWorkers(workers, config)
         self.verifiers = verifiers
+        self.sources = sources
 
     def sample(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> Sampled:
         """Generate responses, and start verifying them."""
@@ -133,18 +144,17 @@ class Sampler:
         sampling, filtering = self.config.rollout.train_kwargs, self.config.algorithm.filter_groups
         informative: list[Sampled] = []
         others: list[Sampled] = []
-        scores, corrects = [], []
-        reasons: Counter[str] = Counter()
+        results: list[Score] = []
+        sources: list[str] = []
         missing = self.config.data.train_batch_size
         num_batches = 0
         while missing > 0 and num_batches < filtering.max_num_gen_batches:
             sampled = self._sample_timed(next(prompts), sampling, step + num_batches * REFILL_STEP, timer)
             with timer.phase("reward"):
-                batch_scores, correct, counts = score_tensors(sampled.pending)
+                batch_scores, correct, _ = score_tensors(sampled.pending)
             num_batches += 1
-            reasons.update(counts)
-            scores.append(batch_scores)
-            corrects.append(correct)
+            results += sampled.pending.result()
+            sources += sampled.sources
             differs = groups_that_differ(correct if filtering.metric == "acc" else batch_scores, sampling.n)
             taken = differs & (differs.cumsum(dim=0) <= missing)
             informative.append(_select(sampled, taken.nonzero().flatten(), sampling.n))
@@ -158,10 +168,8 @@ class Sampler:
         # A prompt drawn twice in one step makes two groups.
         group_ids = torch.arange(len(chosen.prompts.records)).repeat_interleave(sampling.n)
         chosen = replace(chosen, rollout=chosen.rollout.replace(group_ids=group_ids))
-        all_scores, all_correct = torch.cat(scores), torch.cat(corrects)
-        group_ids = torch.arange(len(all_scores) // sampling.n).repeat_interleave(sampling.n)
-        metrics = group_metrics(all_scores, all_correct, group_ids)
-        metrics |= {f"verifier/{reason}": float(count) for reason, count in reasons.items()}
+        group_ids = torch.arange(len(results) // sampling.n).repeat_interleave(sampling.n)
+        metrics = verdict_metrics(results, group_ids, sources, self.sources)
         metrics |= {"train/num_gen_batches": float(num_batches), "train/filler_groups": float(missing)}
         return chosen, score_tensors(dropped.pending)[0], metrics
 
@@ -210,6 +218,24 @@ def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int
     scores = torch.tensor([result["score"] for result in results])
     counts = Counter(result["reason"] for result in results)
     return scores, torch.tensor([result["correctness"] for result in results]), counts
+
+
+def verdict_metrics(
+    results: list[Score], group_ids: Tensor, sources: Sequence[str], logged: Sequence[str]
+) -> dict[str, float]:
+    """Everything that the verdicts on responses say, in the groups ``group_ids [B]``: scores, the count of each reason,
+    what custom functions returned, and the same by data source (``logged`` of the responses' ``sources``)."""
+    scores, correct, counts = score_tensors(finished(results))
+
+    def describe(rows: Tensor) -> dict[str, float]:
+        chosen = [results[i]["reward_extra_info"] for i in rows.nonzero().flatten().tolist()]
+        shares = {"pass@1": correct[rows].double().mean().item(), "score/mean": scores[rows].double().mean().item()}
+        return shares | extra_metrics(chosen)
+
+    metrics = group_metrics(scores, correct, group_ids)
+    metrics |= {f"verifier/{reason}": float(count) for reason, count in counts.items()}
+    metrics |= with_prefix("train", extra_metrics(result["reward_extra_info"] for result in results))
+    return metrics | with_prefix("train", metrics_by_source(sources, logged, describe))
 
 
 def groups_that_differ(values: Tensor, n: int) -> Tensor:

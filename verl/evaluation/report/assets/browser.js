@@ -165,12 +165,15 @@ function sampleView(code, s, sample) {
     el("span", { class: `badge ${verdictClass(code)}` }, `${GLYPHS[code] || "·"} ${(verdictNames[code] || "other").replace("_", " ")}`),
     el("span", {}, `response ${s + 1}`));
   if (!sample) return [facts, el("p", { class: "quiet" }, "This response was left out to keep the page small; it is in samples.parquet.")];
-  const [response, tokens, truncated, answer, leftOut, metrics] = sample;
+  const [response, tokens, truncated, answer, leftOut, metrics, extras] = sample;
   facts.append(el("span", {}, "answer ", el("b", {}, visible(answer) || "none")), el("span", {}, plural(tokens, "token")));
   if (truncated) facts.append(el("span", {}, "cut at the length limit"));
   (metrics || []).forEach((value, m) => {
     if (value !== null) facts.append(el("span", {}, `${data.metrics[m]} `, el("b", {}, figure(value))));
   });
+  for (const [name, value] of Object.entries(extras || {})) {
+    facts.append(el("span", {}, `${name} `, el("b", {}, visible(typeof value === "string" ? value : JSON.stringify(value)))));
+  }
   const text = el("pre", { class: "response", dir: "auto" });
   if (leftOut) {
     const [head, tail] = response;

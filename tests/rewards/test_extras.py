@@ -1,0 +1,76 @@
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from verl.rewards.extras import extra_metrics, plain_extras
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (0.5, 0.5),
+        (True, True),
+        (None, None),
+        ("text", "text"),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (torch.tensor(3), 3),
+        (10**30, 1e30),
+        (-(10**400), -math.inf),
+        ({"a": [1, (2, None)]}, {"a": [1, [2, None]]}),
+        ([[[[[1]]]]], [[[["<list>"]]]]),
+        (object(), "<object>"),
+        (b"bytes", "<bytes>"),
+        (np.zeros(3), "<ndarray>"),
+        ("x" * 10**6, "x" * 4000),
+        (list(range(10**6)), list(range(256))),
+    ],
+)
+def test_values(value: Any, plain: Any):
+    assert plain_extras({"key": value, "score": 1.0}, ["score"]) == {"key": plain}
+    assert type(plain_extras({"key": value}, [])["key"]) is type(plain)
+
+
+def test_nan_is_kept():
+    assert math.isnan(plain_extras({"key": math.nan}, [])["key"])
+
+
+def test_keys():
+    returned = {"a/b c": 1, "a/b/c": 2, 3: 3, "": 4, "é" * 100: 5, "k" * 100: 6}
+    assert plain_extras(returned, []) == {"a_b_c": 1, "3": 3, "": 4, "_": 5, "k" * 64: 6}
+    assert list(plain_extras({f"key_{i}": i for i in range(10**5)}, [])) == [f"key_{i}" for i in range(32)]
+
+
+def test_all_extras_of_a_response_share_the_limits():
+    hostile = {f"{i}": {f"{j}" * 100: ["y" * 100] * 100 for j in range(100)} for i in range(100)}
+    assert len(pickle.dumps(plain_extras(hostile, []))) < 20_000
+
+
+def test_means_over_the_responses_that_have_a_number():
+    extras = [
+        {"format": 1.0, "passed": True, "pred": "5", "loss": math.nan},
+        {"format": 0.0, "passed": False, "loss": 2},
+        {"format": 0.5, "lengths": [1, 2], "loss": math.inf, "broken": math.nan},
+        {},
+    ]
+    assert extra_metrics(extras) == {
+        "reward_extra/format/mean": 0.5,
+        "reward_extra/format/count": 3.0,
+        "reward_extra/passed/mean": 0.5,
+        "reward_extra/passed/count": 2.0,
+        "reward_extra/loss/mean": 2.0,
+        "reward_extra/loss/count": 1.0,
+        "reward_extra/loss/nonfinite": 2.0,
+        "reward_extra/broken/count": 0.0,
+        "reward_extra/broken/nonfinite": 1.0,
+    }
+
+
+def test_the_number_of_keys_is_bounded():
+    extras = [{f"key_{i}_{j}": 1.0 for j in range(32)} | {"common": 1.0} for i in range(100)]
+    metrics = extra_metrics(extras)
+    assert len(metrics) == 64 and metrics["reward_extra/common/count"] == 100.0

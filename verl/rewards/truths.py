@@ -1,0 +1,72 @@
+"""Ground truths as data files hold them: any JSON value, and what a verifier reads from it."""
+
+import math
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+MAX_ACCEPTED = 64
+"""Maximum number of accepted answers to one question."""
+
+MAX_DEPTH = 32
+"""Maximum nesting of a value that is sent to a verifier process; records of real data sets have two or three levels."""
+
+MAX_INTEGER_BITS = 1024
+"""Longer integers are refused: Python takes time quadratic in their length to write them down."""
+
+
+def any_of(truth: Any) -> list[str]:
+    """The accepted answers: a text, a number, or a list of these, any of which is right.
+
+    Raises ``ValueError`` for anything else.
+    """
+    entries = list(truth) if isinstance(truth, list | tuple) else [truth]
+    if not 1 <= len(entries) <= MAX_ACCEPTED:
+        raise ValueError(f"has {len(entries)} answers; give 1 to {MAX_ACCEPTED}")
+    return [_text(entry) for entry in entries]
+
+
+def any_of_words(truth: Any) -> list[str]:
+    """As :func:`any_of`; a bool is the word ``True`` or ``False``."""
+    if isinstance(truth, list | tuple):
+        return any_of([str(entry) if isinstance(entry, bool) else entry for entry in truth])
+    return any_of(str(truth) if isinstance(truth, bool) else truth)
+
+
+def only_one(truth: Any) -> list[str]:
+    """As :func:`any_of`, but a list may hold one answer only. Raises ``ValueError`` for a longer one."""
+    texts = any_of(truth)
+    if len(texts) > 1:
+        raise ValueError(
+            f"has {len(texts)} answers, and a list does not say whether any or all of them are right; write AC for a "
+            "question whose right options are A and C together"
+        )
+    return texts
+
+
+def _text(value: Any) -> str:
+    """A text or number as text: whole floats without ``.0``, others without an exponent."""
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_INTEGER_BITS:
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() else format(Decimal(repr(value)), "f")
+    raise ValueError(f"{value!r:.200} must be text that is not blank, or a finite number")
+
+
+def require_shallow(value: Any, name: str) -> None:
+    """Raise ``ValueError`` naming ``name`` if lists and mappings are nested more than ``MAX_DEPTH`` deep: sending such
+    a value to another process would exhaust the stack."""
+    level: Iterable[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [entry for parent in level for entry in _children(parent)]
+        if not level:
+            return
+    raise ValueError(f"{name} is nested more than {MAX_DEPTH} levels deep; flatten it")
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()

@@ -1,0 +1,55 @@
+"""Figures of single data sources, in training and in validation.
+
+Legend: B responses.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from verl.protocol import RankMetrics, RolloutBatch
+from verl.trainer.logging.rollout_metrics import length_metrics, rank_scalars, response_metrics, with_prefix
+
+MAX_SOURCES = 16
+"""Data sources with figures of their own. Each has about a hundred."""
+
+
+def logged_sources(sources: Iterable[str]) -> list[str]:
+    """Of the ``sources`` of all prompts, those with figures of their own: the ``MAX_SOURCES`` that most prompts have.
+
+    None of a single source, because they would be the figures of all responses.
+    """
+    counts = Counter(sources)
+    return [source for source, _ in counts.most_common(MAX_SOURCES)] if len(counts) > 1 else []
+
+
+def metrics_by_source(
+    sources: Sequence[str], logged: Sequence[str], describe: Callable[[Tensor], dict[str, float]]
+) -> dict[str, float]:
+    """``<source>/<name>`` of each of the ``logged`` sources that has responses here.
+
+    Args:
+        sources: of each response, B.
+        logged: see :func:`logged_sources`.
+        describe: metrics of the responses chosen by rows [B] bool.
+    """
+    metrics: dict[str, float] = {}
+    for source in logged:
+        rows = torch.tensor([name == source for name in sources])
+        if rows.any():
+            metrics |= with_prefix(source, describe(rows))
+    return metrics
+
+
+def response_figures(
+    rollout: RolloutBatch, rank_metrics: RankMetrics, score: Tensor, correct: Tensor
+) -> dict[str, float]:
+    """What is said of any group of responses: ``pass@1``, ``score/mean``, lengths and rank metrics.
+
+    ``score [B]`` and ``correct [B]`` are the verifiers'.
+    """
+    metrics = {"pass@1": correct.double().mean().item(), "score/mean": score.double().mean().item()}
+    metrics |= length_metrics(rollout) | response_metrics(rollout, correct)
+    return metrics | rank_scalars(rank_metrics, correct)
