@@ -112,7 +112,7 @@ class Contestant:
         stack.callback(self.workers.close)
         tokenizer = load_tokenizer(config.model.path, False)
         data = config.data
-        train_set = PromptDataset(data.train_files, tokenizer, data.max_prompt_length, data.truncation)
+        train_set = PromptDataset(data.train_files, tokenizer, data)
         loader = train_loader(train_set, data, tokenizer.pad_token_id, config.seed)
         verifiers = stack.enter_context(VerifierPool(config.reward_score))
         self.sampler = GatedSampler(config, tokenizer, None, self.workers, verifiers)

@@ -85,7 +85,9 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--local-dir", type=Path, help="folder with {train,test}.{jsonl,json,parquet}; default: hub"
         )
-        command.add_argument("--instruction", default=BOXED_INSTRUCTION, help="text after each question; may be empty")
+        command.add_argument(
+            "--instruction", default=BOXED_INSTRUCTION, help="text on a new line after each question; may be empty"
+        )
     zoo = commands.choices["simplerl-zoo"]
     zoo.add_argument("--subset", default="simplelr_qwen_level3to5", help="folder of the data set on the hub")
 

@@ -4,6 +4,7 @@ import os
 import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from verl.config import PPOConfig, load_config
+from verl.config import DataConfig, PPOConfig, load_config
 from verl.config.signal import RewardScoreConfig
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
@@ -68,6 +69,17 @@ def changed(config: Any, **changes: Any) -> Any:
     """The config with other values, those of a section in a dict."""
     found = {name: changed(getattr(config, name), **v) if isinstance(v, dict) else v for name, v in changes.items()}
     return replace(config, **found)
+
+
+@cache
+def shipped_config() -> PPOConfig:
+    """The main job's config as it is shipped."""
+    return load_config(PPOConfig, "ppo_trainer")
+
+
+def data_options(**changes: Any) -> DataConfig:
+    """The shipped options of prompts but for the changes given, those of a section as its dataclass."""
+    return replace(shipped_config().data, **changes)
 
 
 def scoring(**changes: object) -> RewardScoreConfig:

@@ -66,6 +66,21 @@ REFUSALS = [
     ("trainer.critic_warmup=-1", "trainer.critic_warmup=-1: must be at least 0"),
     ("trainer.except_save=[5,0]", "trainer.except_save=[5, 0]: steps are counted from 1"),
     ("data.val_sample_size=0", "data.val_sample_size=0: must be -1 or at least 1"),
+    ("data.train_max_samples=0", "data.train_max_samples=0: must be -1 or at least 1"),
+    ("data.val_max_samples=5", "data.val_max_samples: unknown key; did you mean data.val_sample_size?"),
+    ("data.train_weights=[1,2]", "data.train_weights=[1.0, 2.0]: data.train_files has 1 entries; name one weight"),
+    (
+        "data.apply_chat_template_kwargs={tokenize:false}",
+        "data.apply_chat_template_kwargs.tokenize: unknown key; a new entry of data.apply_chat_template_kw",
+    ),
+    ("data.train_weights=[0]", "data.train_weights=[0.0]: needs a weight above 0"),
+    ("data.train_weights=[-1]", "data.train_weights=-1.0: must be at least 0"),
+    ("data.custom_cls.path=a.py", "data.custom_cls.name=None: path='a.py': set both path and name, or neither"),
+    ("data.sampler.class_name=A", "data.sampler.class_name='A': class_path=None: set both class_path and class_name"),
+    (
+        "+data.apply_chat_template_kwargs={tokenize:false}",
+        "data.apply_chat_template_kwargs={'tokenize': False}: tokenize cannot be set here; leave it out",
+    ),
     ("reward_score.overlong_buffer.len=0", "reward_score.overlong_buffer.len=0: must be greater than 0"),
     ("rollout.top_p=0", "rollout.top_p=0.0: must be in (0, 1]"),
     (f"{RANKS}=[]", f"{RANKS}=[]: name at least one"),
@@ -220,7 +235,10 @@ def run_tree(tmp_path: Path):
 @pytest.mark.parametrize("field", ["train_files", "val_files"])
 def test_a_missing_data_file_is_named(run_tree, field: str):
     run_tree.data[field] = ["nowhere/x.parquet"]
-    with pytest.raises(ConfigError, match=rf"^data\.{field}='nowhere/x\.parquet': no such file; name a parquet file$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^data\.{field}='nowhere/x\.parquet': no such file; name a parquet, jsonl or json file, or a hub",
+    ):
         parse_run_config(SFTConfig, run_tree)
 
 

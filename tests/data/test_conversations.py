@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,6 +79,12 @@ def test_a_conversation_that_is_too_long_stops_with_its_place_and_length(tmp_pat
     assert str(caught.value) == (
         f"data.max_length=5: the conversation in {path}, row 1 has 6 tokens; raise it, or set data.truncation=right"
     )
+
+
+def test_conversations_in_json(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": chat("1", "2"), "source": None}) + "\n")
+    assert list(ConversationDataset([str(path)], TOKENIZER, data_config())) == [(ONE_TURN, [0, 0, 0, 0, 1, 1])]
 
 
 def test_truncation_drops_the_last_tokens(tmp_path: Path):

@@ -69,7 +69,7 @@ def test_gsm8k_from_local_files(tmp_path: Path):
     assert read(tmp_path / "out" / "test.parquet") == [
         {
             "data_source": "openai/gsm8k",
-            "prompt": [{"role": "user", "content": f"How many? {BOXED_INSTRUCTION}"}],
+            "prompt": [{"role": "user", "content": f"How many?\n{BOXED_INSTRUCTION}"}],
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": "1200"},
             "extra_info": {
@@ -125,8 +125,8 @@ def test_simplerl_zoo_prompts_are_built_from_the_questions(tmp_path: Path):
     main(["simplerl-zoo", "--out", str(tmp_path / "out"), "--local-dir", str(tmp_path), "--instruction", "Box it."])
     written = read(tmp_path / "out" / "train.parquet")
     assert [row["prompt"] for row in written] == [
-        [{"role": "user", "content": "P? Box it."}],
-        [{"role": "user", "content": "Q? Box it."}],
+        [{"role": "user", "content": "P?\nBox it."}],
+        [{"role": "user", "content": "Q?\nBox it."}],
     ]
     assert [row["extra_info"]["index"] for row in written] == [0, 2]
     assert [row["extra_info"]["category"] for row in written] == ["3", "3"]

@@ -1,9 +1,11 @@
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from conftest import data_options
 from tiny_tokenizer import make_tiny_tokenizer
 
 from verl.config import ConfigError, DataConfig
@@ -26,29 +28,19 @@ def write_prompts(path: Path, questions: list[str]) -> str:
     return str(path)
 
 
-def data_config(
-    train_batch_size: int = 2, val_batch_size: int = 4, shuffle: bool = True, val_sample_size: int = -1
-) -> DataConfig:
-    return DataConfig(
-        train_files=["unused.parquet"],
-        val_files=[],
-        train_batch_size=train_batch_size,
-        val_batch_size=val_batch_size,
-        val_sample_size=val_sample_size,
-        max_prompt_length=8,
-        max_response_length=8,
-        truncation="error",
-        shuffle=shuffle,
-    )
+def data_config(**changes: Any) -> DataConfig:
+    """Batches of two prompts of at most eight tokens."""
+    small = {"train_batch_size": 2, "val_batch_size": 4, "max_prompt_length": 8, "max_response_length": 8}
+    return data_options(**(small | changes))
 
 
 def dataset_of(folder: Path, num_prompts: int) -> PromptDataset:
     path = write_prompts(folder / "p.parquet", [str(i) for i in range(num_prompts)])
-    return PromptDataset([path], TOKENIZER, 8, "error")
+    return PromptDataset([path], TOKENIZER, data_config())
 
 
 def test_prompts_are_padded_on_the_left(tmp_path: Path):
-    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1", "1+2"])], TOKENIZER, 8, "error")
+    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1", "1+2"])], TOKENIZER, data_config())
     (sample,) = val_batches(dataset, data_config(), pad_token_id=0, multiple=1, seed=0)
     assert sample.tokens.input_ids.tolist() == [[0, 0, 0, 0, *SHORT], [0, 0, *LONG]]
     assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]]
@@ -57,7 +49,7 @@ def test_prompts_are_padded_on_the_left(tmp_path: Path):
 
 def test_a_pad_token_inside_the_prompt_is_still_a_real_token(tmp_path: Path):
     # Many models pad with their end-of-turn token, which is part of every prompt.
-    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1"])], TOKENIZER, 8, "error")
+    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1"])], TOKENIZER, data_config())
     (sample,) = val_batches(dataset, data_config(), pad_token_id=2, multiple=1, seed=0)
     assert sample.tokens.input_ids.tolist() == [[2, 2, 2, 2, *SHORT]]
     assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
@@ -65,7 +57,7 @@ def test_a_pad_token_inside_the_prompt_is_still_a_real_token(tmp_path: Path):
 
 def test_uids_count_over_all_files(tmp_path: Path):
     files = [write_prompts(tmp_path / "a.parquet", ["1", "2"]), write_prompts(tmp_path / "b.parquet", ["3"])]
-    dataset = PromptDataset(files, TOKENIZER, 8, "error")
+    dataset = PromptDataset(files, TOKENIZER, data_config())
     (sample,) = val_batches(dataset, data_config(), pad_token_id=0, multiple=1, seed=0)
     assert sample.tokens.uid.tolist() == [0, 1, 2]
     assert [(r.uid, r.data_source, r.ground_truth) for r in sample.records] == [
@@ -79,18 +71,27 @@ def test_uids_count_over_all_files(tmp_path: Path):
 def test_a_prompt_that_is_too_long_stops_with_its_place_and_length(tmp_path: Path):
     path = write_prompts(tmp_path / "a.parquet", ["1", "1+2"])
     with pytest.raises(ConfigError) as caught:
-        PromptDataset([path], TOKENIZER, 5, "error")
+        PromptDataset([path], TOKENIZER, data_config(max_prompt_length=5))
     assert str(caught.value) == (
         f"data.max_prompt_length=5: the prompt in {path}, row 1 has 6 tokens; raise it, or set "
-        "data.truncation=left or right"
+        "data.truncation=filter, left, right or middle"
     )
 
 
 @pytest.mark.parametrize(
-    ("limit", "truncation", "expected"), [(6, "error", LONG), (4, "left", LONG[2:]), (4, "right", LONG[:4])]
+    ("limit", "truncation", "expected"),
+    [
+        (6, "error", LONG),
+        (4, "left", LONG[2:]),
+        (4, "right", LONG[:4]),
+        # The larger half is the end's, as in veRL.
+        (5, "middle", LONG[:2] + LONG[3:]),
+        (1, "middle", LONG[5:]),
+    ],
 )
 def test_truncation_drops_the_named_side(tmp_path: Path, limit: int, truncation: str, expected: list[int]):
-    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1+2"])], TOKENIZER, limit, truncation)
+    config = data_config(max_prompt_length=limit, truncation=truncation)
+    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1+2"])], TOKENIZER, config)
     assert dataset[0].input_ids == expected
 
 
@@ -98,9 +99,10 @@ def test_a_missing_column_is_named(tmp_path: Path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"question": ["1+2"], "data_source": ["arithmetic"]}), path)
     with pytest.raises(ConfigError) as caught:
-        PromptDataset([str(path)], TOKENIZER, 8, "error")
+        PromptDataset([str(path)], TOKENIZER, data_config())
     assert str(caught.value) == (
-        f"{path}: lacks the columns ['prompt', 'reward_model']; it has ['question', 'data_source']"
+        f"{path}: lacks the columns ['prompt', 'reward_model']; it has ['question', 'data_source']; "
+        "set data.prompt_key or data.reward_fn_key if they have other names there"
     )
 
 
@@ -109,13 +111,13 @@ def test_extra_info_is_optional(tmp_path: Path):
     record = rl_record(data_source="arithmetic", question="1", ground_truth="1", split="train", index=0)
     del record["extra_info"]
     pq.write_table(pa.Table.from_pylist([record]), path)
-    assert PromptDataset([str(path)], TOKENIZER, 8, "error")[0].extra_info == {}
+    assert PromptDataset([str(path)], TOKENIZER, data_config())[0].extra_info == {}
 
 
 def test_files_without_prompts_are_an_error(tmp_path: Path):
     path = write_prompts(tmp_path / "a.parquet", [])
     with pytest.raises(ConfigError, match="the files contain no prompts"):
-        PromptDataset([path], TOKENIZER, 8, "error")
+        PromptDataset([path], TOKENIZER, data_config())
 
 
 def test_fewer_prompts_than_a_batch_are_an_error(tmp_path: Path):
@@ -187,11 +189,11 @@ def test_a_row_that_no_verifier_can_score_is_named(tmp_path: Path):
     with pytest.raises(
         ConfigError, match=rf"^{unknown}, row 1: data_source='arithmetics': .*did you mean 'arithmetic'"
     ):
-        PromptDataset([str(unknown)], TOKENIZER, 8, "error")
+        PromptDataset([str(unknown)], TOKENIZER, data_config())
     silent = tmp_path / "silent.parquet"
     write_parquet(silent, [row | {"reward_model": {"style": "rule", "ground_truth": None}}], RL_SCHEMA)
-    with pytest.raises(ConfigError, match=rf"^{silent}, row 0: reward_model.ground_truth=None: must be text"):
-        PromptDataset([str(silent)], TOKENIZER, 8, "error")
+    with pytest.raises(ConfigError, match=rf"^{silent}, row 0: reward_model.ground_truth: None: no answer"):
+        PromptDataset([str(silent)], TOKENIZER, data_config())
 
 
 def test_a_row_that_a_custom_function_scores_needs_no_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -199,8 +201,8 @@ def test_a_row_that_a_custom_function_scores_needs_no_verifier(tmp_path: Path, m
     row = rl_record(data_source="mine", question="1", ground_truth="1", split="train", index=0)
     write_parquet(path, [row], RL_SCHEMA)
     with pytest.raises(ConfigError, match="data_source='mine': must be one of"):
-        PromptDataset([str(path)], TOKENIZER, 8, "error")
+        PromptDataset([str(path)], TOKENIZER, data_config())
     for source in ("mine", "*"):
         monkeypatch.setitem(CUSTOM_FUNCTIONS, source, "my_module:my_function")
-        assert len(PromptDataset([str(path)], TOKENIZER, 8, "error")) == 1
+        assert len(PromptDataset([str(path)], TOKENIZER, data_config())) == 1
         monkeypatch.undo()

@@ -1,9 +1,10 @@
 import pytest
+from tiny_tokenizer import make_tiny_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
 from verl.data.demonstrations import DEMONSTRATIONS
-from verl.data.templates import TEMPLATES, render_prompt, stop_token_ids, template_stops
+from verl.data.templates import TEMPLATES, render_prompt, stop_token_ids, template_marker, template_stops
 from verl.evaluation.benchmarks import BENCHMARKS
 from verl.rewards import compute_score
 
@@ -32,11 +33,17 @@ def rendered(template: str, question: str, demonstrations: list[tuple[str, str]]
     ("template", "prompt"),
     [
         ("plain", "What is {1}?\n"),
+        ("raw", "What is {1}?"),
         ("plain-boxed", f"What is {{1}}?\n{BOXED}\n"),
         (
             "qwen-boxed",
             "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
             f"<|im_start|>user\nWhat is {{1}}?\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "qwen25",
+            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+            "<|im_start|>user\nWhat is {1}?<|im_end|>\n<|im_start|>assistant\n",
         ),
         (
             "qwen25-math-cot",
@@ -45,6 +52,15 @@ def rendered(template: str, question: str, demonstrations: list[tuple[str, str]]
         ),
         ("abel", "Question:\nWhat is {1}?\nAnswer:\nLet's think step by step.\n"),
         ("deepseek-r1", f"<｜User｜>What is {{1}}?\n{BOXED}<｜Assistant｜><think>\n"),
+        (
+            "r1-zero",
+            "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. "
+            "The assistant first thinks about the reasoning process in the mind and then provides the user with the "
+            "answer. The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> "
+            "tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>. "
+            "User: What is {1}?. Assistant:",
+        ),
+        ("mistral", f"[INST] What is {{1}}?\n{BOXED} [/INST]"),
         ("mathstral", f"What is {{1}}?\n{BOXED}"),
         (
             "llama-boxed",
@@ -100,6 +116,45 @@ def test_every_template_holds_the_question_once(name: str):
     assert "{" not in text.replace("boxed{}", "")
 
 
+def test_arguments_of_the_chat_template():
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[-1].content }}{% if enable_thinking is false %}</think>{% endif %}"
+    for arguments, text in [({"enable_thinking": False}, "1?</think>"), ({}, "1?"), (None, "1?")]:
+        assert tokenizer.decode(render_prompt("chat", "1?", tokenizer, chat_arguments=arguments)) == text
+    tokenizer.chat_template = "{{ raise_exception('only two') }}"
+    with pytest.raises(ConfigError, match="^the tokenizer's chat template refuses the chat: only two$"):
+        render_prompt("chat", "1?", tokenizer)
+
+
+def test_a_beginning_that_the_text_has_is_not_doubled():
+    assert render_prompt("raw", "\x01a", CharacterTokenizer(bos=True)) == [1, 97]
+    assert render_prompt("raw", "a\n ", CharacterTokenizer(bos=True)) == [1, 97, 10, 32]
+
+
+@pytest.mark.parametrize(
+    ("text", "marker"),
+    [
+        ("<|im_start|>user\n1?<|im_end|>\n<|im_start|>assistant\n", "<|im_start|>"),
+        ("[INST] 1? [/INST]", "[INST]"),
+        ("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n1?", "<|start_header_id|>"),
+        ("Question:\n1?\nAnswer:\nLet's think step by step.\n", "Question: ... Answer:"),
+        ("User: 1?\nBox it.\n\nAssistant:", "User: ... Assistant:"),
+        ("A conversation between User and Assistant. The user asks", "A conversation between User and Assistant."),
+        ("What is the answer to this question: 1 + 1?", None),
+        ("Question: how many are left?", None),
+        ("What is [1, 2] + [3, 4]?\nAnswer: in a box.", None),
+    ],
+)
+def test_marks_of_a_template(text: str, marker: str | None):
+    assert template_marker(text) == marker
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in ("raw", "plain", "chat", "chat-boxed")])
+def test_the_templates_own_texts_are_recognised(name: str):
+    plain = {"plain-boxed", "mathstral"}  # a question with an instruction, nothing more
+    assert (template_marker(rendered(name, "What is 3 + 4?")) is None) == (name in plain)
+
+
 def test_stops():
     assert template_stops("chat") == []
     assert template_stops("qwen-boxed") == ["<|im_end|>", "<|endoftext|>"]
@@ -115,7 +170,7 @@ def test_stops_that_are_tokens_of_the_model(tiny_tokenizer: PreTrainedTokenizerB
     ("template", "message"),
     [
         ("qwen_boxed", "template='qwen_boxed': no such template; did you mean 'qwen-boxed'?"),
-        ("zzz", "template='zzz': no such template; must be one of chat, chat-boxed, plain, "),
+        ("zzz", "template='zzz': no such template; must be one of chat, chat-boxed, raw, plain, "),
     ],
 )
 def test_unknown_template(template: str, message: str):
@@ -127,7 +182,9 @@ def test_unknown_template(template: str, message: str):
 
 
 def test_tokenizer_without_chat_template():
-    with pytest.raises(ConfigError, match="template='chat': the model's tokenizer has no chat template; name another"):
+    with pytest.raises(
+        ConfigError, match="template='chat': the model's tokenizer has no chat template; set template=raw"
+    ):
         rendered("chat", "1?")
 
 

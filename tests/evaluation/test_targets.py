@@ -36,7 +36,9 @@ def base(tmp_path: Path) -> Path:
 
 def entry(path: Path | str | None, *steps: int, base: Path | str | None = None) -> TargetConfig:
     paths = [None if value is None else str(value) for value in (path, base)]
-    return TargetConfig(*paths, steps=list(steps) or [0, -1], template="chat", max_response_length=8)
+    return TargetConfig(
+        *paths, steps=list(steps) or [0, -1], template="chat", apply_chat_template_kwargs={}, max_response_length=8
+    )
 
 
 def select(model: TargetConfig | None = None, runs_dir: Path | str = "unused", **runs: TargetConfig) -> Selection:

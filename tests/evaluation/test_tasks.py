@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_tokenizer import make_tiny_tokenizer
 
 from tests.evaluation.example_tasks import evaluation_config
 from verl.config import ConfigError
@@ -61,10 +63,22 @@ def test_a_task_for_each_benchmark_and_temperature(configure, tasks_of, tiny_mod
     assert "Whatis3+1?" in tokenizer.decode(cool.prompts[3]).replace(" ", "")
     decoding = {"max_response_length": 24, "temperature": 0.6, "top_p": 0.9, "top_k": -1, "seed": 5, "dtype": "float32"}
     template = {"template": "chat", "stop": [], "stop_token_ids": [], "few_shot": False}
+    template["apply_chat_template_kwargs"] = None
     assert cool.settings == {"model": model_digest(str(tiny_model)), **template, **decoding, "calculator": None}
     (measured,) = tasks_of(configure("calculator.enable=true"), device="cuda")
     assert measured.settings["dtype"] == "bfloat16"
     assert measured.settings["calculator"]["compute_diff"] is True
+
+
+def test_arguments_of_the_chat_template_are_part_of_the_settings(configure, tiny_model, tmp_path):
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}{% if think is defined %} {{ think }}{% endif %}"
+    target = Target("run", 80, str(tiny_model), "chat", 24, {"think": "no"})
+    config = configure("data.max_problems=1")
+    (task,) = make_tasks(target, tokenizer, {"mine": load_problems("mine", config)}, config, tmp_path, "cpu")
+    assert tokenizer.decode(task.prompts[0]) == "What is 0 + 1? no"
+    assert task.settings["apply_chat_template_kwargs"] == {"think": "no"}
+    assert {target: 1}[replace(target)] == 1
 
 
 def test_few_shot_examples_only_if_asked_for_and_known(configure, tasks_of):

@@ -182,10 +182,10 @@ for _ in range(10**5):
 @pytest.mark.parametrize(
     ("source", "truth", "message"),
     [
-        ("math", None, "None must be text that is not blank, or a finite number"),
-        ("math", " ", "' ' must be text that is not blank"),
+        ("math", None, "None: no answer to check against; remove the row"),
+        ("math", " ", "' ': no answer to check against"),
         ("math", True, "True must be text"),
-        ("math", float("nan"), "nan must be text that is not blank, or a finite number"),
+        ("math", float("nan"), "nan: no answer to check against; remove the row"),
         ("math", 10**400, "10{199} must be text that is not blank, or a finite number"),
         ("math", [], "has 0 answers; give 1 to 64"),
         ("math", ["1"] * 65, "has 65 answers; give 1 to 64"),

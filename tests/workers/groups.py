@@ -25,7 +25,7 @@ def start_group(config: PPOConfig, world_size: int, device_type: str = "cpu") ->
 def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> TokenizedPrompts:
     """The training prompts in one batch."""
     data = config.data
-    dataset = PromptDataset(data.train_files, tokenizer, data.max_prompt_length, "error")
+    dataset = PromptDataset(data.train_files, tokenizer, data)
     (batch,) = val_batches(dataset, data, tokenizer.pad_token_id, multiple=2, seed=0)
     return batch
 

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import changed
+from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from tests.workers.groups import all_prompts, policy_batch, relative_difference, start_group
@@ -14,7 +16,7 @@ from verl.protocol import RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.single_controller import WorkerGroup, concat
 from verl.single_controller.roles import RoleWorkers
-from verl.workers.hybrid import HybridWorker
+from verl.workers.hybrid import HybridWorker, end_tokens
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +50,17 @@ def test_the_engine_makes_room_for_checkpoints(tmp_path):
     worker.save(tmp_path, False, True)
     worker.load(tmp_path, 3)
     assert calls == ["sleep", "save", "sleep", "load"]
+
+
+def test_responses_end_at_the_stop_tokens_of_the_prompts_template(small_config):
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_tokens(["</s>", "<|endoftext|>"])
+    # The model's own end is 2, "</s>" is 262 and "<|endoftext|>" 263.
+    expected = {"chat": [2], "raw": [2], "abel": [2, 262, 263], "qwen-boxed": [2, 263], "mistral": [2, 262]}
+    for name, ids in expected.items():
+        assert end_tokens(changed(small_config, data={"template": name}), tokenizer) == ids
+    more = changed(small_config, data={"template": "mistral"}, rollout={"stop_token_ids": [7]})
+    assert end_tokens(more, tokenizer) == [2, 7, 262]
 
 
 VARIANTS = {

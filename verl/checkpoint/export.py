@@ -51,7 +51,8 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
     # Renamed to its final name once it is complete.
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.unfinished")
     try:
-        write_huggingface(model, weights, load_tokenizer(str(architecture), trust_remote_code), unfinished)
+        tokenizer = load_tokenizer(str(architecture), trust_remote_code, needs_chat_template=False)
+        write_huggingface(model, weights, tokenizer, unfinished)
         unfinished.rename(target)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,9 +1,10 @@
 """Frozen dataclasses: the only schema of VERL's configuration. Imports nothing heavy."""
 
 from verl.config.common import OptimConfig
+from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR, load_config
-from verl.config.ppo import DataConfig, PPOConfig
+from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig, SFTDataConfig
 
 __all__ = [

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.config.checks import require, require_distinct, require_not_negative, require_positive
 from verl.config.common import Device, EngineConfig, Logger, check_divides, require_seed
+from verl.config.data import check_chat_arguments
 from verl.config.load import parse_config
 from verl.config.signal import CalculatorConfig, RewardScoreConfig
 
@@ -31,6 +32,9 @@ class TargetConfig:
     """Checkpoints of the run: 0 is the base model, -1 the newest. Ignored for a model by itself, which is step 0."""
     template: str
     """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` is the model's own chat template."""
+    apply_chat_template_kwargs: dict[str, Any]
+    """Arguments for the tokenizer's chat template, such as ``{enable_thinking: false}``; for ``chat`` and
+    ``chat-boxed``."""
     max_response_length: int
     """Longest response in tokens. Generation stops there, and the response counts as truncated."""
 
@@ -40,6 +44,7 @@ class TargetConfig:
         for step in self.steps:
             require(step >= LAST, f"{prefix}.steps", self.steps, "must be at least 0, or -1 for the newest")
         require_positive(f"{prefix}.max_response_length", self.max_response_length)
+        check_chat_arguments(f"{prefix}.apply_chat_template_kwargs", self.apply_chat_template_kwargs)
 
 
 @dataclass(frozen=True)
@@ -128,8 +133,8 @@ class EvaluationConfig:
     model: TargetConfig
     """What is evaluated if ``runs`` is empty, and the defaults of every entry of ``runs``."""
     runs: dict[str, TargetConfig]
-    """What to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``max_response_length``. An entry takes
-    what it leaves out from ``model``."""
+    """What to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``apply_chat_template_kwargs``,
+    ``max_response_length``. An entry takes what it leaves out from ``model``."""
     data: BenchmarkDataConfig
     rollout: EvaluationEngineConfig
     calculator: CalculatorConfig

@@ -15,6 +15,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from verl.config.checks import require_choice
 from verl.config.common import RunConfig
+from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError
 from verl.config.overrides import explain
 
@@ -76,8 +77,11 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     """
     config: Any = parse_config(schema, tree)
     require_model("model.path", config.model.path)
-    _require_files("data.train_files", config.data.train_files)
-    _require_files("data.val_files", config.data.val_files)
+    # A class of your own may read anything.
+    own_reader = isinstance(config.data, DataConfig) and config.data.custom_cls.path is not None
+    if not own_reader:
+        _require_files("data.train_files", config.data.train_files)
+        _require_files("data.val_files", config.data.val_files)
     _require_run_folder(config.trainer)
     # Workers on a cluster have working directories of their own.
     folder = str(Path(config.trainer.default_local_dir).resolve())
@@ -98,11 +102,14 @@ def _absolute(model: Any) -> Any:
 
 def _require_files(field: str, paths: Sequence[str]) -> None:
     for path in paths:
-        if not Path(path).is_file():
+        if hub_set(path) is None and not Path(path).is_file():
             shipped = (
                 "restore the shipped data with `git checkout data`, or " if Path(path).parts[:1] == ("data",) else ""
             )
-            raise ConfigError(f"{field}={path!r}: no such file; {shipped}name a parquet file")
+            raise ConfigError(
+                f"{field}={path!r}: no such file; {shipped}name a parquet, jsonl or json file, or a hub set such as "
+                "owner/name:config:split"
+            )
 
 
 def _require_run_folder(trainer: RunConfig) -> None:
@@ -181,6 +188,8 @@ def _build(schema: Any, values: Any, path: str) -> Any:
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
     """Check ``value`` against the type ``hint``; an integer is accepted as a float, one element as a list of one."""
+    if hint is Any:
+        return value
     if get_origin(hint) in (UnionType, Union):  # X | None; the second if X is a Literal
         (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
         return None if value is None else _convert(inner, value, path)

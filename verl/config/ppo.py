@@ -18,6 +18,7 @@ from verl.config.common import (
     check_workers,
     require_seed,
 )
+from verl.config.data import DataConfig
 from verl.config.signal import (
     GROUP_ESTIMATORS,
     AlgorithmConfig,
@@ -32,42 +33,6 @@ LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 CLIP_RANGES = {"ppo_clip": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (0.2, 0.2)}
 """``actor.policy_loss`` -> lower and upper clip range: of PPO (arXiv 1707.06347) and of GSPO (arXiv 2507.18071, section
 5.1), whose ratio is that of a mean over tokens."""
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Prompts: where they come from and how they are batched."""
-
-    train_files: list[str]
-    """Parquet files of training prompts in veRL's record layout."""
-    val_files: list[str]
-    """Parquet files of validation prompts; without any, nothing is validated."""
-    train_batch_size: int
-    """Prompts per training step, over all workers."""
-    val_batch_size: int
-    """Prompts per validation batch, over all workers."""
-    val_sample_size: int
-    """Validate on this many prompts, drawn once with ``seed``; -1: on all."""
-    max_prompt_length: int
-    """Longest prompt in tokens, chat template included."""
-    max_response_length: int
-    """Longest response in tokens; generation stops there."""
-    truncation: Literal["error", "left", "right"]
-    """What to do with a prompt that is too long: ``error`` ends the run before training, ``left`` drops the first
-    tokens, ``right`` the last."""
-    shuffle: bool
-    """Read the training prompts in a new random order each epoch, fixed by ``seed``."""
-
-    def __post_init__(self) -> None:
-        require(len(self.train_files) > 0, "data.train_files", self.train_files, "name at least one parquet file")
-        for field in ("train_batch_size", "val_batch_size", "max_prompt_length", "max_response_length"):
-            require_positive(f"data.{field}", getattr(self, field))
-        require(
-            self.val_sample_size == -1 or self.val_sample_size > 0,
-            "data.val_sample_size",
-            self.val_sample_size,
-            "must be -1 or at least 1",
-        )
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ class SFTDataConfig:
     """Conversations to learn from."""
 
     train_files: list[str]
-    """Parquet files of training conversations."""
+    """Training conversations: ``.parquet``, ``.jsonl`` or ``.json`` files, or sets of the Hugging Face hub as
+    ``owner/name:config:split``."""
     val_files: list[str]
-    """Parquet files of held-out conversations; without any, nothing is validated."""
+    """Held-out conversations, named in the same way; without any, nothing is validated."""
     messages_key: str
     """Column of the chat messages, a list of ``{"role", "content"}``; the model learns the assistant's turns."""
     train_batch_size: int
@@ -28,7 +29,7 @@ class SFTDataConfig:
     tokens."""
 
     def __post_init__(self) -> None:
-        require(len(self.train_files) > 0, "data.train_files", self.train_files, "name at least one parquet file")
+        require(len(self.train_files) > 0, "data.train_files", self.train_files, "name at least one file")
         for field in ("train_batch_size", "micro_batch_size_per_gpu", "max_length"):
             require_positive(f"data.{field}", getattr(self, field))
 

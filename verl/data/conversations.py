@@ -1,4 +1,4 @@
-"""Conversations from parquet files for supervised learning, tokenised with a mask on the assistant's turns.
+"""Conversations from files for supervised learning, tokenised with a mask on the assistant's turns.
 
 Legend: B conversations, S tokens of the longest.
 """
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.errors import ConfigError
 from verl.config.sft import SFTDataConfig
 from verl.data.dataloader import ResumableRandomSampler, whole_batches
-from verl.data.records import read_parquet
+from verl.data.files import read_rows
 from verl.protocol import ConversationBatch
 
 Conversation = tuple[list[int], list[int]]
@@ -34,7 +34,7 @@ class ConversationDataset(Dataset[Conversation]):
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
         self.conversations: list[Conversation] = []
         for path in files:
-            for row_number, row in enumerate(read_parquet(path, [config.messages_key])):
+            for row_number, row in enumerate(read_rows(path, [config.messages_key])):
                 messages = row[config.messages_key]
                 where = f"{path}, row {row_number}"
                 ids, mask = tokenize_conversation(messages, tokenizer, where)

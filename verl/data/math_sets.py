@@ -2,22 +2,24 @@
 
 A set is read from the Hugging Face hub or from local files with the same fields. Layouts on the hub:
 
-- GSM8K: ``question``, ``answer`` ending in ``#### 72`` - MATH: ``problem``, ``solution`` with the answer in its last
-box (some mirrors add ``answer``), ``level`` - SimpleRL-Zoo: ``question``, ``gt_answer``, ``level``, and a ``prompt``
-that already contains one model's chat template,
-  so the prompt is rebuilt from the question. Problems without an answer are dropped.
+- GSM8K: ``question``, ``answer`` ending in ``#### 72``
+- MATH: ``problem``, ``solution`` with the answer in its last box (some mirrors add ``answer``), ``level``
+- SimpleRL-Zoo: ``question``, ``gt_answer``, ``level``, and a ``prompt`` that already contains a template, so the prompt
+  is rebuilt from the question. To train on that prompt as it is, read the file itself with ``data.template=raw``.
+
+A prompt is the question and, on a new line, the instruction, as the templates of the evaluation join them. Problems
+without an answer are dropped.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from datasets import load_dataset
 
 from verl.config.checks import require, require_choice
+from verl.data.files import read_rows
 from verl.data.records import rl_record
 from verl.rewards.answers import extract_boxed, extract_gsm8k
 
@@ -83,11 +85,13 @@ def load_math_set(
 
 
 def _local_rows(folder: Path, split: str) -> Iterable[Row]:
-    for suffix, read in LOCAL_READERS.items():
+    # A file as published comes before its conversion.
+    suffixes = (".jsonl", ".json", ".parquet")
+    for suffix in suffixes:
         path = folder / f"{split}{suffix}"
         if path.exists():
-            return read(path)
-    raise ValueError(f"local_dir={str(folder)!r}: needs one of {', '.join(split + suffix for suffix in LOCAL_READERS)}")
+            return read_rows(str(path))
+    raise ValueError(f"local_dir={str(folder)!r}: needs one of {', '.join(split + suffix for suffix in suffixes)}")
 
 
 def _hub_rows(math_set: MathSet, split: str, subset: str) -> Iterable[Row]:
@@ -116,28 +120,6 @@ def _read_simplerl(row: Row) -> Example:
     level = row.get("level")
     return Example(question, str(answer), "", "" if level is None else str(level))
 
-
-def _read_jsonl(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
-
-
-def _read_json(path: Path) -> list[Row]:
-    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))
-    return rows
-
-
-def _read_parquet(path: Path) -> list[Row]:
-    rows: list[Row] = pq.read_table(path).to_pylist()
-    return rows
-
-
-LOCAL_READERS: dict[str, Callable[[Path], list[Row]]] = {
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".parquet": _read_parquet,
-}
-"""File suffix -> function that reads all rows; files are looked for in this order."""
 
 MATH_SETS = {
     "gsm8k": MathSet("openai/gsm8k", "openai/gsm8k", "main", _read_gsm8k),

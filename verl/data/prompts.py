@@ -1,4 +1,4 @@
-"""Prompts from parquet files in veRL's record layout, tokenised and padded.
+"""Prompts in veRL's record layout, written in a template, tokenised and padded.
 
 Legend: B prompts, P ``max_prompt_length``.
 """
@@ -8,34 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data import Dataset, Sampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
+from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
-from verl.config.ppo import DataConfig
+from verl.data.custom import load_class, user_code
 from verl.data.dataloader import ResumableRandomSampler, whole_batches
-from verl.data.records import read_parquet
+from verl.data.files import read_rows
+from verl.data.prompt_rows import PromptReader, PromptRecord
+from verl.data.samplers import CustomSampler, MixingSampler
 from verl.protocol import PromptBatch
-from verl.rewards.registry import find_scorer
-
-PROMPT_COLUMNS = ["data_source", "prompt", "reward_model"]
-"""Required columns of a prompt file; ``extra_info`` is optional."""
-
-
-@dataclass(frozen=True)
-class PromptRecord:
-    """One prompt with the inputs of its verifier."""
-
-    uid: int
-    """Row number over all files."""
-    input_ids: list[int]
-    data_source: str
-    """Names the verifier."""
-    ground_truth: str
-    extra_info: Mapping[str, Any]
-    messages: list[dict[str, Any]]
-    """The chat, as in the file."""
 
 
 @dataclass(frozen=True)
@@ -47,41 +31,79 @@ class TokenizedPrompts:
 
 
 class PromptDataset(Dataset[PromptRecord]):
-    """All prompts of ``files``, tokenised with the chat template when the data set is created.
+    """The prompts of ``files``, tokenised when the data set is created.
+
+    Args:
+        max_samples: number of prompts drawn from all files with ``seed``, or with ``data.shuffle=false`` the first; -1:
+            all.
 
     Raises:
-        ConfigError: a file lacks a column; there are no prompts; no verifier can score a row; or a prompt is too long
-            and ``truncation`` is ``error`` (names the file, the row and its length).
+        ConfigError: a file cannot be read or lacks a column; there are no prompts, or none is short enough; or a row
+            cannot be used (names the file and the row): its prompt is empty, does not fit ``data.template`` or is too
+            long, or its answer is missing or no verifier can score it.
     """
 
     def __init__(
-        self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_prompt_length: int, truncation: str
+        self,
+        files: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase,
+        config: DataConfig,
+        max_samples: int = -1,
+        seed: int = 0,
     ) -> None:
-        self.records: list[PromptRecord] = []
-        for path in files:
-            for row_number, row in enumerate(read_parquet(path, PROMPT_COLUMNS)):
-                ids: Any = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
-                if len(ids) > max_prompt_length:
-                    ids = _truncate(ids, max_prompt_length, truncation, f"{path}, row {row_number}")
-                check_verifiable(row, f"{path}, row {row_number}")
-                self.records.append(
-                    PromptRecord(
-                        uid=len(self.records),
-                        input_ids=ids,
-                        data_source=row["data_source"],
-                        ground_truth=row["reward_model"]["ground_truth"],
-                        extra_info=row.get("extra_info") or {},
-                        messages=row["prompt"],
-                    )
-                )
-        if not self.records:
-            raise ConfigError(f"{list(files)}: the files contain no prompts; add some")
+        sources = _read_sources(files, config)
+        chosen = _choose([len(rows) for _, rows in sources], max_samples, config.shuffle, seed)
+        reader = PromptReader(config, tokenizer)
+        self.sizes: list[int] = []
+        """Prompts of each file; they lie one after another."""
+        for (name, rows), numbers in zip(sources, chosen, strict=True):
+            before = len(reader.records)
+            for number in numbers:
+                reader.add(rows[number], f"{name}, row {number}")
+            self.sizes.append(len(reader.records) - before)
+        reader.check_any_left(files)
+        self.records = reader.records
+        self.notes = reader.notes()
+        """What the user should know of the prompts, one line each."""
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __getitem__(self, index: int) -> PromptRecord:
         return self.records[index]
+
+
+def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+    """The name and the rows of each file, or what the user's own class yields."""
+    columns = [config.reward_fn_key, config.prompt_key, "reward_model"]
+    path, name = config.custom_cls.path, config.custom_cls.name
+    if path is None or name is None:
+        keys = "data.prompt_key or data.reward_fn_key"
+        return [(file, read_rows(file, columns, keys)) for file in files]
+    where = f"data.custom_cls.name={name!r}"
+    user_class = load_class(path, name, "data.custom_cls.path", "data.custom_cls.name")
+    with user_code(f"{where}: {name}(files, config)"):
+        records = user_class(list(files), config)
+    with user_code(f"{where}: its iterator"):
+        rows = list(records)
+    for number, row in enumerate(rows):
+        missing = [column for column in columns if not isinstance(row, Mapping) or column not in row]
+        if missing:
+            raise ConfigError(f"{where}: its record {number} lacks {missing}; it must be a mapping: {str(row):.80}")
+    return [(where, rows)]
+
+
+def _choose(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) -> list[list[int]]:
+    """Row numbers to use of each file, in ascending order."""
+    total = sum(sizes)
+    if max_samples == -1 or max_samples >= total:
+        return [list(range(size)) for size in sizes]
+    kept = torch.arange(max_samples)
+    if shuffle:
+        kept = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:max_samples].sort().values
+    ends = torch.tensor(sizes).cumsum(0)
+    parts = [kept[(kept >= end - size) & (kept < end)] - (end - size) for size, end in zip(sizes, ends, strict=True)]
+    return [part.tolist() for part in parts]
 
 
 class PromptCollator:
@@ -106,16 +128,29 @@ def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, 
     """Batches of exactly ``train_batch_size`` prompts; the incomplete last batch of an epoch is dropped.
 
     Raises:
-        ConfigError: there are fewer prompts than ``train_batch_size``.
+        ConfigError: there are fewer prompts than ``train_batch_size``; or ``data.sampler`` cannot be used.
     """
     if len(dataset) < config.train_batch_size:
         raise ConfigError(
             f"data.train_batch_size={config.train_batch_size}: there are only {len(dataset)} training prompts; lower it"
         )
-    generator = torch.Generator().manual_seed(seed)
-    sampler = ResumableRandomSampler(dataset, generator=generator) if config.shuffle else SequentialSampler(dataset)
     collate = PromptCollator(config.max_prompt_length, pad_token_id)
-    return whole_batches(dataset, config.train_batch_size, sampler, collate)
+    return whole_batches(dataset, config.train_batch_size, _order(dataset, config, seed), collate)
+
+
+def _order(dataset: PromptDataset, config: DataConfig, seed: int) -> Sampler[int]:
+    """The order of the training prompts."""
+    generator = torch.Generator().manual_seed(seed)
+    if config.sampler.class_path is not None:
+        sampler = CustomSampler(dataset, config, seed)
+        dataset.notes.extend([sampler.note] if sampler.note else [])
+        return sampler
+    if config.train_weights:
+        for file, size, weight in zip(config.train_files, dataset.sizes, config.train_weights, strict=True):
+            if weight and not size:
+                raise ConfigError(f"data.train_weights={config.train_weights}: no prompt of {file} is left to draw")
+        return MixingSampler(dataset, dataset.sizes, config.train_weights, generator)
+    return ResumableRandomSampler(dataset, generator=generator) if config.shuffle else SequentialSampler(dataset)
 
 
 def val_batches(
@@ -138,23 +173,3 @@ def val_batches(
     num_batches = max(1, min(-(-len(records) // config.val_batch_size), len(records) // multiple))
     bounds = [len(records) * i // num_batches for i in range(num_batches + 1)]
     return [collate(records[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
-
-
-def check_verifiable(row: Mapping[str, Any], where: str) -> None:
-    """Raise ``ConfigError`` naming ``where`` unless a verifier or a custom function can score responses to this row."""
-    try:
-        find_scorer(row["data_source"])
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    truth = (row["reward_model"] or {}).get("ground_truth")
-    if not isinstance(truth, str):
-        raise ConfigError(f"{where}: reward_model.ground_truth={truth!r}: must be text")
-
-
-def _truncate(ids: list[int], length: int, truncation: str, where: str) -> list[int]:
-    if truncation == "error":
-        raise ConfigError(
-            f"data.max_prompt_length={length}: the prompt in {where} has {len(ids)} tokens; raise it, or set "
-            "data.truncation=left or right"
-        )
-    return ids[-length:] if truncation == "left" else ids[:length]

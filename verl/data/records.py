@@ -1,4 +1,4 @@
-"""Record layouts of prompt data (veRL's) and of supervised data, and their parquet files."""
+"""Record layouts of prompt data (veRL's) and of supervised data, and how their parquet files are written."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl.config.errors import ConfigError
 from verl.utils.files import replacing
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -51,12 +50,12 @@ def rl_record(
     category: str = "",
     ability: str = "math",
 ) -> dict[str, Any]:
-    """One row of ``RL_SCHEMA``: a single user turn, the question followed by a space and the instruction, if any.
+    """One row of ``RL_SCHEMA``: a single user turn, the question and on a new line the instruction, if any.
 
     ``data_source`` selects the verifier (``verl.rewards.registry``), ``ground_truth`` is the correct answer,
     ``solution`` a worked solution if the data set has one, and ``category`` the set's own label (kind, level).
     """
-    content = f"{question} {instruction}" if instruction else question
+    content = f"{question}\n{instruction}" if instruction else question
     return {
         "data_source": data_source,
         "prompt": [{"role": "user", "content": content}],
@@ -87,20 +86,3 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.S
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         pq.write_table(table, temporary)
-
-
-def read_parquet(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of a parquet file that must have ``columns``.
-
-    Raises:
-        ConfigError: the file is not a parquet file or lacks a column; names the file and its columns.
-    """
-    try:
-        table = pq.read_table(path)
-    except pa.ArrowInvalid as error:
-        raise ConfigError(f"{path}: is not a parquet file; scripts/prepare_data.py writes such files") from error
-    missing = [name for name in columns if name not in table.column_names]
-    if missing:
-        raise ConfigError(f"{path}: lacks the columns {missing}; it has {table.column_names}")
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows

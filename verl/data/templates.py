@@ -1,13 +1,17 @@
-"""Prompt templates by name, in the form that the models they are named after expect, with demonstrations if any.
+"""Prompt templates by name, for training and evaluation, with demonstrations if any.
 
 A template is plain text. The special tokens in it (``<|im_start|>``) must be the model's own, so choose the template
-that the model was trained with. ``chat`` and ``chat-boxed`` use the chat template of the tokenizer.
+that the model was trained with. ``chat`` and ``chat-boxed`` use the chat template of the tokenizer, and ``raw`` adds
+nothing. docs/data.md says where each text comes from, and how it differs from that of the models of its name.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
@@ -32,18 +36,30 @@ class Template:
     chat: bool = False
     """``turn`` is a user's message for the tokenizer's chat template; ``head`` and ``joint`` are not used."""
 
+    @property
+    def instruction(self) -> str:
+        """What it adds to a question to ask for an answer in a box; empty if it asks for none."""
+        return BOXED if BOXED in self.head + self.turn else ""
+
 
 _QWEN_END = ("<|im_end|>", "<|endoftext|>")
 _QWEN_USER = "<|im_start|>user\n{question}"
 _QWEN_ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
 _LLAMA_USER = "<|start_header_id|>user<|end_header_id|>\n\n{question}"
 _LLAMA_ANSWER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+_R1_ZERO = (
+    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
+    "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
+    "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., <think> "
+    "reasoning process here </think> <answer> answer here </answer>."
+)
 _NEXT_QUESTION = ("\nQuestion:", "\nProblem:")
 """What a base model tends to write after its answer."""
 
 TEMPLATES: dict[str, Template] = {
     "chat": Template("{question}", chat=True),
     "chat-boxed": Template(f"{{question}}\n{BOXED}", chat=True),
+    "raw": Template("{question}"),
     "plain": Template("{question}\n", stops=_NEXT_QUESTION),
     "plain-boxed": Template(f"{{question}}\n{BOXED}\n", stops=_NEXT_QUESTION),
     "question-answer": Template("Question: {question}\nAnswer:", stops=_NEXT_QUESTION),
@@ -57,6 +73,12 @@ TEMPLATES: dict[str, Template] = {
     "qwen-boxed": Template(
         f"{_QWEN_USER}\n{BOXED}{_QWEN_ANSWER}",
         head="<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n",
+        joint="<|im_end|>\n",
+        stops=_QWEN_END,
+    ),
+    "qwen25": Template(
+        f"{_QWEN_USER}{_QWEN_ANSWER}",
+        head="<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n",
         joint="<|im_end|>\n",
         stops=_QWEN_END,
     ),
@@ -75,6 +97,7 @@ TEMPLATES: dict[str, Template] = {
         joint="<｜end▁of▁sentence｜>",
         stops=("<｜end▁of▁sentence｜>", "<｜User｜>"),
     ),
+    "r1-zero": Template(f"{_R1_ZERO} User: {{question}}. Assistant:", stops=("User:", "Assistant:")),
     "mathstral": Template(f"{{question}}\n{BOXED}", stops=("</s>", "[INST]")),
     "mistral": Template(f"[INST] {{question}}\n{BOXED} [/INST]", joint="</s>", stops=("</s>", "[INST]")),
     "llama": Template(f"{_LLAMA_USER}{_LLAMA_ANSWER}", joint="<|eot_id|>", stops=("<|eot_id|>", "<|start_header_id|>")),
@@ -85,12 +108,12 @@ TEMPLATES: dict[str, Template] = {
 """Name -> template."""
 
 
-def find_template(name: str) -> Template:
-    """The template ``name``. Raises ``ConfigError`` naming the most similar one, or all."""
+def find_template(name: str, field: str = "template") -> Template:
+    """The template ``name``, the value of ``field``. Raises ``ConfigError`` naming the most similar one, or all."""
     if name not in TEMPLATES:
         near = get_close_matches(name, list(TEMPLATES), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"must be one of {', '.join(TEMPLATES)}"
-        raise ConfigError(f"template={name!r}: no such template; {hint}")
+        raise ConfigError(f"{field}={name!r}: no such template; {hint}")
     return TEMPLATES[name]
 
 
@@ -109,24 +132,73 @@ def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [vocabulary[stop] for stop in template_stops(name) if stop in vocabulary]
 
 
+def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) -> None:
+    """Raise ``ConfigError`` naming the option ``field`` unless the template exists and the tokenizer supports it."""
+    if find_template(name, field).chat and tokenizer.chat_template is None:
+        others = [other for other, form in TEMPLATES.items() if not form.chat]
+        raise ConfigError(
+            f"{field}={name!r}: the model's tokenizer has no chat template; set {field}=raw for prompts that are "
+            f"already in the model's form, or one of {', '.join(others)}"
+        )
+
+
 def render_prompt(
-    template: str, question: str, tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration] = ()
+    template: str,
+    question: str,
+    tokenizer: PreTrainedTokenizerBase,
+    demonstrations: Sequence[Demonstration] = (),
+    chat_arguments: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids of the prompt for ``question``, after ``demonstrations`` in the same form.
 
+    Args:
+        chat_arguments: further arguments of the tokenizer's chat template, where the template uses it.
+
     Raises:
-        ConfigError: there is no such template; or it uses the tokenizer's chat template and the tokenizer has none.
+        ConfigError: there is no such template; or it uses the tokenizer's chat template, and the tokenizer has none or
+            refuses the chat.
     """
     form = find_template(template)
     if form.chat:
-        messages = _messages(form, question, demonstrations)
-        if tokenizer.chat_template is None:
-            raise ConfigError(f"template={template!r}: the model's tokenizer has no chat template; name another one")
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+        check_template(template, tokenizer, "template")
+        return render_chat(_messages(form, question, demonstrations), tokenizer, chat_arguments)
     # Only the beginning-of-sequence token: a tokenizer may also add tokens at the end, after which no model continues.
     start = [token for token in tokenizer("").input_ids if token == tokenizer.bos_token_id]
-    text = _text(form, question, demonstrations)
-    return [*start, *tokenizer(text, add_special_tokens=False).input_ids]
+    ids = list(tokenizer(_text(form, question, demonstrations), add_special_tokens=False).input_ids)
+    # Text that was rendered by a chat template may begin with that token.
+    return ids if start and ids[: len(start)] == start else [*start, *ids]
+
+
+def render_chat(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    chat_arguments: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Token ids of a chat by the tokenizer's own template, up to where the answer begins.
+
+    Raises:
+        ConfigError: the template refuses the chat, such as one with a system message.
+    """
+    options: Any = {**(chat_arguments or {}), "add_generation_prompt": True, "return_dict": False}
+    try:
+        return list(tokenizer.apply_chat_template([dict(message) for message in messages], **options))
+    except TemplateError as error:
+        raise ConfigError(f"the tokenizer's chat template refuses the chat: {error}") from error
+
+
+_MARKERS = re.compile(
+    r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<｜User｜>|<\|user\|>|\[INST\]"
+    r"|\AA conversation between User and Assistant\."
+    r"|\A(Question|Problem|User|Human|### Instruction|### Problem):.*"
+    r"\n *(Answer|Solution|Assistant|### Response|### Solution):",
+    re.DOTALL,
+)
+
+
+def template_marker(text: str) -> str | None:
+    """A sign that ``text`` already is in the form of some template, such as ``<|im_start|>``; None if there is none."""
+    found = _MARKERS.search(text)
+    return None if found is None else f"{found.group(1)}: ... {found.group(2)}:" if found.group(1) else found.group()
 
 
 def _text(form: Template, question: str, demonstrations: Sequence[Demonstration]) -> str:

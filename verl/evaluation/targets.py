@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class Target:
     """The model's folder or hub id."""
     template: str
     max_response_length: int
+    chat_arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of the tokenizer's chat template."""
 
     @property
     def label(self) -> str:
@@ -102,26 +104,27 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, errors: list[str]) -
     Raises:
         ConfigError: ``path`` is neither a model nor a training run.
     """
-    field = f"runs.{alias}" if alias else "model"
+    option = f"runs.{alias}" if alias else "model"
+    arguments = entry.apply_chat_template_kwargs
     root, steps = Path(path), entry.steps
     checkpoint = _checkpoint_of(root)
     if checkpoint is not None:
         root, steps = checkpoint.parent, [_step_of(checkpoint)]
     if not ((root / POINTER).is_file() or any(root.glob("global_step_*"))):
-        require_model(f"{field}.path", path)
+        require_model(f"{option}.path", path)
         name = alias or _as_name(Path(path).resolve().name if root.exists() else root.name)
-        return [Target(name, 0, _full_path(path), entry.template, entry.max_response_length)], name
+        return [Target(name, 0, _full_path(path), entry.template, entry.max_response_length, arguments)], name
     own_name = _as_name(str(_run_option(root, "trainer", "experiment_name") or root.resolve().name))
     models: dict[int, str] = {}
     for step in steps:
         try:
-            found, model = _find_step(root, step, field, entry.base)
+            found, model = _find_step(root, step, option, entry.base)
         except ConfigError as error:
             errors.append(str(error))
             continue
         models.setdefault(found, model)
     targets = [
-        Target(alias or own_name, step, model, entry.template, entry.max_response_length)
+        Target(alias or own_name, step, model, entry.template, entry.max_response_length, arguments)
         for step, model in models.items()
     ]
     return targets, _as_name(f"{own_name}_{root.resolve().name}")

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.data.demonstrations import DEMONSTRATIONS
-from verl.data.templates import find_template, render_prompt, stop_token_ids, template_stops
+from verl.data.templates import check_template, find_template, render_prompt, stop_token_ids, template_stops
 from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from verl.evaluation.results import result_folder
 from verl.evaluation.store import SampleStore
@@ -61,8 +61,10 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
 
 def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The target's tokenizer. Raises ``ConfigError`` if it is missing or does not support the target's template."""
-    needs_chat_template = find_template(target.template).chat
-    return load_tokenizer(target.path, trust_remote_code, needs_chat_template=needs_chat_template)
+    find_template(target.template)
+    tokenizer = load_tokenizer(target.path, trust_remote_code, needs_chat_template=False)
+    check_template(target.template, tokenizer, "template")
+    return tokenizer
 
 
 def make_tasks(
@@ -80,6 +82,8 @@ def make_tasks(
         "template": target.template,
         "stop": template_stops(target.template),
         "stop_token_ids": stop_token_ids(target.template, tokenizer),
+        # None, as in folders of earlier versions, which had no such option.
+        "apply_chat_template_kwargs": dict(target.chat_arguments) or None,
         "few_shot": config.data.few_shot,
         "max_response_length": target.max_response_length,
         "top_p": config.top_p,
@@ -90,7 +94,10 @@ def make_tasks(
     }
     for name, problems in benchmarks.items():
         examples = few_shot_examples(name) if config.data.few_shot else []
-        prompts = [render_prompt(target.template, problem.question, tokenizer, examples) for problem in problems]
+        prompts = [
+            render_prompt(target.template, problem.question, tokenizer, examples, target.chat_arguments)
+            for problem in problems
+        ]
         for temperature in config.temperatures:
             tasks.append(
                 EvaluationTask(

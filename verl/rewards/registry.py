@@ -178,6 +178,8 @@ def check_ground_truth(data_source: str, ground_truth: Any, custom: Mapping[str,
     try:
         truths.require_shallow(ground_truth, "the value")
         if not scorer.is_custom:
+            if truths.is_missing(ground_truth):
+                raise ValueError(f"{ground_truth!r}: no answer to check against; remove the row")
             TRUTH_READERS.get(scorer.path, _as_it_is)(ground_truth)
     except ValueError as error:
         reader = f"data_source={data_source!r} is scored by {scorer.path}"

@@ -15,6 +15,12 @@ MAX_INTEGER_BITS = 1024
 """Longer integers are refused: Python takes time quadratic in their length to write them down."""
 
 
+def is_missing(truth: Any) -> bool:
+    """Whether there is no answer: null, blank text, or NaN, which tables write for a missing number."""
+    blank = isinstance(truth, str) and not truth.strip()
+    return truth is None or blank or (isinstance(truth, float) and math.isnan(truth))
+
+
 def any_of(truth: Any) -> list[str]:
     """The accepted answers: a text, a number, or a list of these, any of which is right.
 

@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig, SamplingConfig
+from verl.data.templates import stop_token_ids
 from verl.models.huggingface import checkpoint_parameters
 from verl.models.info import ModelInfo
 from verl.models.lora import adapters_disabled
@@ -32,7 +34,8 @@ class HybridWorker(Checkpointed):
     def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int) -> None:
         seed_everything(config.seed)
         mesh = join_world(place)
-        self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        path, trust = config.model.path, config.model.trust_remote_code
+        self.tokenizer = load_tokenizer(path, trust, needs_chat_template=False)
         temperature = config.rollout.temperature
         max_length = config.data.max_response_length
         actor_updates = config.actor_updates(total_steps)
@@ -48,8 +51,7 @@ class HybridWorker(Checkpointed):
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
         measures = config.calculator.measured_by("actor")
         self.calculator = RepresentationMetricsCalculator(config.calculator) if measures else None
-        ends = ModelInfo.of(config.model).end_tokens(self.tokenizer, config.rollout.stop_token_ids)
-        setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends)
+        setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, end_tokens(config, self.tokenizer))
         self.rollout = make_rollout(setup, self.actor)
         parts = [TrainedPart("actor", self.actor.learner, self.actor.parameters, config.model, self.tokenizer)]
         if self.critic is not None:
@@ -121,3 +123,9 @@ class HybridWorker(Checkpointed):
         """Give the rollout engine the policy's weights."""
         with self.actor.parameters.loaded():
             self.rollout.load_weights(checkpoint_parameters(self.actor.model))
+
+
+def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end a response: the model's own, those of the prompts' template, and those that the options name."""
+    named = [*config.rollout.stop_token_ids, *stop_token_ids(config.data.template, tokenizer)]
+    return ModelInfo.of(config.model).end_tokens(tokenizer, named)

@@ -49,6 +49,8 @@ def refused(tiny_model: Path, arithmetic_prompts: Path, tmp_path: Path) -> Calla
             "reward_model.enable=true reward_model.max_length=513",
             r"^reward_model.max_length=513: reward_model.model.path",
         ),
+        ("data.template=qwen_boxed", "^data.template='qwen_boxed': no such template; did you mean 'qwen-boxed'"),
+        ("data.sampler.class_path=no.py data.sampler.class_name=A", "^data.sampler.class_path='no.py': no such file"),
         ("calculator.layers=[0,4]", r"^calculator.layers=\[0, 4\]: the model has 4 layers, from -4 to 3$"),
     ],
 )
@@ -84,6 +86,8 @@ def checkpoint(small_config: PPOConfig, tiny_model: Path, tmp_path: Path) -> Pat
 def test_another_order_of_prompts_than_the_checkpoints(refused, checkpoint):
     # Both lie in the same folder.
     refused("^data.shuffle=False: was True when .*/global_step_1 was written", "data.shuffle=false")
+    mixed = "^data.train_weights=\\[2.0\\]: .*/global_step_1 was written with neither, so the position"
+    refused(mixed, "data.train_weights=[2]")
 
 
 @pytest.mark.slow

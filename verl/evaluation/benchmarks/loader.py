@@ -10,7 +10,7 @@ from datasets import load_dataset
 
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
-from verl.data.records import read_parquet
+from verl.data.files import read_rows
 from verl.evaluation.benchmarks.registry import BENCHMARKS, Benchmark
 from verl.evaluation.benchmarks.rows import Problem, Row, read_problem, recognise_fields
 
@@ -98,7 +98,7 @@ def _read_jsonl(path: Path) -> list[tuple[int, Row]]:
 def _read_arithmetic() -> list[tuple[int, Row]]:
     if not ARITHMETIC.is_file():
         raise ConfigError(f"{ARITHMETIC}: no such file; restore it with `git checkout data`")
-    rows = read_parquet(str(ARITHMETIC), ["reward_model", "extra_info"])
+    rows = read_rows(str(ARITHMETIC), ["reward_model", "extra_info"])
     problems = [row["extra_info"] | {"answer": row["reward_model"]["ground_truth"]} for row in rows]
     return [
         (number, {name: problem[name] for name in ("question", "answer", "solution")})

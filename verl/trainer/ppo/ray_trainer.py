@@ -15,6 +15,7 @@ from verl.checkpoint.resume import Resumption, best_validation, saved_validation
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config.ppo import PPOConfig
 from verl.data.prompts import TokenizedPrompts
+from verl.data.samplers import CustomSampler, StepOutcome
 from verl.protocol import PolicyBatch, RankMetrics, RolloutBatch, ValueBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
@@ -131,6 +132,7 @@ class RayPPOTrainer:
             self._update_critic(sample.sampled.rollout, outputs, signal)
             self._update_actor(sample.sampled.rollout, outputs, signal)
             self._update_baselines(outputs.rank_metrics, torch.cat([scores, sample.dropped_scores]))
+            self._update_sampler(sample.sampled, scores)
             self._sync_weights()
             self.profiler.end(step)
             if self._due(trainer.test_freq):
@@ -346,6 +348,17 @@ class RayPPOTrainer:
         if self.config.reward_manager.active:
             self.reward_manager.update(scores, rank_metrics)
 
+    def _update_sampler(self, sampled: Sampled, scores: Tensor) -> None:
+        """Tell a sampler of the user's own how the step's prompts went."""
+        sampler = self.loader.sampler
+        if isinstance(sampler, CustomSampler):
+            _, correct, _ = score_tensors(sampled.pending)
+            means, accuracy = (
+                values.double().view(-1, self.config.rollout.n).mean(dim=1) for values in (scores, correct)
+            )
+            indices = [record.uid for record in sampled.prompts.records]
+            sampler.update(StepOutcome(self.step, indices, means.tolist(), accuracy.tolist(), dict(self.metrics)))
+
     def _sync_weights(self) -> None:
         with self.timer.phase("update_weights"):
             self.policy.sync_weights()
@@ -369,6 +382,7 @@ class RayPPOTrainer:
             "step": self.step,
             "num_examples": len(self.loader.dataset),
             "shuffle": self.config.data.shuffle,
+            "order": self.config.data.order,
             # It cannot be derived from the step: dynamic sampling draws as many batches as it needs.
             "loader": to_json(self.loader.state_dict()),
             "reward_manager": self.reward_manager.state_dict(),

@@ -51,13 +51,15 @@ def run_ppo(config: PPOConfig) -> None:
     """
     device_type = resolve_device(config.device)
     use_custom_functions(config.reward_score.paths_of_custom_functions())
-    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code, needs_chat_template=False)
     data, trainer, pad_token_id = config.data, config.trainer, tokenizer.pad_token_id
-    train_set = PromptDataset(data.train_files, tokenizer, data.max_prompt_length, data.truncation)
+    train_set = PromptDataset(data.train_files, tokenizer, data, data.train_max_samples, config.seed)
     loader = train_loader(train_set, data, pad_token_id, config.seed)
+    notes = {"training": train_set.notes}
     held_out = []
     if data.val_files:
-        val_set = PromptDataset(data.val_files, tokenizer, data.max_prompt_length, data.truncation)
+        val_set = PromptDataset(data.val_files, tokenizer, data)
+        notes["validation"] = val_set.notes
         held_out = val_batches(val_set, data, pad_token_id, trainer.world_size, config.seed)
     reward_tokenizer = None
     if config.uses_reward_model:
@@ -94,6 +96,11 @@ def run_ppo(config: PPOConfig) -> None:
                 summary = _summary(config, resumption.step, saved_validations(state), state["seconds_by_phase"])
                 run.report_complete(resumption, summary)
                 return
+        first = tokenizer.decode(train_set[0].input_ids)
+        run.display.say(f"the first of {len(train_set)} training prompts: {first!r:.500}")
+        for kind, lines in notes.items():
+            for line in lines:
+                run.display.say(f"warning: {kind}: {line}")
         verifiers = run.enter_context(VerifierPool(config.reward_score))
         environment = engine_environment(device_type, config.rollout.name)
         tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps,), environment)
@@ -125,6 +132,13 @@ def _check_resumption(config: PPOConfig, resumption: Resumption) -> None:
             f"data.shuffle={shuffle}: was {not shuffle} when {resumption.folder} was written, so the position in the "
             "data would be lost; set it back, or start a new run from the model it holds"
         )
+    # Checkpoints of earlier versions have no other order.
+    before, now = resumption.state.get("order", ""), config.data.order
+    if before != now:
+        raise ConfigError(
+            f"{now or before.partition('=')[0]}: {resumption.folder} was written with {before or 'neither'}, so the "
+            "position in the data would be lost; set it back, or start a new run from the model it holds"
+        )
     if trainer.val_only and resumption.folder.parent == Path(trainer.default_local_dir):
         raise ConfigError(
             f"trainer.val_only=True: {trainer.default_local_dir} holds a training run; name another folder, and the "
@@ -150,7 +164,9 @@ def _check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_
         check_value_architecture(config.critic.model, "critic.model.path")
     path = config.critic.model.path
     if config.uses_critic and path != config.model.path:
-        own = load_tokenizer(path, config.critic.model.trust_remote_code, "critic.model.path")
+        own = load_tokenizer(
+            path, config.critic.model.trust_remote_code, "critic.model.path", needs_chat_template=False
+        )
         if own.get_vocab() != tokenizer.get_vocab():
             raise ConfigError(
                 f"critic.model.path={path!r}: its tokenizer is not that of model.path={config.model.path!r}, whose "

@@ -1,0 +1,104 @@
+"""Rows of data files: local ones, and sets of the hub, of which a folder stands in for the copy that was downloaded."""
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from verl.config import ConfigError
+from verl.config.data import HubSet, hub_set
+from verl.data.files import read_rows
+
+ROWS = [{"prompt": "1?", "answer": 1}, {"prompt": "2?", "answer": {"target": 24}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rows.jsonl", "\n".join(map(json.dumps, ROWS)) + "\n\n"),
+        ("rows.json", json.dumps(ROWS, indent=1)),
+        ("lines.json", "\n".join(map(json.dumps, ROWS))),
+        # U+2028 is no end of a line in JSON.
+        ("more.jsonl", '{"prompt": "1?", "answer": 1}\n{"prompt": "2?", "answer": {"target": 24}, "x": "\u2028"}'),
+    ],
+)
+def test_json(tmp_path: Path, name: str, text: str):
+    (tmp_path / name).write_text(text)
+    rows = read_rows(str(tmp_path / name), ["prompt"])
+    assert [{key: row[key] for key in ROWS[0]} for row in rows] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.jsonl", '{"prompt": 1}\n{"prompt"', "{path}, line 2: is not JSON: Expecting ':'"),
+        ("a.jsonl", "[1]", "{path}, line 1: must be an object with the columns of a record, not list"),
+        ("a.json", '[{"prompt": 1}, 2]', "{path}, entry 1: must be an object with the columns of a record, not int"),
+        ("a.jsonl", '{"prompt": 1}\n{"p": 1}', "{path}, row 1: lacks the columns ['prompt']; it has ['p']; set data.x"),
+        ("a.parquet", '{"prompt": 1}', "{path}: is not a parquet file"),
+        ("a.csv", "prompt\n1", "{path}: must end in .parquet, .jsonl, .json, or name a hub set, owner/name:config:spl"),
+        ("a.jsonl", b"\xff", "{path}: is not UTF-8 text: invalid start byte at byte 0"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | bytes, message: str):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match="^" + re.escape(message.format(path=path))):
+        read_rows(str(path), ["prompt"], "data.x")
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path):
+    for name in ("a.parquet", "a.jsonl"):
+        with pytest.raises(ConfigError, match=rf"^{tmp_path}/{name}: no such file$"):
+            read_rows(f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("openai/gsm8k", HubSet("openai/gsm8k", "", "train")),
+        ("openai/gsm8k:test", HubSet("openai/gsm8k", "", "test")),
+        ("openai/gsm8k:main:test", HubSet("openai/gsm8k", "main", "test")),
+        ("openai/gsm8k::train[:100]", HubSet("openai/gsm8k", "", "train[:100]")),
+        ("mine/train.parquet", None),
+        ("data/arithmetic", None),
+        ("/data/gsm8k", None),
+        ("a/b/c", None),
+        ("gsm8k", None),
+    ],
+)
+def test_names_of_hub_sets(name: str, expected: HubSet | None):
+    assert hub_set(name) == expected
+
+
+def test_a_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "owner" / "name"
+    (folder / "hard").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist([{"prompt": "1?"}]), folder / "hard" / "test.parquet")
+    pq.write_table(pa.Table.from_pylist([{"prompt": "2?"}, {"prompt": "3?"}]), folder / "train.parquet")
+    configs = [("default", "train", "train.parquet"), ("hard", "test", "hard/test.parquet")]
+    files = "".join(
+        f"- config_name: {name}\n  data_files:\n  - split: {split}\n    path: {path}\n" for name, split, path in configs
+    )
+    (folder / "README.md").write_text(f"---\nconfigs:\n{files}---\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    assert read_rows("owner/name") == [{"prompt": "2?"}, {"prompt": "3?"}]
+    assert read_rows("owner/name:hard:test", ["prompt"]) == [{"prompt": "1?"}]
+    with pytest.raises(ConfigError, match="^owner/name:hard:train: no such file, and the hub's set .* Unknown split"):
+        read_rows("owner/name:hard:train")
+    with pytest.raises(ConfigError, match=r"^owner/name: lacks the columns \['reward_model'\]"):
+        read_rows("owner/name", ["reward_model"])
+
+
+def test_a_hub_set_without_a_network_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError) as caught:
+        read_rows("owner/no-such-set:main:train")
+    message = str(caught.value)
+    assert message.startswith("owner/no-such-set:main:train: no such file, and the hub's set cannot be loaded: ")
+    assert message.endswith("the network, HF_TOKEN for gated sets, and HF_HUB_OFFLINE") and "\n" not in message

@@ -1,0 +1,191 @@
+"""The order of training prompts: mixtures, and samplers of a researcher's own, interrupted and resumed."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import data_options
+
+from verl.config import ConfigError, DataConfig
+from verl.config.data import SamplerConfig
+from verl.data.dataloader import whole_batches
+from verl.data.samplers import CustomSampler, MixingSampler, StepOutcome, shares
+from verl.utils.json_state import from_json, to_json
+
+CURRICULUM = """
+class Hardest:
+    # Each pass begins with the prompts that went worst.
+    def __init__(self, dataset, config, seed):
+        self.accuracy = [0.5] * len(dataset)
+        self.order, self.place = [], 0
+
+    def __len__(self):
+        return len(self.accuracy)
+
+    def __iter__(self):
+        if self.place == len(self.order):
+            self.order, self.place = sorted(range(len(self)), key=lambda i: (self.accuracy[i], i)), 0
+        while self.place < len(self.order):
+            self.place += 1
+            yield self.order[self.place - 1]
+
+    def update(self, outcome):
+        for index, accuracy in zip(outcome.indices, outcome.accuracy):
+            self.accuracy[index] = accuracy
+
+    def state_dict(self):
+        return {"accuracy": self.accuracy, "order": self.order, "place": self.place}
+
+    def load_state_dict(self, state):
+        self.accuracy, self.order, self.place = state["accuracy"], state["order"], state["place"]
+
+
+class Backwards:
+    def __init__(self, dataset, config, seed):
+        self.size = len(dataset)
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        return iter(range(self.size - 1, -1, -1))
+"""
+
+
+class Numbers(list[int]):
+    """A data set."""
+
+
+def config_of(tmp_path: Path, name: str, source: str = CURRICULUM, batch: int = 2) -> DataConfig:
+    (tmp_path / "orders.py").write_text(source)
+    return data_options(train_batch_size=batch, sampler=SamplerConfig(str(tmp_path / "orders.py"), name))
+
+
+def loader_of(config: DataConfig, size: int = 7) -> Any:
+    dataset = Numbers(range(size))
+    return whole_batches(dataset, config.train_batch_size, CustomSampler(dataset, config, 0), list)
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts"),
+    [([1, 1, 1], [4, 3, 3]), ([1, 0, 0], [10, 0, 0]), ([0.7, 0.2, 0.1], [7, 2, 1]), ([5, 3, 1], [6, 3, 1])],
+)
+def test_shares(weights: list[float], counts: list[int]):
+    assert shares(10, weights) == counts
+
+
+def test_a_mixture_repeats_a_prompt_only_after_all_of_its_file():
+    sampler = MixingSampler(Numbers(range(10)), [2, 8], [1, 1], torch.Generator().manual_seed(0))
+    first, second = list(sampler), list(sampler)
+    for order in (first, second):
+        times = Counter(order)
+        # Five of ten from a file of two: each twice, one of them once more. The other file gives each at most once.
+        assert sorted(times[i] for i in (0, 1)) == [2, 3]
+        assert sum(times[i] for i in range(2, 10)) == 5 and max(times[i] for i in range(2, 10)) == 1
+    assert first != second
+    again = MixingSampler(Numbers(range(10)), [2, 8], [1, 1], torch.Generator().manual_seed(0))
+    assert [list(again), list(again)] == [first, second]
+
+
+def batches(loader: Any, count: int, accuracy: float | None = None) -> list[list[int]]:
+    """The next batches, pass after pass; with ``accuracy``, each is reported to the sampler."""
+    found: list[list[int]] = []
+    while True:
+        for batch in loader:
+            found.append(batch)
+            if accuracy is not None:
+                shares_of = [1.0 if index % 3 == 0 else accuracy for index in batch]
+                loader.sampler.update(StepOutcome(len(found), batch, shares_of, shares_of, {}))
+            if len(found) == count:
+                return found
+
+
+@pytest.mark.parametrize("done", [1, 3, 4, 5])
+@pytest.mark.parametrize("kind", ["mixture", "Hardest", "Backwards"])
+def test_an_interrupted_pass_goes_on(tmp_path: Path, kind: str, done: int):
+    def make() -> Any:
+        if kind != "mixture":
+            return loader_of(config_of(tmp_path, kind))
+        sampler = MixingSampler(Numbers(range(7)), [2, 5], [1, 1], torch.Generator().manual_seed(3))
+        return whole_batches(Numbers(range(7)), 2, sampler, list)
+
+    accuracy = 0.0 if kind == "Hardest" else None
+    whole = batches(make(), 9, accuracy)
+    interrupted, resumed = make(), make()
+    assert batches(interrupted, done, accuracy) == whole[:done]
+    resumed.load_state_dict(from_json(json.loads(json.dumps(to_json(interrupted.state_dict())))))
+    assert batches(resumed, 9 - done, accuracy) == whole[done:]
+
+
+def test_a_curriculum_hears_how_its_prompts_went(tmp_path: Path):
+    # Three batches a pass of seven; 0, 3 and 6 went well and come last in the second one.
+    assert batches(loader_of(config_of(tmp_path, "Hardest")), 6, 0.0)[3:] == [[1, 2], [4, 5], [6, 0]]
+    assert batches(loader_of(config_of(tmp_path, "Backwards")), 4) == [[6, 5], [4, 3], [2, 1], [6, 5]]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("Lost", CURRICULUM, "data.sampler.class_name='Lost': {path} has no class of this name"),
+        ("A", "1/0", "data.sampler.class_path='{path}': importing it raised ZeroDivisionError: division by zero"),
+        ("A", "class A: pass", "data.sampler.class_name='A': A(dataset, config, seed) raised TypeError: A() takes no"),
+        (
+            "A",
+            "class A:\n  def __init__(self, *_): pass",
+            "data.sampler.class_name='A': its len() raised TypeError: object of type 'A' has no len()",
+        ),
+        (
+            "A",
+            "class A(list):\n  def __init__(self, *_): super().__init__([0])",
+            "data.sampler.class_name='A': has 1 prompts a pass, fewer than data.train_batch_size=2; lower that",
+        ),
+        (
+            "A",
+            "class A(list):\n  def __init__(self, *_): super().__init__([0, 7])",
+            "data.sampler.class_name='A': yielded 7; it must yield indices of the data set, 0 to 6",
+        ),
+        (
+            "A",
+            "class A(list):\n  def __init__(self, *_): super().__init__([0, 1])\n"
+            "  def __iter__(self): raise KeyError(5)",
+            "data.sampler.class_name='A': its iter() raised KeyError: 5 ({path}, line 3)",
+        ),
+        (
+            "A",
+            "class A(list):\n  def __init__(self, *_): super().__init__([0, 1])\n  def __iter__(self): yield 0",
+            "data.sampler.class_name='A': ended after 1 prompts, fewer than a batch",
+        ),
+        (
+            "A",
+            "class A(list):\n  def __init__(self, *_): super().__init__([0, 1])\n  def state_dict(self): return {}",
+            "data.sampler.class_name='A': define both state_dict and load_state_dict, or neither",
+        ),
+        (
+            "A",
+            "class A(list):\n  def __init__(self, *_): super().__init__([0, 1])\n  def load_state_dict(self, _): pass\n"
+            "  def state_dict(self): return {'rng': object()}",
+            "data.sampler.class_name='A': its state_dict(), which may hold what JSON holds and tensors, raised TypeErr",
+        ),
+        (
+            "A",
+            "class A(list):\n  def __init__(self, *_): super().__init__([0, 1])\n  def update(self, o): o.score",
+            "data.sampler.class_name='A': its update(outcome) raised AttributeError: 'StepOutcome' object has no",
+        ),
+    ],
+)
+def test_a_mistake_names_the_option(tmp_path: Path, name: str, source: str, message: str):
+    with pytest.raises(ConfigError) as caught:
+        batches(loader_of(config_of(tmp_path, name, source)), 1, 0.0)
+    assert str(caught.value).startswith(message.format(path=tmp_path / "orders.py"))
+
+
+def test_a_curriculum_that_forgets_is_told(tmp_path: Path):
+    source = "class A(list):\n  def __init__(self, *_): super().__init__([0, 1])\n  def update(self, _): pass"
+    config = config_of(tmp_path, "A", source)
+    assert CustomSampler(Numbers(range(7)), config, 0).note == (
+        "data.sampler.class_name='A': has update but no state_dict, so a resumed run forgets what update was told"
+    )
+    assert CustomSampler(Numbers(range(7)), config_of(tmp_path, "Backwards"), 0).note == ""

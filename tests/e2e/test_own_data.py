@@ -1,0 +1,111 @@
+"""Trainings of a base model, whose tokenizer has no chat template, on files as other projects write them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import small_overrides
+
+from tests.data.test_prompt_layouts import ABEL, COUNTDOWN, GSM8K, QWEN, row, simplerl_zoo
+from tests.e2e.runs import Run, records
+from verl.checkpoint.folders import read_state
+
+pytestmark = pytest.mark.slow
+
+OWN_CODE = """
+class Easiest:
+    # Prompts by the share of correct responses so far.
+    def __init__(self, dataset, config, seed):
+        self.accuracy = [0.0] * len(dataset)
+
+    def __len__(self):
+        return len(self.accuracy)
+
+    def __iter__(self):
+        return iter(sorted(range(len(self)), key=lambda i: (-self.accuracy[i], i)))
+
+    def update(self, outcome):
+        for index, accuracy in zip(outcome.indices, outcome.accuracy):
+            self.accuracy[index] = accuracy + outcome.step
+
+    def state_dict(self):
+        return {"accuracy": self.accuracy}
+
+    def load_state_dict(self, state):
+        self.accuracy = state["accuracy"]
+
+
+def countdown(data_source, solution_str, ground_truth, extra_info=None):
+    right = isinstance(ground_truth, dict) and ground_truth["target"] == 24
+    return {"score": float(right), "correctness": right}
+"""
+
+
+@pytest.fixture(scope="module")
+def base_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base") / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "chat_template.jinja").unlink()
+    return folder
+
+
+def train(base_model: Path, tmp_path: Path, rows: list[dict[str, Any]], *overrides: str) -> tuple[Run, Path]:
+    """A run of two steps on these rows."""
+    prompts, folder = tmp_path / "prompts.jsonl", tmp_path / "run"
+    prompts.write_text("".join(json.dumps(entry) + "\n" for entry in rows))
+    (tmp_path / "own_code.py").write_text(OWN_CODE)
+    longer = ["data.max_prompt_length=256", "rollout.max_num_batched_tokens=256", "calculator.layers=[-1]"]
+    run = Run([*small_overrides(base_model, prompts, folder), *longer, *overrides], tmp_path / "log")
+    assert run.finish() == 0, run.log.read_text()
+    assert [record["step"] for record in records(folder)] == [0, 1, 2]
+    return run, folder
+
+
+def test_a_base_model_learns_from_files_that_are_templated_already(base_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    rows = [simplerl_zoo(ABEL), simplerl_zoo("x" * 300), simplerl_zoo(QWEN), GSM8K, COUNTDOWN]
+    run, folder = train(
+        base_model,
+        tmp_path,
+        rows,
+        *("data.template=raw", "data.filter_overlong_prompts=true", "data.train_batch_size=2"),
+        *(f"data.sampler.class_path={tmp_path}/own_code.py", "data.sampler.class_name=Easiest"),
+        'reward_score.custom_functions=["countdown=own_code:countdown"]',
+    )
+    said = run.log.read_text()
+    assert f"the first of 4 training prompts: {ABEL!r}" in said
+    assert (
+        "warning: training: left out 1 of 5 prompts that are longer than data.max_prompt_length=256, the longest with "
+        f"300 tokens (the first: {tmp_path}/prompts.jsonl, row 1)"
+    ) in said
+    # One pass of two batches: the curriculum was told of all four prompts, and of the Countdown problem that is right.
+    assert '"accuracy": [1.0, 1.0, 2.0, 3.0]' in json.dumps(read_state(folder / "global_step_2")["loader"])
+    assert records(folder)[1]["train/pass@1"] == 0 and records(folder)[2]["train/pass@1"] == 0.5
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("rows", "overrides", "prompt"),
+    [
+        ([simplerl_zoo(ABEL)] * 4, ["data.template=raw"], ABEL),
+        ([simplerl_zoo(QWEN)] * 4, ["data.template=raw"], QWEN),
+        ([row("What is 2 + 2?")] * 4, ["data.template=qwen-boxed"], QWEN),
+        (
+            [GSM8K] * 4,
+            ["data.template=question-answer", "rollout.name=hf"],
+            f"Question: {GSM8K['prompt'][0]['content']}\nAnswer:",  # type: ignore[index]
+        ),
+        (
+            [row("a" * 300), *[row("What is 2 + 2?")] * 4],
+            ["data.template=abel", "data.truncation=middle"],
+            "Question:\n" + "a" * 118 + "a" * 93 + "\nAnswer:\nLet's think step by step.\n",
+        ),
+    ],
+)
+def test_prompts_that_the_engine_gets(base_model, tmp_path, rows, overrides, prompt):
+    run, _ = train(base_model, tmp_path, rows, *overrides)
+    said = run.log.read_text()
+    assert f"training prompts: {prompt!r}" in said
+    assert "prompts occur more than once" in said

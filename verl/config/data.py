@@ -1,0 +1,163 @@
+"""Where prompts come from, how they are written for the model, and how they are batched."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from verl.config.checks import require, require_not_negative, require_positive
+
+FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
+"""Kinds of data files that are read."""
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_CONFIG = re.compile(r"[\w.-]*")
+
+CHAT_ARGUMENTS = {"conversation", "tokenize", "add_generation_prompt", "return_dict", "return_tensors", "chat_template"}
+"""Arguments of ``apply_chat_template`` that prompts need as they are."""
+
+
+class HubSet(NamedTuple):
+    """One split of a data set on the Hugging Face hub."""
+
+    hub_id: str
+    config: str
+    """Empty: the only or the default one."""
+    split: str
+
+
+def hub_set(name: str) -> HubSet | None:
+    """What ``owner/name``, ``owner/name:split`` or ``owner/name:config:split`` names; None for the path of a file.
+
+    Without a split it is ``train``. A name below ``data/`` is a file even if that is missing.
+    """
+    hub_id, *rest = name.split(":", 2)
+    config, split = (["", "train"], ["", *rest], rest)[len(rest)]
+    is_file = hub_id.endswith(FILE_SUFFIXES) or Path(name).is_file() or hub_id.startswith("data/")
+    if is_file or not (_HUB_ID.fullmatch(hub_id) and _HUB_CONFIG.fullmatch(config)):
+        return None
+    return HubSet(hub_id, config, split)
+
+
+def check_chat_arguments(field: str, arguments: dict[str, Any]) -> None:
+    """Raise ``ConfigError`` naming ``field`` for an argument of ``apply_chat_template`` that VERL sets itself."""
+    taken = sorted(CHAT_ARGUMENTS & arguments.keys())
+    require(not taken, field, arguments, f"{', '.join(taken)} cannot be set here; leave it out")
+
+
+@dataclass(frozen=True)
+class CustomDatasetConfig:
+    """A class of your own that yields the records of prompts; docs/data.md has its protocol."""
+
+    path: str | None
+    """Its file, ``my_prompts.py``, or its module, ``my_package.prompts``. Null: the files are read as they are."""
+    name: str | None
+    """The class in it."""
+
+    def __post_init__(self) -> None:
+        both = (self.path is None) == (self.name is None)
+        require(both, "custom_cls.name", self.name, f"path={self.path!r}: set both path and name, or neither")
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """A class of your own that chooses the order of training prompts, such as a curriculum; docs/data.md has its
+    protocol."""
+
+    class_path: str | None
+    """Its file or its module. Null: prompts come in random order, or with ``data.shuffle=false`` in that of the
+    files."""
+    class_name: str | None
+    """The class in it."""
+
+    def __post_init__(self) -> None:
+        both = (self.class_path is None) == (self.class_name is None)
+        fix = f"class_path={self.class_path!r}: set both class_path and class_name, or neither"
+        require(both, "sampler.class_name", self.class_name, fix)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Prompts: where they come from and how they are batched."""
+
+    train_files: list[str]
+    """Training prompts in veRL's record layout: ``.parquet``, ``.jsonl`` or ``.json`` files, or sets of the Hugging
+    Face hub as ``owner/name``, ``owner/name:split`` or ``owner/name:config:split``."""
+    val_files: list[str]
+    """Validation prompts, named in the same way; without any, nothing is validated."""
+    train_weights: list[float]
+    """Share of each of ``train_files`` in an epoch, in any unit, at least 0. An epoch has as many prompts as all files
+    together; from a file that gets more than it has, prompts are drawn again. Empty: every prompt once per epoch."""
+    train_max_samples: int
+    """Train on this many prompts of all files together, drawn once with ``seed``, or with ``shuffle=false`` the first;
+    -1: on all."""
+    prompt_key: str
+    """Column of the prompt: a chat, ``[{"role": ..., "content": ...}]``, or text, which is a message of the user."""
+    reward_fn_key: str
+    """Column that names the verifier of a row."""
+    template: str
+    """How a prompt is written for the model. ``chat``: by the tokenizer's chat template, with all messages. ``raw``:
+    the text as it is, for files whose prompts are already in their form. Or any other key of
+    ``verl.data.templates.TEMPLATES``, as in evaluation: the text is the question. For all but ``chat`` a prompt is
+    text or a single user message. The template's stop tokens end responses, in training and validation."""
+    apply_chat_template_kwargs: dict[str, Any]
+    """Arguments for the tokenizer's chat template. On the command line,
+    ``+data.apply_chat_template_kwargs.enable_thinking=false`` adds one."""
+    train_batch_size: int
+    """Prompts per training step, over all workers."""
+    val_batch_size: int
+    """Prompts per validation batch, over all workers."""
+    val_sample_size: int
+    """Validate on this many prompts, drawn once with ``seed``; -1: on all."""
+    max_prompt_length: int
+    """Longest prompt in tokens, template included."""
+    max_response_length: int
+    """Longest response in tokens; generation stops there."""
+    truncation: Literal["error", "left", "right", "middle", "filter"]
+    """What to do with a prompt that is too long: ``error`` ends the run before training, ``left`` drops the first
+    tokens, ``right`` the last, ``middle`` those between the two halves that are kept, and ``filter`` leaves the prompt
+    out."""
+    filter_overlong_prompts: bool
+    """Leave prompts out that are too long, whatever ``truncation`` says: the same as ``truncation=filter``. One line
+    says how many, of training and of validation files."""
+    shuffle: bool
+    """Read the training prompts in a new random order each epoch, fixed by ``seed``."""
+    custom_cls: CustomDatasetConfig
+    sampler: SamplerConfig
+
+    @property
+    def filters(self) -> bool:
+        """Whether prompts that are too long are left out."""
+        return self.filter_overlong_prompts or self.truncation == "filter"
+
+    @property
+    def order(self) -> str:
+        """The option that decides the order of training prompts besides ``shuffle``, with its value; empty if none."""
+        if self.sampler.class_name is not None:
+            return f"data.sampler.class_name={self.sampler.class_name}"
+        return f"data.train_weights={self.train_weights}" if self.train_weights else ""
+
+    def __post_init__(self) -> None:
+        require(len(self.train_files) > 0, "data.train_files", self.train_files, "name at least one file")
+        for field in ("train_batch_size", "val_batch_size", "max_prompt_length", "max_response_length"):
+            require_positive(f"data.{field}", getattr(self, field))
+        for field in ("val_sample_size", "train_max_samples"):
+            value = getattr(self, field)
+            require(value == -1 or value > 0, f"data.{field}", value, "must be -1 or at least 1")
+        check_chat_arguments("data.apply_chat_template_kwargs", self.apply_chat_template_kwargs)
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        field, weights = "data.train_weights", self.train_weights
+        if not weights:
+            return
+        for weight in weights:
+            require_not_negative(field, weight)
+        require(sum(weights) > 0, field, weights, "needs a weight above 0")
+        files = len(self.train_files)
+        require(
+            len(weights) == files, field, weights, f"data.train_files has {files} entries; name one weight for each"
+        )
+        require(self.shuffle, field, weights, "mixing draws prompts at random; set data.shuffle=true")
+        own = self.custom_cls.path is None and self.sampler.class_path is None
+        require(own, field, weights, "with data.custom_cls or data.sampler, your class does the mixing; leave it out")

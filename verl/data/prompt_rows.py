@@ -1,0 +1,209 @@
+"""From the row of a file to a prompt of the model: its columns, its template and its length."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from verl.config.data import DataConfig
+from verl.config.errors import ConfigError
+from verl.data.templates import check_template, find_template, render_chat, render_prompt, template_marker
+from verl.rewards.registry import check_ground_truth
+
+MEDIA = ("images", "videos")
+"""Columns of veRL's multimodal records."""
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """One prompt with the inputs of its verifier."""
+
+    uid: int
+    """Its place in the data set."""
+    input_ids: list[int]
+    data_source: str
+    """Names the verifier."""
+    ground_truth: Any
+    """The answer, a JSON value; null only for a custom reward function."""
+    extra_info: Mapping[str, Any]
+    messages: list[dict[str, Any]]
+    """The chat, as in the file; a prompt that is text is a message of the user."""
+
+
+class PromptReader:
+    """Reads rows one after another, and counts what the user should know of them."""
+
+    def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        check_template(config.template, tokenizer, "data.template")
+        self.config = config
+        self.tokenizer = tokenizer
+        self.records: list[PromptRecord] = []
+        self.num_read = 0
+        self._lengths: list[int] = []
+        self._too_long: list[str] = []
+        self._marked: list[str] = []
+        self._asked_twice: list[str] = []
+        self._repeated: list[str] = []
+        self._first_at: dict[int, str] = {}
+
+    def add(self, row: Mapping[str, Any], where: str) -> None:
+        """Read one row, named ``where`` in errors. Raises ``ConfigError`` if it cannot be used."""
+        config = self.config
+        self.num_read += 1
+        check_verifiable(row, where, config.reward_fn_key)
+        messages = read_messages(row, where, config.prompt_key)
+        ids = self._render(messages, where)
+        if len(ids) > config.max_prompt_length:
+            self._lengths.append(len(ids))
+            if config.filters:
+                self._too_long.append(where)
+                return
+            ids = truncate(ids, config.max_prompt_length, config.truncation, where)
+        # A hash is enough for a note, and the tokens of millions of prompts are not held twice.
+        first = self._first_at.setdefault(hash(tuple(ids)), where)
+        if first != where:
+            self._repeated.append(f"{where} repeats {first}")
+        self.records.append(
+            PromptRecord(
+                uid=len(self.records),
+                input_ids=ids,
+                data_source=row[config.reward_fn_key],
+                ground_truth=as_mapping(row["reward_model"]).get("ground_truth"),
+                extra_info=read_extra_info(row.get("extra_info")),
+                messages=messages,
+            )
+        )
+
+    def _render(self, messages: list[dict[str, Any]], where: str) -> list[int]:
+        config = self.config
+        name, form = config.template, find_template(config.template)
+        text = "\n".join(str(message["content"]) for message in messages)
+        marker = template_marker(text)
+        if name != "raw" and marker is not None:
+            self._marked.append(f"{where} has {marker!r}")
+        if form.instruction and form.instruction in text:
+            self._asked_twice.append(where)
+        try:
+            if name == "chat":
+                return render_chat(messages, self.tokenizer, config.apply_chat_template_kwargs)
+            if [message["role"] for message in messages] != ["user"]:
+                roles = ", ".join(message["role"] for message in messages)
+                raise ConfigError(f"data.template={name!r} takes one user message, not {roles}; set data.template=chat")
+            question = messages[0]["content"]
+            return render_prompt(name, question, self.tokenizer, chat_arguments=config.apply_chat_template_kwargs)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+
+    def check_any_left(self, files: Sequence[str]) -> None:
+        """Raise ``ConfigError`` if there is nothing to train on."""
+        limit = self.config.max_prompt_length
+        if not self.num_read:
+            raise ConfigError(f"{list(files)}: the files contain no prompts; add some")
+        if not self.records:
+            raise ConfigError(
+                f"data.max_prompt_length={limit}: all {self.num_read} prompts of {list(files)} are longer, of "
+                f"{min(self._lengths)} to {max(self._lengths)} tokens; raise it"
+            )
+
+    def notes(self) -> list[str]:
+        """What the user should know, one line each."""
+        config, name = self.config, self.config.template
+        notes = []
+        if self._too_long:
+            notes.append(
+                f"left out {self._of_all(self._too_long)} that are longer than data.max_prompt_length="
+                f"{config.max_prompt_length}, the longest with {max(self._lengths)} tokens (the first: "
+                f"{self._too_long[0]})"
+            )
+        elif self._lengths:
+            notes.append(
+                f"cut {self._of_all(self._lengths)} to data.max_prompt_length={config.max_prompt_length} tokens with "
+                f"data.truncation={config.truncation}, the longest has {max(self._lengths)}"
+            )
+        if self._marked:
+            notes.append(
+                f"{self._of_all(self._marked)} already hold a template, and data.template={name} is added to it (the "
+                f"first: {self._marked[0]}); data.template=raw takes prompts as they are"
+            )
+        if self._asked_twice:
+            notes.append(
+                f"{self._of_all(self._asked_twice)} already ask for an answer in a box, and data.template={name} asks "
+                f"again (the first: {self._asked_twice[0]})"
+            )
+        if self._repeated:
+            notes.append(f"{self._of_all(self._repeated)} occur more than once (the first: {self._repeated[0]})")
+        return notes
+
+    def _of_all(self, some: Sequence[object]) -> str:
+        return f"{len(some)} of {self.num_read} prompts"
+
+
+def read_messages(row: Mapping[str, Any], where: str, key: str) -> list[dict[str, Any]]:
+    """The row's prompt as a chat. Raises ``ConfigError`` naming ``where`` for an empty prompt or another form."""
+    prompt = row[key]
+    for column in MEDIA:
+        if row.get(column):
+            raise ConfigError(f"{where}: has {column}; prompts with images or videos are not supported")
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list) or not all(
+        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in prompt
+    ):
+        raise ConfigError(
+            f"{where}: {key}={str(prompt):.80}: must be text or a list of messages, each with role and content; set "
+            "data.prompt_key if the prompt is in another column"
+        )
+    for message in prompt:
+        if not isinstance(message["content"], str):
+            raise ConfigError(f"{where}: {key}: the content of a message must be text: {str(message['content']):.80}")
+    if not any(message["content"].strip() for message in prompt):
+        raise ConfigError(f"{where}: {key}: the prompt is empty; remove the row")
+    return prompt
+
+
+def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> None:
+    """Raise ``ConfigError`` naming ``where`` unless a verifier or a custom function can score responses to this row."""
+    source = row[source_key]
+    if not isinstance(source, str):
+        raise ConfigError(f"{where}: {source_key}={source!r}: must name a verifier; data.reward_fn_key is its column")
+    try:
+        check_ground_truth(source, as_mapping(row["reward_model"]).get("ground_truth"))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """A mapping, or the JSON text of one; empty for anything else."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_extra_info(value: Any) -> Mapping[str, Any]:
+    """What verifiers get as ``extra_info``: a mapping or the JSON text of one as it is, none for null, and anything
+    else under ``value``."""
+    if value is None:
+        return {}
+    found = as_mapping(value)
+    is_mapping = bool(found) or value in ({}, "", "{}")
+    return found if is_mapping else {"value": value}
+
+
+def truncate(ids: list[int], length: int, truncation: str, where: str) -> list[int]:
+    """``ids`` cut to ``length`` as ``data.truncation`` says. Raises ``ConfigError`` for ``error``."""
+    if truncation == "error":
+        raise ConfigError(
+            f"data.max_prompt_length={length}: the prompt in {where} has {len(ids)} tokens; raise it, or set "
+            "data.truncation=filter, left, right or middle"
+        )
+    if truncation == "left":
+        return ids[-length:]
+    if truncation == "middle":
+        head = length // 2
+        return ids[:head] + ids[head - length :]
+    return ids[:length]

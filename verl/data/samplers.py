@@ -1,0 +1,182 @@
+"""The order of training prompts: mixtures of files, and samplers of a researcher's own."""
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from verl.config.data import DataConfig
+from verl.config.errors import ConfigError
+from verl.data.custom import load_class, user_code
+from verl.data.dataloader import ResumableRandomSampler
+from verl.utils.json_state import from_json, to_json
+
+
+class MixingSampler(ResumableRandomSampler):
+    """Epochs of as many prompts as all files have, in which each file has its share.
+
+    Files lie in the data set one after another. Each gives ``counts`` prompts, drawn without repeating one before all
+    of the file's were drawn, and the epoch is shuffled.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], sizes: Sequence[int], weights: Sequence[float], generator: torch.Generator
+    ) -> None:
+        super().__init__(dataset, generator=generator)  # type: ignore[arg-type]  # torch asks for a length alone
+        self.sizes = list(sizes)
+        self.counts = shares(sum(sizes), weights)
+
+    def draw(self) -> Iterator[int]:
+        """The next epoch; the generator advances when the first index is requested."""
+        drawn: list[torch.Tensor] = []
+        first = 0
+        for size, count in zip(self.sizes, self.counts, strict=True):
+            for begin in range(0, count, max(size, 1)):
+                drawn.append(first + torch.randperm(size, generator=self.generator)[: count - begin])
+            first += size
+        indices = torch.cat(drawn)
+        yield from indices[torch.randperm(len(indices), generator=self.generator)].tolist()
+
+
+def shares(total: int, weights: Sequence[float]) -> list[int]:
+    """``total`` split in proportion to ``weights``: rounded down, and the rest to the largest remainders."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (counts[i] - exact[i], i))
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What a sampler is told after a training step."""
+
+    step: int
+    indices: list[int]
+    """The step's prompts, as the sampler named them."""
+    scores: list[float]
+    """Mean score of the responses to each."""
+    accuracy: list[float]
+    """Share of correct responses to each, 0 to 1."""
+    metrics: Mapping[str, float]
+    """What the step logs."""
+
+
+class CustomSampler(Sampler[int]):
+    """A user's sampler, with checks.
+
+    Raises:
+        ConfigError: its class cannot be loaded; it raised; its length is unknown or below a batch; or it has only one
+            of ``state_dict`` and ``load_state_dict``.
+    """
+
+    def __init__(self, dataset: Dataset[Any], config: DataConfig, seed: int) -> None:
+        path, name = config.sampler.class_path, config.sampler.class_name
+        assert path is not None and name is not None, "made only where a class is named"
+        self.where = f"data.sampler.class_name={name!r}"
+        user_class = load_class(path, name, "data.sampler.class_path", "data.sampler.class_name")
+        with user_code(f"{self.where}: {name}(dataset, config, seed)"):
+            self.inner: Any = user_class(dataset, config, seed)
+        with user_code(f"{self.where}: its len()"):
+            self.length = len(self.inner)
+        self.num_prompts = len(dataset)  # type: ignore[arg-type]  # torch's data sets have a length
+        self.batch_size = config.train_batch_size
+        if self.length < self.batch_size:
+            raise ConfigError(
+                f"{self.where}: has {self.length} prompts a pass, fewer than data.train_batch_size={self.batch_size}; "
+                "lower that"
+            )
+        has = [hasattr(self.inner, method) for method in ("state_dict", "load_state_dict")]
+        if any(has) != all(has):
+            raise ConfigError(f"{self.where}: define both state_dict and load_state_dict, or neither")
+        self.has_state = all(has)
+        self.state()  # what cannot be saved is found before training
+
+    @property
+    def note(self) -> str:
+        """What the user should know; empty if there is nothing."""
+        if hasattr(self.inner, "update") and not self.has_state:
+            return f"{self.where}: has update but no state_dict, so a resumed run forgets what update was told"
+        return ""
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        return _CustomPass(self)
+
+    def update(self, outcome: StepOutcome) -> None:
+        """Tell the sampler of a step, if it listens."""
+        if hasattr(self.inner, "update"):
+            with user_code(f"{self.where}: its update(outcome)"):
+                self.inner.update(outcome)
+
+    def state(self) -> Any:
+        """The user's own state as JSON; None without one."""
+        if not self.has_state:
+            return None
+        with user_code(f"{self.where}: its state_dict(), which may hold what JSON holds and tensors,"):
+            return to_json(self.inner.state_dict())
+
+    def load_state(self, state: Any) -> None:
+        """Give the user's sampler its own state back."""
+        with user_code(f"{self.where}: its load_state_dict(state)"):
+            self.inner.load_state_dict(from_json(state))
+
+    def checked(self, index: Any) -> int:
+        """``index`` as an integer. Raises ``ConfigError`` unless the data set has it."""
+        try:
+            number = operator.index(index)
+        except TypeError:
+            number = -1
+        if not 0 <= number < self.num_prompts:
+            raise ConfigError(
+                f"{self.where}: yielded {index!r}; it must yield indices of the data set, 0 to {self.num_prompts - 1}"
+            )
+        return number
+
+
+class _CustomPass(Iterator[int]):
+    """One pass of a user's sampler, which begins when its first index is requested."""
+
+    def __init__(self, sampler: CustomSampler) -> None:
+        self.sampler = sampler
+        self.indices: Iterator[Any] | None = None
+        self.num_yielded = 0
+        self.resumed = False
+
+    def __next__(self) -> int:
+        sampler = self.sampler
+        if self.indices is None:
+            with user_code(f"{sampler.where}: its iter()"):
+                self.indices = iter(sampler.inner)
+        with user_code(f"{sampler.where}: its iterator"):
+            index = next(self.indices, None)
+        if index is None:
+            # Without a batch from a whole pass, the next one would begin at once, for ever.
+            if self.num_yielded < sampler.batch_size and not self.resumed:
+                raise ConfigError(f"{sampler.where}: ended after {self.num_yielded} prompts, fewer than a batch")
+            raise StopIteration
+        self.num_yielded += 1
+        return sampler.checked(index)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The user's own state, and the number of indices yielded."""
+        return {"inner": self.sampler.state(), "num_yielded": self.num_yielded}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was called: with a state of its own, the user's sampler knows where."""
+        sampler = self.sampler
+        if "inner" not in state or (state["inner"] is not None) != sampler.has_state:
+            raise ConfigError(f"{sampler.where}: the checkpoint was written by another sampler; start a new run")
+        self.resumed = True
+        if sampler.has_state:
+            sampler.load_state(state["inner"])
+            self.num_yielded = state["num_yielded"]
+            return
+        for _ in range(state["num_yielded"]):
+            next(self)
