@@ -368,3 +368,9 @@ def test_training_and_evaluation_ask_in_the_same_words(tmp_path: Path, template:
     )
     dataset = PromptDataset([jsonl(tmp_path / "a.jsonl", record)], CHAT, config_of(template=template))
     assert dataset[0].input_ids == render_prompt(f"{template}-boxed", QUESTION, CHAT)
+
+
+def test_a_prompt_that_ends_in_an_open_thought(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", row("1?<|assistant|><think>\n"), row("<think> 1?"))
+    records = PromptDataset([path], CHAT, config_of(template="raw")).records
+    assert [record.opens_thought for record in records] == [True, False]

@@ -31,6 +31,7 @@ def make_task(
         temperature=temperature,
         problems=[Problem(i, f"question {i}", answer, "arithmetic", {}, None) for i, answer in enumerate(answers)],
         prompts=[[i, i + 1] for i in range(len(answers))],
+        opens_thought=False,
         folder=folder / benchmark / f"T{temperature:g}",
         settings={"temperature": temperature},
     )

@@ -39,7 +39,10 @@ class CountingPool:
         self.asked = 0
         self.extras: dict[str, Any] = {}
 
-    def score_batch(self, sources: list[str], solutions: list[str], truths: list[str], infos: list[Any]) -> list[Score]:
+    def score_batch(
+        self, sources: list[str], solutions: list[str], truths: list[str], infos: list[Any], in_thought: list[bool]
+    ) -> list[Score]:
+        self.in_thought = in_thought
         if self.error:
             raise self.error
         self.asked += len(solutions)

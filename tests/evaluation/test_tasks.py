@@ -101,6 +101,10 @@ def test_an_engine_holds_the_longest_prompt_and_a_response(configure, tasks_of):
     assert engine_model(tasks, config, limit=64).max_model_len == 64
 
 
+def test_prompts_of_a_reasoning_template_end_in_an_open_thought(configure, tasks_of):
+    assert [tasks_of(configure(), name)[0].opens_thought for name in ("abel", "deepseek-r1")] == [False, True]
+
+
 def test_models_differ_by_content_and_not_by_place(tmp_path: Path):
     def digest(name: str, weights: bytes, end: int = 2) -> str:
         (folder := tmp_path / name).mkdir()

@@ -239,7 +239,8 @@ def test_in_the_pool(mode: str):
     solutions = ["hang", "7", "eat memory", "die", "recurse", "7", r"\boxed{7}"]
     sources = ["mine"] * 5 + ["elsewhere", "math"]
     with VerifierPool(config("mine=my_rewards:misbehave", "elsewhere=my_rewards:echo", mode=mode)) as pool:
-        scores = pool.score_batch(sources, solutions, ["7"] * 7)
+        # A function gets the response alone, even where the prompt opened a thought.
+        scores = pool.score_batch(sources, solutions, ["7"] * 7, None, [True] * 6 + [False])
         reasons = ["timeout", "custom", "memory", "crash", "crash", "custom", "exact"]
         assert [score["reason"] for score in scores] == reasons
         assert [score["score"] for score in scores] == [0.0, 0.75, 0.0, 0.0, 0.0, -0.25, 1.0]

@@ -111,6 +111,13 @@ def test_scores_come_in_order(pool: VerifierPool):
     assert pool.score_batch([], [], []) == []
 
 
+def test_a_response_may_begin_in_a_thought_that_its_prompt_opened(pool: VerifierPool):
+    solutions = [r"\boxed{5}", r"so \boxed{5}</think> \boxed{5}", r"\boxed{4}</think> \boxed{5}"]
+    for opened, correct in ((False, [True, True, True]), (True, [False, True, True])):
+        scores = pool.score_batch(["math"] * 3, solutions, ["5"] * 3, None, [opened] * 3)
+        assert [score["correctness"] for score in scores] == correct
+
+
 def test_ground_truths_of_every_type(pool: VerifierPool):
     truths = [12, 0.5, ["7", r"\frac{x}{2}"], {"target": 3, "numbers": [1, 2]}, {"Al": "knave"}]
     solutions = ["12", r"\boxed{1/2}", r"\boxed{0.5x}", "<answer>1+2</answer>", "<answer>Al is a knave</answer>"]
@@ -197,7 +204,7 @@ def test_submit_batch_does_not_wait(pool: VerifierPool):
 def test_wrong_arguments(pool: VerifierPool):
     with pytest.raises(ValueError, match="data_source='nowhere': must be one of"):
         pool.submit_batch(["nowhere"], ["5"], ["5"])
-    with pytest.raises(ValueError, match=r"batch=\[1, 2, 1, 2\]"):
+    with pytest.raises(ValueError, match=r"batch=\[1, 2, 1, 2, 2\]"):
         pool.submit_batch(["math"], ["5", "6"], ["5"])
 
 

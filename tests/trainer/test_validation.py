@@ -20,7 +20,7 @@ CONFIG = load_config(PPOConfig, "ppo_trainer")
 
 def prompts(first_uid: int, sources: list[str]) -> TokenizedPrompts:
     uids = range(first_uid, first_uid + len(sources))
-    records = [PromptRecord(uid, [5], source, "", {}, []) for uid, source in zip(uids, sources, strict=True)]
+    records = [PromptRecord(uid, [5], source, "", {}, [], False) for uid, source in zip(uids, sources, strict=True)]
     ones = torch.ones(len(records), 1, dtype=torch.int64)
     return TokenizedPrompts(records, PromptBatch(ones, ones, torch.tensor(list(uids)), batch_size=[len(records)]))
 

@@ -9,7 +9,14 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
-from verl.data.templates import check_template, find_template, render_chat, render_prompt, template_marker
+from verl.data.templates import (
+    check_template,
+    find_template,
+    opens_thought,
+    render_chat,
+    render_prompt,
+    template_marker,
+)
 from verl.rewards.registry import check_ground_truth
 
 MEDIA = ("images", "videos")
@@ -30,6 +37,8 @@ class PromptRecord:
     extra_info: Mapping[str, Any]
     messages: list[dict[str, Any]]
     """The chat, as in the file; a prompt that is text is a message of the user."""
+    opens_thought: bool
+    """Whether it ends in ``<think>``."""
 
 
 class PromptReader:
@@ -73,6 +82,7 @@ class PromptReader:
                 ground_truth=as_mapping(row["reward_model"]).get("ground_truth"),
                 extra_info=read_extra_info(row.get("extra_info")),
                 messages=messages,
+                opens_thought=opens_thought(ids, self.tokenizer),
             )
         )
 

@@ -142,6 +142,11 @@ def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) ->
         )
 
 
+def opens_thought(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a prompt ends in ``<think>``, as templates of reasoning models do: its response begins in a thought."""
+    return str(tokenizer.decode(ids[-8:])).rstrip().endswith("<think>")
+
+
 def render_prompt(
     template: str,
     question: str,

@@ -73,6 +73,7 @@ def score_samples(
                     [samples[key].response for key in batch],
                     [problem.answer for problem in problems],
                     [problem.extra_info for problem in problems],
+                    [task.opens_thought] * len(batch),
                 )
             # CustomFunctionError is a RuntimeError, and so is what the pool raises if its processes keep dying.
             except (ValueError, RuntimeError) as error:

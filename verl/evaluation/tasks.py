@@ -11,7 +11,14 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.data.demonstrations import DEMONSTRATIONS
-from verl.data.templates import check_template, find_template, render_prompt, stop_token_ids, template_stops
+from verl.data.templates import (
+    check_template,
+    find_template,
+    opens_thought,
+    render_prompt,
+    stop_token_ids,
+    template_stops,
+)
 from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from verl.evaluation.results import result_folder
 from verl.evaluation.store import SampleStore
@@ -39,6 +46,8 @@ class EvaluationTask:
     problems: list[Problem]
     prompts: list[list[int]]
     """Token ids for each problem."""
+    opens_thought: bool
+    """Whether the prompts end in ``<think>``."""
     folder: Path
     settings: dict[str, Any]
     """Everything besides the prompts that the samples depend on."""
@@ -106,6 +115,7 @@ def make_tasks(
                     temperature=temperature,
                     problems=list(problems),
                     prompts=prompts,
+                    opens_thought=bool(prompts) and opens_thought(prompts[0], tokenizer),
                     folder=result_folder(folder, target.run, target.step, name, temperature),
                     settings=settings | {"temperature": temperature},
                 )

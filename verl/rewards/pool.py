@@ -22,7 +22,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from verl.config.checks import require
 from verl.config.signal import RewardScoreConfig
-from verl.rewards.answers import after_thinking, extract_boxed
+from verl.rewards.answers import THINK, after_thinking, extract_boxed
 from verl.rewards.custom import load_function
 from verl.rewards.registry import Scorer, accepted_answers, compute_score, final_verdict, find_scorer, quick_verdict
 from verl.rewards.score import Score, Verdict, score_of
@@ -102,9 +102,10 @@ class VerifierPool:
         solutions: Sequence[str],
         ground_truths: Sequence[Any],
         extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
+        in_thought: Sequence[bool] | None = None,
     ) -> list[Score]:
         """The scores of a batch, by ``config.mode``; see ``submit_batch``."""
-        return self.submit_batch(data_sources, solutions, ground_truths, extra_infos).result()
+        return self.submit_batch(data_sources, solutions, ground_truths, extra_infos, in_thought).result()
 
     def submit_batch(
         self,
@@ -112,21 +113,34 @@ class VerifierPool:
         solutions: Sequence[str],
         ground_truths: Sequence[Any],
         extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
+        in_thought: Sequence[bool] | None = None,
     ) -> PendingScores:
         """Start scoring a batch: for each response its data source, text, ground truth and extra information.
+
+        ``in_thought`` says which responses begin in a thought that their prompt opened: without ``</think>`` they have
+        no answer. A custom function gets the response alone.
 
         Returns immediately. Raises ``ValueError`` for an unknown data source, a ground truth that its verifier cannot
         compare with, values too deep to be sent, or sequences of unequal length; ``RuntimeError`` if the pool is
         closed.
         """
         infos = [None] * len(solutions) if extra_infos is None else extra_infos
-        lengths = [len(data_sources), len(solutions), len(ground_truths), len(infos)]
+        opened = [False] * len(solutions) if in_thought is None else in_thought
+        lengths = [len(data_sources), len(solutions), len(ground_truths), len(infos), len(opened)]
         require(len(set(lengths)) == 1, "batch", lengths, "needs one entry of each kind per response")
         self._check_open()
         scorers = {source: find_scorer(source, self._custom) for source in set(data_sources)}
         jobs = [
-            VerifierJob(scorers[source], source, solution, truth, info)
-            for source, solution, truth, info in zip(data_sources, solutions, ground_truths, infos, strict=True)
+            VerifierJob(
+                scorers[source],
+                source,
+                THINK + solution if thinks and not scorers[source].is_custom else solution,
+                truth,
+                info,
+            )
+            for source, solution, truth, info, thinks in zip(
+                data_sources, solutions, ground_truths, infos, opened, strict=True
+            )
         ]
         # Responses to one prompt share these values.
         for job in {(id(job.ground_truth), id(job.extra_info)): job for job in jobs}.values():

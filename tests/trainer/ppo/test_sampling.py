@@ -51,7 +51,7 @@ class ScriptedWorkers:
 
 
 def prompts_of(*uids: int, source: str = "arithmetic") -> TokenizedPrompts:
-    records = [PromptRecord(uid, [5], source, "7", {}, [{"role": "user", "content": f"{uid}"}]) for uid in uids]
+    records = [PromptRecord(uid, [5], source, "7", {}, [{"role": "user", "content": f"{uid}"}], False) for uid in uids]
     ids = torch.full((len(uids), 1), 5)
     tokens = PromptBatch(ids, torch.ones_like(ids), torch.tensor(uids), batch_size=[len(uids)])
     return TokenizedPrompts(records, tokens)

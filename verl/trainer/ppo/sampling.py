@@ -105,6 +105,7 @@ class Sampler:
             self._texts(rollout),
             [record.ground_truth for record in records],
             [record.extra_info for record in records],
+            [record.opens_thought for record in records],
         )
 
     def sample_step(self, prompts: Iterator[TokenizedPrompts], step: int, timer: PhaseTimer) -> StepSample:
