@@ -107,7 +107,14 @@ class Contestant:
         self.folder = Path(trainer.default_local_dir)
         self.workers = WorkerGroup(
             WORKER,
-            *(config, (trainer.total_training_steps,), 1, trainer.n_gpus_per_node, device_type, environment),
+            *(
+                config,
+                (trainer.total_training_steps, config.rollout.stop),
+                1,
+                trainer.n_gpus_per_node,
+                device_type,
+                environment,
+            ),
         )
         stack.callback(self.workers.close)
         tokenizer = load_tokenizer(config.model.path, False)
@@ -115,7 +122,7 @@ class Contestant:
         train_set = PromptDataset(data.train_files, tokenizer, data)
         loader = train_loader(train_set, data, tokenizer.pad_token_id, config.seed)
         verifiers = stack.enter_context(VerifierPool(config.reward_score))
-        self.sampler = GatedSampler(config, tokenizer, None, self.workers, verifiers)
+        self.sampler = GatedSampler(config, tokenizer, None, self.workers, verifiers, config.rollout.stop)
         calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
         tracker = Tracker(self.folder, [], trainer.project_name, name, config)
         stack.callback(tracker.close)

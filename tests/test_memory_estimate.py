@@ -198,7 +198,7 @@ def test_logits_take_what_is_said(dtype, entropy):
 
 
 def test_drawing_a_token_takes_what_is_said():
-    logits, sampling = torch.randn(16, 8192).bfloat16(), SamplingConfig(1, 0.8, 0.9, 50)
+    logits, sampling = torch.randn(16, 8192).bfloat16(), SamplingConfig(1, 0.8, 0.9, 50, 0.0, 1.0)
 
     def sample() -> None:
         output = logits.clone()

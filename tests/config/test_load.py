@@ -32,10 +32,15 @@ TOTAL = "data.max_prompt_length+data.max_response_length=200"
 BATCH, MINI, LONG = "data.train_batch_size", "actor.ppo_mini_batch_size", "reward_score.overlong_buffer"
 FILTER = "algorithm.filter_groups.enable=true"
 JUDGE = "reward_model.enable=true reward_model.rule_weight=0"
+ENGINE, TURNS = "rollout.engine_kwargs", "rollout.multi_turn"
+NO_TURNS = "unknown key; multi-turn rollout with tools is not supported: a response is one turn"
 REFUSALS = [
     ("data.shufle=1", "data.shufle: unknown key; did you mean data.shuffle?"),
     ("rolout.n=3", "rolout: unknown key; did you mean rollout?"),
-    ("rollout.val_kwargs.zzz=1", "rollout.val_kwargs.zzz: unknown key; known here: n, temperature, top_p, top_k"),
+    (
+        "rollout.val_kwargs.zzz=1",
+        "rollout.val_kwargs.zzz: unknown key; known here: n, temperature, top_p, top_k, min_p,",
+    ),
     ("rollout=nothing", "In 'ppo_trainer': Could not find 'rollout/nothing' Available options in 'rollout': vllm"),
     ("+data.shufle=1", "data.shufle=1: unknown key; did you mean data.shuffle?"),
     ("+rollout.val_kwargs.tempratur=1", "rollout.val_kwargs.tempratur=1: unknown key; did you mean rollout.val_kw"),
@@ -108,6 +113,41 @@ REFUSALS = [
         "reward_manager.baseline_start='zeros': must be one of first_batch, zero; ",
     ),
     ("trainer.logger=wandbb", "trainer.logger[0]='wandbb': must be one of console, tensorboard, wandb; did you mean"),
+    # What an engine may be told, and what the trainer depends on.
+    ("rollout.min_p=1.5", "rollout.min_p=1.5: must be in [0, 1]"),
+    ("rollout.val_kwargs.repetition_penalty=0", "rollout.val_kwargs.repetition_penalty=0.0: must be greater than 0"),
+    ("rollout.stop=['',a]", "rollout.stop=['', 'a']: an empty string ends every response; leave it out"),
+    (
+        f"{ENGINE}.block_size=16",
+        "rollout.engine_kwargs.block_size: unknown key; a new entry of rollout.engine_kwar",
+    ),
+    (f"+{ENGINE}.seed=3", "rollout.engine_kwargs.seed=3: set seed; the workers of one engine must draw alike"),
+    (f"+{ENGINE}.logprobs_mode=raw_logits", "rollout.engine_kwargs.logprobs_mode='raw_logits': training needs the lo"),
+    (f"+{ENGINE}.load_format=dummy", "rollout.engine_kwargs.load_format='dummy': the engine samples with the model's"),
+    (f"+{ENGINE}.hf_overrides.a=1", "rollout.engine_kwargs.hf_overrides={'a': 1}: set model.override_config, which"),
+    (
+        f"+{ENGINE}.additional_config.hidden_states.layers=1",
+        "rollout.engine_kwargs.additional_config={'hidden_states':",
+    ),
+    ("model.lora.dropout=1", "model.lora.dropout=1.0: must be in [0, 1)"),
+    ("actor.optim.eps=0", "actor.optim.eps=0.0: must be greater than 0"),
+    # What veRL has and is not here.
+    ("actor_rollout_ref.rollout.multi_turn.enable=true", f"actor_rollout_ref.{TURNS}.enable: {NO_TURNS}"),
+    (
+        "+actor_rollout_ref.rollout.multi_turn.enable=true",
+        "actor_rollout_ref={'rollout': {'multi_turn': {'enable': T",
+    ),
+    (f"{TURNS}.enable=true", f"{TURNS}.enable: {NO_TURNS}"),
+    (f"+{TURNS}.tool_config_path=x", f"{TURNS}={{'tool_config_path': 'x'}}: {NO_TURNS}"),
+    ("rollout.mode=async", "rollout.mode: unknown key; asynchronous rollout is not supported: all responses of a step"),
+    (
+        "+rollout.agent.num_workers=8",
+        "rollout.agent={'num_workers': 8}: unknown key; rollout by agents is not suppor",
+    ),
+    (
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.rollout.n: unknown key; its groups stand alone here: model",
+    ),
     # Combinations.
     ("rollout.n=1", "rollout.n=1: grpo needs at least 2 responses per prompt; set rollout.n>=2"),
     ("rollout.val_kwargs.n=2", "rollout.val_kwargs.n=2: greedy decoding (temperature=0) gives one response; set"),
@@ -204,6 +244,17 @@ def test_the_later_released_code_differs_from_the_first():
 def test_stopping_early_needs_validation(override: str):
     with pytest.raises(ConfigError, match=r"trainer\.stop_at_sequence_probability=0\.5: .* set data\.val_files"):
         load_config(SFTConfig, "sft", ["trainer.stop_at_sequence_probability=0.5", override])
+
+
+def test_what_an_engine_and_a_model_may_be_told_goes_through():
+    overrides = ["+rollout.engine_kwargs.additional_config.a.b=1", "rollout.engine_kwargs.block_size=32"]
+    overrides[1] = f"+{overrides[1]}"
+    overrides += ["+model.override_config.rope_scaling={rope_type:yarn,factor:4.0}", "rollout.stop=[x,'\n\n']"]
+    config = load_config(PPOConfig, "ppo_trainer", [*overrides, "rollout.min_p=0.1", "algorithm=gae"])
+    assert config.rollout.engine_kwargs == {"additional_config": {"a": {"b": 1}}, "block_size": 32}
+    assert config.model.override_config == {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    assert config.critic.model.override_config == config.model.override_config
+    assert config.rollout.train_kwargs.min_p == 0.1 and config.rollout.stop == ["x", "\n\n"]
 
 
 def test_integers_pass_as_floats_and_a_lone_element_as_a_list_and_nothing_changes_later():

@@ -65,6 +65,13 @@ def test_a_task_for_each_benchmark_and_temperature(configure, tasks_of, tiny_mod
     template = {"template": "chat", "stop": [], "stop_token_ids": [], "few_shot": False}
     template["apply_chat_template_kwargs"] = None
     assert cool.settings == {"model": model_digest(str(tiny_model)), **template, **decoding, "calculator": None}
+    # Only where they differ from the neutral value, as samples of earlier versions do not have them.
+    narrowed = configure("min_p=0.1", "repetition_penalty=1.2", "+rollout.engine_kwargs.block_size=32")
+    (task,) = tasks_of(narrowed)
+    further = {"min_p": 0.1, "repetition_penalty": 1.2, "engine_kwargs": {"block_size": 32}}
+    assert {name: task.settings.get(name) for name in further} == further
+    model = engine_model([task], narrowed, limit=None)
+    assert (model.min_p, model.repetition_penalty) == (0.1, 1.2)
     (measured,) = tasks_of(configure("calculator.enable=true"), device="cuda")
     assert measured.settings["dtype"] == "bfloat16"
     assert measured.settings["calculator"]["compute_diff"] is True

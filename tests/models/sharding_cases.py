@@ -17,13 +17,14 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from verl.config.common import ModelConfig, OptimConfig
 from verl.models.fsdp import export_adapters, full_parameters, offloaded_parameters, sharding_mesh
 from verl.models.huggingface import checkpoint_parameters, empty_model, write_huggingface
+from verl.models.info import ModelInfo
 from verl.models.learner import Learner
 from verl.models.loading import load_sharded_model
 from verl.models.lora import adapters_disabled, is_adapter
 from verl.models.offload import full_tensor, is_offloaded
 from verl.models.value_models import load_sharded_value_model
 
-OPTIM = OptimConfig(1e-3, [0.9, 0.99], 0.1, "constant", lr_warmup_steps=0, min_lr_ratio=0.1, grad_clip=0.01)
+OPTIM = OptimConfig(1e-3, [0.9, 0.99], 1e-8, 0.1, "constant", lr_warmup_steps=0, min_lr_ratio=0.1, grad_clip=0.01)
 """With so low a bound every gradient is clipped."""
 
 
@@ -117,6 +118,18 @@ class Trainee:
         self.gradients = {name: full_tensor(p.grad).clone() for name, p in named if p.grad is not None}
 
 
+def scored_between_updates(config: ModelConfig) -> list[Tensor]:
+    """Log-probabilities between two updates: of the merged model, and of two passes of the model in training."""
+    trainee = Trainee(config)
+    for _ in range(3):
+        trainee.step()
+    with torch.no_grad():
+        found = [logprobs(trainee.model, batch()) for _ in range(2)]
+        merged = AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32).eval()
+        merged.load_state_dict(dict(full_parameters(trainee.model)), strict=False)
+        return [logprobs(merged, batch()), *found]
+
+
 def mesh_layouts() -> list[list[list[int]]]:
     return [sharding_mesh(mesh(), size).mesh.tolist() for size in (1, 2)]
 
@@ -198,7 +211,7 @@ def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
     found["trained after"] = sorted(name for name, p in named.items() if p.requires_grad)
     weights = {name: value.cpu() for name, value in full_parameters(model)}
     if dist.get_rank() == 0:
-        shell = empty_model("critic" if values else "actor", config.path, False)
+        shell = empty_model("critic" if values else "actor", ModelInfo.of(config))
         write_huggingface(shell, weights, AutoTokenizer.from_pretrained(config.path), folder / "huggingface")
     dist.barrier()
     export_adapters(model, folder / "lora_adapter")

@@ -18,6 +18,7 @@ from verl.config.common import ModelConfig
 from verl.models.attention import attention_name
 from verl.models.forward import LogprobForward
 from verl.models.output_head import ScoringTargets, chunk_output_head, logprobs_and_entropy
+from verl.models.packing import position_ids
 
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
     "llama, tied head": transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
@@ -271,3 +272,21 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk():
     assert largest_tensor(0) == NUM_TOKENS * VOCABULARY
     # The head's weights and their gradient have the size of a chunk of 8 here.
     assert largest_tensor(CHUNK) == largest_tensor(7) == CHUNK * VOCABULARY
+
+
+@pytest.mark.parametrize("logits_chunk_size", [0, 5])
+def test_logits_in_float32_of_a_model_in_bfloat16(logits_chunk_size):
+    ids, wanted = tokens(), WANTED
+    errors = {}
+    for dtype in ("auto", "float32"):
+        way = config(logits_dtype=dtype, param_dtype="bfloat16", logits_chunk_size=logits_chunk_size)
+        model = build(ARCHITECTURES["qwen2"], way, torch.bfloat16)
+        found = LogprobForward(model, way, "cpu").logprobs(ids, MASK, wanted, 1.0).logprobs
+        states = model.model(ids, attention_mask=MASK, position_ids=position_ids(MASK)).last_hidden_state
+        logits = states.double() @ model.lm_head.weight.double().T
+        expected = logits[:, :-1].log_softmax(dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)[:, -6:]
+        errors[dtype] = ((found - expected) * wanted).abs().max().item()
+        loss = LogprobForward(model, way, "cpu").logprobs(ids, MASK, wanted, 1.0).logprobs.sum()
+        assert gradient(model, loss).isfinite().all()
+    # The product itself is exact; in bfloat16 it has 8 bits.
+    assert errors["float32"] < 1e-5 < 1e-3 < errors["auto"]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
 from verl.models import huggingface
 from verl.models.huggingface import empty_model, persistent_buffers, write_architecture
+from verl.models.info import ModelInfo
 
 
 @pytest.fixture
@@ -28,9 +30,9 @@ def test_settings_that_transformers_warns_of_are_written_as_they_were(copied_mod
     # Without do_sample a temperature does nothing, and transformers refuses to save such a model.
     (copied_model / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "eos_token_id": [1, 2]}))
     weights = AutoModelForCausalLM.from_pretrained(copied_model).requires_grad_(False).named_parameters()
-    shell = empty_model("actor", copied_model, False)
+    shell = empty_model("actor", ModelInfo.read(str(copied_model), False))
     write_architecture(shell, tiny_tokenizer, tmp_path / "architecture", {})
-    again = empty_model("actor", tmp_path / "architecture", False)
+    again = empty_model("actor", ModelInfo.read(str(tmp_path / "architecture"), False))
     huggingface.write_huggingface(again, dict(weights), tiny_tokenizer, tmp_path / "huggingface")
     for name in ("architecture", "huggingface"):
         written = json.loads((tmp_path / name / "generation_config.json").read_text())
@@ -50,9 +52,11 @@ def test_a_models_own_code_comes_along(copied_model, tiny_tokenizer, tmp_path, m
         "from transformers import Qwen2ForCausalLM\nfrom .configuration_my import MyConfig\n\n"
         "class MyModel(Qwen2ForCausalLM):\n    config_class = MyConfig\n"
     )
-    write_architecture(empty_model("actor", copied_model, True), tiny_tokenizer, tmp_path / "architecture", {})
+    write_architecture(
+        empty_model("actor", ModelInfo.read(str(copied_model), True)), tiny_tokenizer, tmp_path / "architecture", {}
+    )
     shutil.rmtree(copied_model)
-    assert type(empty_model("actor", tmp_path / "architecture", True)).__name__ == "MyModel"
+    assert type(empty_model("actor", ModelInfo.read(str(tmp_path / "architecture"), True))).__name__ == "MyModel"
 
 
 def test_an_export_has_the_tensors_that_are_no_parameters(tiny_tokenizer, tmp_path):
@@ -69,7 +73,7 @@ def test_an_export_has_the_tensors_that_are_no_parameters(tiny_tokenizer, tmp_pa
     writer = HuggingFaceStorageWriter(str(folder / "actor" / "shards"), save_distributed=True)
     dcp.save(state, storage_writer=writer, no_dist=True)
     assert persistent_buffers(model).keys() == {name}
-    shell = empty_model("actor", tmp_path / "model", False)
+    shell = empty_model("actor", ModelInfo.read(str(tmp_path / "model"), False))
     write_architecture(shell, tiny_tokenizer, folder / "actor" / "architecture", persistent_buffers(model))
     out = export_checkpoint(complete_checkpoint(folder, tmp_path, 1, "{}"), tmp_path / "out", "actor", False)
     again = AutoModelForCausalLM.from_pretrained(out).state_dict()
@@ -97,3 +101,10 @@ def test_parts_of_one_tensor_in_the_files_go_out_together():
     assert [(name, after) for name, _, after in found] == [("old.norm.weight", 3), ("old.qkv.weight", 4)]
     assert torch.equal(found[0][1], weights["new.norm.weight"])
     assert torch.equal(found[1][1], torch.cat([weights[f"new.{part}.weight"] for part in "qkv"]))
+
+
+def test_values_over_the_config_are_exported(tiny_model, tiny_tokenizer, model_config, tmp_path):
+    model = replace(model_config, override_config={"max_position_embeddings": 1024, "rope_theta": 5e5})
+    write_architecture(empty_model("actor", ModelInfo.of(model)), tiny_tokenizer, tmp_path, {})
+    exported = ModelInfo.read(str(tmp_path), False)
+    assert (exported.max_length, exported.config.rope_parameters["rope_theta"]) == (1024, 5e5)

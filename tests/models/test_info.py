@@ -11,7 +11,7 @@ from transformers import AutoConfig, LlamaConfig, T5Config
 
 from tests.conftest import changed
 from verl.config.errors import ConfigError
-from verl.models.info import ModelInfo, check_length, check_sequence_fits
+from verl.models.info import ModelInfo, check_length, check_sequence_fits, override_engine_config
 from verl.trainer.logging.speed import ModelCost
 from verl.trainer.ppo.run import run_ppo
 
@@ -52,11 +52,12 @@ def test_a_run_reads_each_models_config_once(small_config, tiny_model, tmp_path,
     assert reads == {policy: 1, critic: 1, judge: 1}
 
 
-def test_sequences_that_do_not_fit_are_named(tiny_model):
-    check_sequence_fits("data.a+data.b", 512, "model.path", str(tiny_model), trust_remote_code=False)
+def test_sequences_that_do_not_fit_are_named(tiny_model, model_config):
+    model = replace(model_config, path=str(tiny_model))
+    check_sequence_fits("data.a+data.b", 512, "model.path", model)
     message = r"^data.a\+data.b=513: model.path='.*' takes sequences of 512 tokens \(max_position_embeddings in"
     with pytest.raises(ConfigError, match=message):
-        check_sequence_fits("data.a+data.b", 513, "model.path", str(tiny_model), trust_remote_code=False)
+        check_sequence_fits("data.a+data.b", 513, "model.path", model)
 
 
 @pytest.mark.parametrize(
@@ -109,3 +110,41 @@ def test_rotary_embeddings_that_neighbours_change_are_refused_beyond_their_lengt
     message = rf"^critic.model.path=.*: sequences may have 65 tokens, and beyond 64 .* llama \({named}\) .*shorter"
     with pytest.raises(ConfigError, match=message):
         check_length(model, "critic.model", 65)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def test_values_over_a_models_config(model_config, tmp_path):
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    LlamaConfig(max_position_embeddings=64, rope_parameters=rope).save_pretrained(tmp_path)
+    model = replace(model_config, path=str(tmp_path))
+
+    def info(**overrides: object) -> ModelInfo:
+        return ModelInfo.of(replace(model, override_config=overrides))
+
+    longer = info(max_position_embeddings=256, rope_scaling=YARN, attention_dropout=0.1)
+    assert (longer.max_length, longer.config.attention_dropout) == (256, 0.1)
+    # A base that only the file names stays.
+    assert longer.config.rope_parameters == YARN | {"rope_theta": 5e5}
+    assert info(rope_theta=1e6).config.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
+    assert info().max_length == 64 and ModelInfo.of(model).config.rope_parameters["rope_theta"] == 5e5
+    # What an engine reads from the same file becomes the same.
+    overridden = replace(model, override_config={"rope_scaling": YARN, "max_position_embeddings": 256})
+    theirs = override_engine_config(overridden, AutoConfig.from_pretrained(tmp_path))
+    assert (theirs.rope_parameters, theirs.max_position_embeddings) == (YARN | {"rope_theta": 5e5}, 256)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"max_position_embedings": 9},
+            "max_position_embedings=9: qwen2 at .* has no such option; did you mean max_p",
+        ),
+        ({"model_type": "llama"}, "model_type='llama': .* a model keeps its architecture's options$"),
+    ],
+)
+def test_values_that_a_model_does_not_have_are_named(model_config, overrides, message):
+    with pytest.raises(ConfigError, match=rf"^model\.override_config\.{message}"):
+        ModelInfo.of(replace(model_config, override_config=overrides))

@@ -6,7 +6,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from transformers import FalconConfig, Gemma2Config, GPT2Config, PreTrainedConfig, Qwen2Config
+from transformers import (
+    FalconConfig,
+    Gemma2Config,
+    Gemma3Config,
+    GPT2Config,
+    PreTrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen2Config,
+    T5Config,
+)
 
 from verl.config.common import LoraConfig, ModelConfig
 from verl.config.errors import ConfigError
@@ -20,6 +29,9 @@ MODELS: dict[str, PreTrainedConfig] = {
     "gemma2": Gemma2Config(**SIZES, intermediate_size=8, head_dim=8, attn_logit_softcapping=0.5),
     "gpt2": GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16),
     "falcon": FalconConfig(**SIZES),
+    "gemma3": Gemma3Config(),
+    "qwen2_5_vl": Qwen2_5_VLConfig(),
+    "t5": T5Config(),
 }
 FLASH2, FLASH3 = ({"attn_implementation": f"flash_attention_{version}"} for version in (2, 3))
 PACKED = {"use_remove_padding": True}
@@ -28,7 +40,7 @@ LIGER, FLOAT32 = {"use_liger": True}, {"param_dtype": "float32"}
 
 
 def lora(*targets: str) -> dict[str, LoraConfig]:
-    return {"lora": LoraConfig(rank=4, alpha=8.0, target_modules=list(targets))}
+    return {"lora": LoraConfig(rank=4, alpha=8.0, target_modules=list(targets), dropout=0.0)}
 
 
 @pytest.fixture
@@ -49,6 +61,7 @@ def test_what_a_model_supports_is_accepted(check):
 
 NO_LAYERS = "Qwen2ForCausalLM has no linear layers called c_attn, lm_head"
 LAYERS = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+MULTIMODAL = r"is a multimodal checkpoint \(text and vision\), and only text models are trained, .*; name a text model"
 SOFT_CAP = r"does not support the soft cap on attention scores of gemma2 \(attn_logit_softcapping=0.5\)"
 
 
@@ -63,6 +76,8 @@ SOFT_CAP = r"does not support the soft cap on attention scores of gemma2 \(attn_
         ("gemma2", {}, rf"attn_implementation='sdpa': {SOFT_CAP}; set it to eager or flash_attention_2$"),
         ("qwen2", SHARED_BY_3, "ulysses_sequence_parallel_size=3: must divide the 4 attention heads"),
         ("mixed layers", PACKED, r"use_remove_padding=true: qwen2 at .* has layers of kind \['linear_attention'\]"),
+        ("gemma3", {}, rf"path='.*': gemma3 {MULTIMODAL}"),
+        ("qwen2_5_vl", {}, rf"path='.*': qwen2_5_vl {MULTIMODAL}"),
         ("falcon", PACKED, "use_remove_padding=true: falcon at .* has its own attention function"),
     ],
 )
@@ -89,6 +104,12 @@ def test_kernels_of_gpus_need_their_package_and_its_support(check, monkeypatch, 
         monkeypatch.setitem(sys.modules, module.__name__, module)
     with pytest.raises(ConfigError, match=rf"^critic\.model\.{message}"):
         check("qwen2", changes, "cuda")
+
+
+def test_a_policy_is_a_causal_language_model(model_config, tmp_path):
+    MODELS["t5"].save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"^model\.path='.*': t5 is not a causal language model in transformers"):
+        check_model(replace(model_config, path=str(tmp_path)), "model", "cpu")
 
 
 def test_all_linear_stands_alone():

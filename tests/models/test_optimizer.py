@@ -1,5 +1,7 @@
 """The learning-rate schedule; how models are held is met in test_sharding.py."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from verl.models.optimizer import clip_gradients, lr_multiplier, make_optimizer
 
 
 def optim_config(kind: str, warmup: int = 3, floor: float = 0.1) -> OptimConfig:
-    return OptimConfig(0.5, [0.9, 0.99], 0.25, kind, lr_warmup_steps=warmup, min_lr_ratio=floor, grad_clip=1.0)
+    return OptimConfig(0.5, [0.9, 0.99], 1e-8, 0.25, kind, lr_warmup_steps=warmup, min_lr_ratio=floor, grad_clip=1.0)
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,14 @@ def test_clipping_scales_to_the_norm_and_reports_the_norm_before():
     for bound, norm_before in ((1.0, 5.0), (2.0, 1.0)):
         assert clip_gradients(model, bound) == pytest.approx(norm_before)
         assert model.weight.grad.tolist() == [pytest.approx([0.6, 0.8], rel=1e-5)]
+
+
+@pytest.mark.parametrize(("eps", "expected"), [(1e-8, -0.5), (1.0, -0.25), (3.0, -0.125)])
+def test_eps_in_the_denominator(eps: float, expected: float):
+    # The first step of a weight of 0 with gradient 1: -lr * 1 / (1 + eps).
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer, _ = make_optimizer(model, replace(optim_config("constant", warmup=0), eps=eps), total_steps=1)
+    model.weight.grad = torch.ones(1, 1)
+    optimizer.step()
+    assert model.weight.item() == pytest.approx(expected)

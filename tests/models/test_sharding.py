@@ -67,7 +67,7 @@ def test_rank_0_alone_reads_the_weights_and_all_have_them(two, model_config, tin
 
 
 def test_weights_are_streamed_one_at_a_time_as_the_files_have_them(two, model_config, tmp_path):
-    for lora in (model_config.lora, LoraConfig(rank=2, alpha=4.0, target_modules=["all-linear"])):
+    for lora in (model_config.lora, LoraConfig(rank=2, alpha=4.0, target_modules=["all-linear"], dropout=0.0)):
         most, given = two.run(cases.streamed, replace(model_config, lora=lora))[0]
         assert most == 1 and len(given) == 50
     torch.manual_seed(0)
@@ -122,7 +122,7 @@ def test_bfloat16_products_with_float32_weights_and_sums(two, model_config, plai
     assert 0 < relative_difference(plain.gradients[0], outcome.gradients[0]) < 0.05
 
 
-LORA = LoraConfig(rank=4, alpha=8.0, target_modules=["q_proj", "down_proj"])
+LORA = LoraConfig(rank=4, alpha=8.0, target_modules=["q_proj", "down_proj"], dropout=0.0)
 
 
 @pytest.mark.parametrize("values", [False, True])
@@ -153,3 +153,18 @@ def test_adapters_with_everything_else_on(two, worlds, model_config):
     for group in (two, worlds[4]):
         assert_same(group.run(cases.train, frugal)[0], expected, 1e-6)
     assert all(".lora_" in name for name in expected.gradients[0])
+
+
+def test_adapters_drop_inputs_in_updates_alone(two, model_config):
+    lora = replace(model_config, lora=replace(LORA, dropout=0.5))
+    plain, dropped = (two.run(cases.train, config)[0] for config in (replace(lora, lora=LORA), lora))
+    # Adapters start at 0, so the first loss is the same; its gradient is not.
+    assert dropped.losses[0] == pytest.approx(plain.losses[0], rel=1e-6)
+    assert relative_difference(plain.gradients[0], dropped.gradients[0]) > 0.1
+    # The same run again, and what the backward pass computes again, drop the same.
+    assert_same(two.run(cases.train, lora)[0], dropped, 1e-6)
+    assert_same(two.run(cases.train, replace(lora, gradient_checkpointing=True))[0], dropped, 1e-6)
+    for found in two.run(cases.scored_between_updates, lora):
+        # Between updates nothing is dropped: a pass gives what the merged weights give, again and again.
+        for scores in found[1:]:
+            torch.testing.assert_close(scores, found[0], atol=1e-5, rtol=0)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 FAST = {"optim": {"lr": 1e-3, "lr_warmup_steps": 0}}
 """An actor that moves far in a few updates."""
 
-GREEDY = SamplingConfig(n=1, temperature=0.0, top_p=1.0, top_k=-1)
+GREEDY = SamplingConfig(n=1, temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0)
 
 STOP = "7"
 """Ends a response besides the tokenizer's own end of sequence."""
@@ -132,11 +132,83 @@ def test_a_response_ends_at_every_token_that_the_model_names(engine, prompts, co
     agree(group, rollout, 1e-4)
 
 
+STRINGS = ["a", "b", "#3"]
+
+
+def test_a_response_ends_at_a_stop_string_with_all_that_belongs_to_it(
+    alone, through_transformers, prompts, config, tiny_tokenizer
+):
+    # Greedy responses of both engines are the same, up to and including what ends them.
+    greedy = {}
+    for group in (alone, through_transformers):
+        group.run("stop_at", STRINGS)
+        greedy[group] = generate(group, prompts, GREEDY, 5)
+    same_rollout(*greedy.values())
+    for group in (alone, through_transformers):
+        # Log-probabilities and hidden states of every token are there: those of the trainer.
+        rollout = generate(group, prompts, replace(config.rollout.train_kwargs, n=8), 3)
+        agree(group, rollout, 1e-4)
+        assert_measured(group, rollout, config)
+        group.run("stop_at", [])
+        endings = set()
+        rows = zip(rollout.responses, rollout.response_mask.bool(), rollout.truncated.tolist(), strict=True)
+        for tokens, mask, truncated in rows:
+            text = tiny_tokenizer.decode(tokens[mask], skip_special_tokens=True)
+            without_last = tiny_tokenizer.decode(tokens[mask][:-1], skip_special_tokens=True)
+            assert not any(string in without_last for string in STRINGS)
+            ending = [string for string in STRINGS if string in text]
+            assert not (ending and truncated) and all(text.endswith(string) for string in ending)
+            endings |= set(ending)
+        assert {"a", "b"} <= endings
+
+
+def assert_measured(group: WorkerGroup, rollout: RolloutBatch, config: PPOConfig) -> None:
+    """The engine's rank metrics are those of the states that the trainer computes."""
+    group.run("measure_states", config.calculator)
+    expected = concat(group.run_split("compute_logprobs", rollout)).rank_metrics
+    group.run("measure_states", None)
+    found = rollout.rank_metrics
+    torch.testing.assert_close(found.by_name.to_dict(), expected.by_name.to_dict(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.mean_states, expected.mean_states, rtol=0, atol=1e-4)
+
+
+def test_min_p_and_repetition_penalty_change_both_engines_alike(alone, through_transformers, prompts, config):
+    penalised = replace(GREEDY, repetition_penalty=1.5)
+    one = generate(alone, prompts, penalised, 5)
+    same_rollout(one, generate(through_transformers, prompts, penalised, 5))
+    plain = generate(alone, prompts, GREEDY, 5)
+    assert not torch.equal(one.responses, plain.responses)
+    # A token is kept only if it is as likely as the most likely one: greedy, with nothing left to chance.
+    narrow = replace(config.rollout.train_kwargs, n=1, min_p=1.0)
+    for group in (alone, through_transformers):
+        drawn = generate(group, prompts, narrow, 5)
+        assert torch.equal(drawn.responses, plain.responses)
+        assert drawn.rollout_logprobs.abs().max() == 0
+
+
+@pytest.mark.nightly
+def test_an_engine_takes_its_own_arguments_and_the_values_over_the_models_config(config, alone, prompts, ray_session):
+    engine = {"block_size": 32, "additional_config": {"mine": 1}}
+    model = replace(config.model, override_config={"rope_theta": 20.0})
+    told = replace(config, model=model, rollout=replace(config.rollout, engine_kwargs=engine))
+    for group in started(told, 1):
+        ((block_size, rope),) = group.run("engine_config")
+        assert (block_size, rope["rope_theta"]) == (32, 20.0)
+        rollout = generate(group, prompts, config.rollout.train_kwargs, 3)
+        agree(group, rollout, 1e-4)
+        assert_measured(group, rollout, config)
+    # To the model as it was these responses are others.
+    plain = concat(alone.run_split("compute_logprobs", rollout)).logprobs
+    assert (rollout.rollout_logprobs - plain).abs().max() > 0.01
+
+
 def test_an_evaluation_ends_there_too(config, prompts, ray_session):
     engine = replace(evaluation_config().rollout, kv_cache_memory_mb=32, max_num_seqs=16, max_num_batched_tokens=64)
     path = config.model.path
     lengths = {"max_model_len": 60, "max_response_length": 12}
-    model = EngineModel(path, **lengths, stop=[], stop_token_ids=[], top_p=1.0, top_k=-1, seed=0)
+    model = EngineModel(
+        path, **lengths, stop=[], stop_token_ids=[], top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0, seed=0
+    )
     worker = "verl.workers.evaluation:EvaluationWorker"
     group = WorkerGroup(worker, engine, (model, None), 1, 1, "cpu", engine_environment("cpu"))
     prompt = prompts.records[0].input_ids

@@ -8,6 +8,13 @@ import torch
 from verl.protocol import ConversationBatch
 from verl.utils.distributed import WorkerPlace
 
+EXHAUSTED = {
+    "GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the docs."),
+    "Python": MemoryError(),
+    "torch on a CPU": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    "something else": RuntimeError("shapes differ"),
+}
+
 
 class ExampleWorker:
     """Holds nothing but its rank."""
@@ -27,6 +34,11 @@ class ExampleWorker:
         """Use so much memory for a moment; returns the rank."""
         torch.ones(mebibytes_by_rank[self.rank] << 20, dtype=torch.uint8)
         return self.rank
+
+    def update_actor(self, exhausted: str) -> None:
+        """Run out of memory on the last of four workers."""
+        if self.rank == 3:
+            raise EXHAUSTED[exhausted]
 
     def multiply(self) -> None:
         torch.ones(8, 8) @ torch.ones(8, 8)

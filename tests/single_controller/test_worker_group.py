@@ -2,14 +2,21 @@
 
 import gzip
 import json
+import re
 import time
 
 import pytest
 import ray
 
-from verl.config import ConfigError
+from verl.checkpoint.shards import Checkpointed
+from verl.config import ConfigError, PPOConfig, SFTConfig
+from verl.config.overrides import option_names
 from verl.single_controller import WorkerError
+from verl.single_controller.out_of_memory import FIXES, is_out_of_memory, out_of_memory_line
+from verl.single_controller.profiling import MemoryPeak
 from verl.single_controller.worker_group import cpu_threads
+from verl.workers.hybrid import HybridWorker
+from verl.workers.sft import SFTWorker
 
 
 @pytest.mark.parametrize(
@@ -34,6 +41,45 @@ def test_a_group_that_cannot_start_frees_its_workers(start):
     while (free := ray.available_resources().get("CPU")) != (every := ray.cluster_resources()["CPU"]):
         assert time.monotonic() < deadline, f"{free} of {every} CPUs are free"
         time.sleep(0.2)
+
+
+CACHE = "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."
+
+
+@pytest.mark.parametrize("exhausted", ["GPU", "Python", "torch on a CPU"])
+def test_a_worker_without_memory_says_where_how_much_and_what_to_lower(workers, exhausted):
+    with pytest.raises(ConfigError) as raised:
+        workers.run("update_actor", exhausted)
+    reason = {"GPU": "Tried to allocate 2.00 GiB. See the docs.", "Python": "MemoryError"}.get(exhausted, "8 bytes.")
+    lower = r"lower actor\.micro_batch_size_per_gpu .*; set model\.gradient_checkpointing=true"
+    pattern = rf"update_actor: worker 3 ran out of host memory at a peak of \d\.\d GiB; {lower} .*{re.escape(reason)}\)"
+    assert re.fullmatch(pattern, str(raised.value))
+
+
+def test_other_errors_keep_their_traceback(workers):
+    with pytest.raises(WorkerError, match="(?s)^worker 3 failed in update_actor:.*shapes differ"):
+        workers.run("update_actor", "something else")
+
+
+def test_an_engine_without_memory_names_its_options():
+    assert not is_out_of_memory(ValueError("block_size must be a multiple of 16"))
+    error = ValueError(CACHE)
+    assert is_out_of_memory(error)
+    line = out_of_memory_line(error, "start", 1, MemoryPeak(5 << 29, 0), "cpu")
+    assert line.startswith(
+        "start of models and engine: worker 1 ran out of host memory at a peak of 2.5 GiB; lower "
+        "rollout.gpu_memory_utilization for the models, or raise it for the engine; use more workers, or"
+    )
+    assert line.endswith(f"({CACHE})")
+
+
+def test_every_phase_has_its_options():
+    """A method of a worker without an entry would tell to use more workers, whatever it is."""
+    methods = {name for name in vars(HybridWorker) | vars(SFTWorker) | vars(Checkpointed) if not name.startswith("_")}
+    assert methods - set(FIXES) == {"finish_generation", "finish_save"}
+    options = {*option_names(PPOConfig, ""), *option_names(SFTConfig, "")}
+    named = {option for fix in FIXES.values() for option in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", fix)}
+    assert len(named) > 10 and named <= options
 
 
 def test_the_peak_is_that_of_the_largest_worker_since_last_asked(workers):

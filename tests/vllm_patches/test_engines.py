@@ -18,9 +18,6 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from tests.vllm_patches import engines, zoo
 
-WITHOUT_INTERMEDIATE_LAYERS = {"gemma2", "gemma3_text", "mixtral"}
-"""Architectures that give vLLM 0.32 the last layer alone."""
-
 IN_EVERY_ROUND = {"gemma2", "mixtral", "olmo2", "qwen3"}
 """Sliding windows and soft caps, experts, and a model that runs through transformers; the others are nightly."""
 
@@ -106,7 +103,7 @@ def error(answers: list[engines.Answer], model: PreTrainedModel, layers: list[in
 def test_every_architecture(name: str, inside: Run, build: Callable[[str], Path], prompts: list[list[int]]):
     path = build(name)
     model = zoo.load(path)
-    layers = [-1] if name in WITHOUT_INTERMEDIATE_LAYERS else [2, 0, -1]
+    layers = [-1] if name in zoo.WITHOUT_INTERMEDIATE_LAYERS else [2, 0, -1]
     capture = {"layers": layers, "phase": "both", "max_bytes": 40_000}
     outcome = inside(engines.in_tight_quarters, path, capture, prompts)
     assert error(outcome.answers, model, layers) < TOLERANCE

@@ -42,6 +42,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
     # Scales other than 1, which is what they are by default.
+    "glm4": {"eos_token_id": 2},  # None would be replaced by the default, which is larger than the vocabulary
     "granite": {
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.5,
@@ -52,21 +53,43 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 32},
     "mixtral": {"num_local_experts": 4},
     "olmo2": {},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "phi3": {},
     "qwen2": {},
     "qwen3": {},
+    "smollm3": {},
+    "starcoder2": {},
+    "gpt_oss": {"num_local_experts": 4},
+    "glm4_moe": {
+        "moe_intermediate_size": 128,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    },
+    "ernie4_5": {},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
 }
 """``{model type in transformers: options of its config besides the common ones}``."""
 
+WITHOUT_INTERMEDIATE_LAYERS = {"gemma2", "gemma3_text", "glm4", "glm4_moe", "mixtral", "olmoe"}
+"""Architectures that give vLLM 0.32 the last layer alone."""
 
-def build(name: str, folder: Path) -> Path:
+WITHOUT_WEIGHT_SYNC = {"gpt_oss"}
+"""Architectures whose weights vLLM 0.32 does not replace rightly."""
+
+WITHOUT_NATIVE_CLASS = {"olmo2", "smollm3", "starcoder2"}
+"""Architectures that vLLM 0.32 runs through the class of transformers."""
+
+
+def build(name: str, folder: Path, **changes: Any) -> Path:
     """Write the model ``name`` of ``ARCHITECTURES``, config and weights, to ``folder``; always the same model.
+
+    ``changes``: of its config.
 
     vLLM runs olmo2, and with ``model_impl="transformers"`` any of them, through the class in transformers, and patches
     that class. The process can make no further model of it: build and load before the engine starts.
     """
-    config = AutoConfig.for_model(name, **COMMON | ARCHITECTURES[name])
+    config = AutoConfig.for_model(name, **COMMON | ARCHITECTURES[name] | changes)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():

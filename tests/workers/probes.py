@@ -16,6 +16,7 @@ from verl.models.packing import position_ids
 from verl.models.policy import scoring_batches
 from verl.protocol import PolicyBatch, PromptBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
+from verl.rollout.decoding import StopStrings
 from verl.workers.hybrid import HybridWorker
 
 
@@ -54,6 +55,16 @@ class ProbeWorker(HybridWorker):
     def set_batch_size(self, batch_size: int) -> None:
         """Responses that the rollout engine ``hf`` decodes at once."""
         self.rollout.batch_size = batch_size
+
+    def stop_at(self, strings: list[str]) -> None:
+        """Let these strings end the rollout engine's responses from now on."""
+        self.rollout.setup = replace(self.rollout.setup, stop_strings=strings)
+        self.rollout.stops = StopStrings(self.tokenizer, strings) if strings else None
+
+    def engine_config(self) -> tuple[int, dict[str, Any]]:
+        """Tokens of a block of vLLM's KV cache, and the rotary embedding of its model."""
+        config = self.rollout.engine.llm_engine.vllm_config
+        return config.cache_config.block_size, dict(config.model_config.hf_config.rope_parameters)
 
     def free_gpu_memory(self) -> int:
         """Bytes that no process has taken, once torch keeps nothing for later."""

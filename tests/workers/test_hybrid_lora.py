@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 def config(small_config: PPOConfig) -> PPOConfig:
     model = {
         "gradient_checkpointing": True,
-        "lora": LoraConfig(rank=4, alpha=8.0, target_modules=["all-linear"]),
+        "lora": LoraConfig(rank=4, alpha=8.0, target_modules=["all-linear"], dropout=0.0),
         "fsdp": {"fsdp_size": 1, "param_offload": True, "optimizer_offload": True},
     }
     actor = {"optim": {"lr": 3e-3, "lr_warmup_steps": 0}, "use_kl_loss": True}

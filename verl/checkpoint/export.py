@@ -14,6 +14,7 @@ from verl.checkpoint.folders import latest_checkpoint, step_of, verify_checkpoin
 from verl.checkpoint.shards import ADAPTERS, MODEL, check_same_architecture, saved_shapes
 from verl.config.errors import ConfigError
 from verl.models.huggingface import AUTO_CLASSES, empty_model, read_buffers, write_huggingface
+from verl.models.info import ModelInfo
 from verl.models.tokenizer import load_tokenizer
 
 
@@ -41,7 +42,7 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
     if target.exists():
         raise ConfigError(f"{target}: already exists; name another folder with --out")
     architecture = folder / part / "architecture"
-    model = empty_model(part, architecture, trust_remote_code)
+    model = empty_model(part, ModelInfo.read(str(architecture), trust_remote_code))
     if (folder / part / ADAPTERS).is_dir():
         weights = merged_parameters(folder / part / ADAPTERS, part, trust_remote_code)
     else:

@@ -25,6 +25,7 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.models.huggingface import empty_model
+from verl.models.info import ModelInfo
 from verl.models.lora import add_adapters, train_adapters_only
 from verl.utils.files import replace_text
 
@@ -188,7 +189,7 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
 
 def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
     """Name -> shape of the trained parameters: all of them, or those of the adapters."""
-    empty = empty_model(part, model.path, model.trust_remote_code)
+    empty = empty_model(part, ModelInfo.of(model))
     if model.lora.rank:
         add_adapters(empty, model.lora, model.path)
         train_adapters_only(empty)

@@ -26,6 +26,7 @@ from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.fsdp import export_adapters, full_parameters, reshard
 from verl.models.huggingface import empty_model, persistent_buffers, write_architecture, write_huggingface
+from verl.models.info import ModelInfo
 from verl.models.learner import Learner
 from verl.models.offload import Offloaded
 from verl.utils.distributed import seed_everything
@@ -65,9 +66,7 @@ class CheckpointWorker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileRecord]] | None = None
         self._empty_models = {
-            part.name: empty_model(part.name, part.model.path, part.model.trust_remote_code)
-            for part in parts
-            if dist.get_rank() == 0
+            part.name: empty_model(part.name, ModelInfo.of(part.model)) for part in parts if dist.get_rank() == 0
         }
         self._buffers = {part.name: persistent_buffers(part.learner.model) for part in parts}
 

@@ -1,12 +1,34 @@
 """Configuration that reinforcement learning and supervised fine-tuning share."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from verl.config.checks import require, require_choice, require_not_negative, require_positive
 
 Device = Literal["auto", "cpu", "cuda"]
 Logger = Literal["console", "tensorboard", "wandb"]
+
+_INSIDE_WORKERS = "the engine runs inside the run's own workers"
+_SAMPLING = "the run's own options decide how responses are sampled and where they end"
+RESERVED_ENGINE_KWARGS = {
+    "model": "set model.path",
+    "tokenizer": "responses are read with the tokenizer of model.path",
+    "skip_tokenizer_init": "stop strings are found by the engine's tokenizer",
+    "trust_remote_code": "set trust_remote_code of the model or, in an evaluation, of rollout",
+    "dtype": "set rollout.dtype",
+    "tensor_parallel_size": "set rollout.tensor_parallel_size, which the workers are arranged by",
+    "pipeline_parallel_size": _INSIDE_WORKERS,
+    "data_parallel_size": _INSIDE_WORKERS,
+    "distributed_executor_backend": _INSIDE_WORKERS,
+    "worker_cls": _INSIDE_WORKERS,
+    "enable_sleep_mode": "set rollout.free_cache_engine",
+    "max_model_len": "the longest prompt and response set it",
+    "seed": "set seed; the workers of one engine must draw alike",
+    "logprobs_mode": "training needs the log-probabilities of the sampled distribution",
+    "generation_config": _SAMPLING,
+    "override_generation_config": _SAMPLING,
+}
+"""Arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` may not set -> why, or what to set instead."""
 
 ALL_LINEAR = "all-linear"
 """Stands for every linear layer in ``lora.target_modules``."""
@@ -24,10 +46,15 @@ class LoraConfig:
     """An adapter's product is scaled by ``alpha / rank``."""
     target_modules: list[str]
     """Names of the linear layers that get an adapter, such as ``q_proj``; ``all-linear`` is all but the output head."""
+    dropout: float
+    """Share of an adapter's inputs that each update drops, in [0, 1); log-probabilities, values and responses are
+    always computed without. In reinforcement learning it makes the probability ratio differ from 1 before the first
+    step already: leave it at 0 unless adapters overfit."""
 
     def __post_init__(self) -> None:
         require_not_negative("lora.rank", self.rank)
         require_positive("lora.alpha", self.alpha)
+        require(0 <= self.dropout < 1, "lora.dropout", self.dropout, "must be in [0, 1)")
         targets = self.target_modules
         require(len(targets) > 0, "lora.target_modules", targets, "name at least one")
         alone = ALL_LINEAR not in targets or len(targets) == 1
@@ -58,8 +85,14 @@ class ModelConfig:
 
     path: str
     """A Hugging Face model: a local folder or a hub id."""
+    override_config: dict[str, Any]
+    """Values put over those of the model's ``config.json``, such as ``rope_scaling`` or ``max_position_embeddings``; a
+    mapping replaces the file's as a whole. They hold for training, rollouts, checks and what is exported."""
     param_dtype: Literal["float32", "bfloat16"]
     """Precision of matrix products, forward and backward: ``float32`` or ``bfloat16``; master weights stay float32."""
+    logits_dtype: Literal["auto", "float32"]
+    """Precision of the output head's product: ``auto`` is ``param_dtype``; ``float32`` takes a copy of the head's
+    weights in float32. The softmax over the logits is always computed in float32."""
     attn_implementation: str
     """Attention kernel by its ``transformers`` name: ``sdpa``, ``eager``, ``flash_attention_2``, ..."""
     trust_remote_code: bool
@@ -104,6 +137,8 @@ class OptimConfig:
     """Peak learning rate."""
     betas: list[float]
     """AdamW's two decay rates."""
+    eps: float
+    """AdamW's term in the denominator, above 0; float32."""
     weight_decay: float
     """Decoupled weight decay."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
@@ -118,6 +153,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         require_positive("optim.lr", self.lr)
         require(len(self.betas) == 2, "optim.betas", self.betas, "needs two numbers")
+        require_positive("optim.eps", self.eps)
         require_not_negative("optim.lr_warmup_steps", self.lr_warmup_steps)
         require(0 <= self.min_lr_ratio <= 1, "optim.min_lr_ratio", self.min_lr_ratio, "must be in [0, 1]")
         require_positive("optim.grad_clip", self.grad_clip)
@@ -142,8 +178,12 @@ class EngineConfig:
     tensor_parallel_size: int
     """Workers, consecutive in rank, that form one engine and share one copy of the model. Must divide the number of
     workers."""
+    engine_kwargs: dict[str, Any]
+    """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``quantization``; they come before what the options
+    above make of them. What the trainer depends on is refused by name."""
 
     def __post_init__(self) -> None:
+        self._check_engine_kwargs()
         share = self.gpu_memory_utilization
         require(0 < share < 1, "rollout.gpu_memory_utilization", share, "must be in (0, 1)")
         require_not_negative("rollout.kv_cache_memory_mb", self.kv_cache_memory_mb)
@@ -155,6 +195,22 @@ class EngineConfig:
             self.max_num_batched_tokens,
             f"must be at least rollout.max_num_seqs={self.max_num_seqs}",
         )
+
+    def _check_engine_kwargs(self) -> None:
+        given = self.engine_kwargs
+        for name, value in given.items():
+            field = f"rollout.engine_kwargs.{name}"
+            require(name not in RESERVED_ENGINE_KWARGS, field, value, RESERVED_ENGINE_KWARGS.get(name, ""))
+        require(
+            given.get("load_format") != "dummy",
+            "rollout.engine_kwargs.load_format",
+            "dummy",
+            "the engine samples with the model's own weights until the first update; leave it out",
+        )
+        further = given.get("additional_config", {})
+        field = "rollout.engine_kwargs.additional_config"
+        require(isinstance(further, dict), field, further, "must be a mapping, name: value")
+        require("hidden_states" not in further, field, further, "set calculator.* instead of hidden_states")
 
 
 @dataclass(frozen=True)
@@ -238,6 +294,14 @@ class RunConfig:
 def require_seed(seed: int) -> None:
     """Raise ``ConfigError`` for a seed that a random generator would refuse."""
     require(0 <= seed < 2**32, "seed", seed, "must be from 0 to 4294967295")
+
+
+def check_truncation(prefix: str, top_p: float, top_k: int, min_p: float, repetition_penalty: float) -> None:
+    """Raise ``ConfigError`` naming ``<prefix><field>`` for options out of range that change a sampled distribution."""
+    require(0 < top_p <= 1, f"{prefix}top_p", top_p, "must be in (0, 1]")
+    require(top_k == -1 or top_k >= 1, f"{prefix}top_k", top_k, "must be -1 or at least 1")
+    require(0 <= min_p <= 1, f"{prefix}min_p", min_p, "must be in [0, 1]")
+    require_positive(f"{prefix}repetition_penalty", repetition_penalty)
 
 
 def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from verl.config.checks import require, require_distinct, require_not_negative, require_positive
-from verl.config.common import Device, EngineConfig, Logger, check_divides, require_seed
+from verl.config.common import Device, EngineConfig, Logger, check_divides, check_truncation, require_seed
 from verl.config.data import check_chat_arguments
 from verl.config.load import parse_config
 from verl.config.signal import CalculatorConfig, RewardScoreConfig
@@ -127,6 +127,11 @@ class EvaluationConfig:
     """Probability mass of nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
     top_k: int
     """Number of most likely tokens to keep; -1 keeps all."""
+    min_p: float
+    """Tokens are kept whose probability is at least this share of the most likely token's, in [0, 1]; 0 keeps all."""
+    repetition_penalty: float
+    """Divides positive logits of tokens that prompt or response hold already, and multiplies negative ones; above 0,
+    1 is none."""
     compare_to: Literal["auto", "first", "step0"]
     """Baseline of differences, at the same temperature: ``step0`` of the same run; the ``first`` model named; or
     ``auto``, step 0 if the run has one and the first model otherwise."""
@@ -168,8 +173,7 @@ class EvaluationConfig:
 
     def _check_sampling(self) -> None:
         require(self.n_sampling >= 1, "n_sampling", self.n_sampling, "must be at least 1")
-        require(0 < self.top_p <= 1, "top_p", self.top_p, "must be in (0, 1]")
-        require(self.top_k == -1 or self.top_k >= 1, "top_k", self.top_k, "must be -1 or at least 1")
+        check_truncation("", self.top_p, self.top_k, self.min_p, self.repetition_penalty)
         for temperature in self.temperatures:
             require_not_negative("temperatures", temperature)
             repeats = temperature == 0 and self.n_sampling > 1

@@ -17,7 +17,7 @@ from verl.config.checks import require_choice
 from verl.config.common import RunConfig
 from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError
-from verl.config.overrides import explain
+from verl.config.overrides import explain, unsupported
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
@@ -171,6 +171,7 @@ def _build(schema: Any, values: Any, path: str) -> Any:
         if key not in hints:
             near = get_close_matches(str(key), list(hints), n=1)
             fix = f"did you mean {prefix}{near[0]}?" if near else f"known here: {_names(schema)}"
+            fix = unsupported(f"{prefix}{key}", value) or fix
             raise ConfigError(f"{prefix}{key}={value!r}: unknown key; {fix}")
     for key in hints:
         if key not in values:

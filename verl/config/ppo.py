@@ -3,7 +3,7 @@
 The dataclasses are the schema, ``configs/`` holds the values.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from verl.config.checks import require, require_not_negative, require_positive
@@ -15,6 +15,7 @@ from verl.config.common import (
     RunConfig,
     check_divides,
     check_divisible,
+    check_truncation,
     check_workers,
     require_seed,
 )
@@ -124,15 +125,6 @@ class ActorConfig:
         return self.loss_agg_mode or ("seq-mean-token-mean" if self.policy_loss == "gspo" else "token-mean")
 
 
-def check_sampling(prefix: str, n: int, temperature: float, top_p: float, top_k: int) -> None:
-    """Raise ``ConfigError`` naming ``prefix.<field>`` for sampling options out of range."""
-    require(n >= 1, f"{prefix}.n", n, "must be at least 1")
-    require_not_negative(f"{prefix}.temperature", temperature)
-    require(0 < top_p <= 1, f"{prefix}.top_p", top_p, "must be in (0, 1]")
-    require(top_k == -1 or top_k >= 1, f"{prefix}.top_k", top_k, "must be -1 or at least 1")
-    require(temperature > 0 or n == 1, f"{prefix}.n", n, "greedy decoding (temperature=0) gives one response; set n=1")
-
-
 @dataclass(frozen=True)
 class SamplingConfig:
     """How responses are sampled."""
@@ -145,9 +137,23 @@ class SamplingConfig:
     """Nucleus mass in (0, 1]; 1 keeps the whole distribution."""
     top_k: int
     """Number of most likely tokens kept; -1 keeps all."""
+    min_p: float
+    """Tokens are kept whose probability is at least this share of the most likely token's, in [0, 1]; 0 keeps all."""
+    repetition_penalty: float
+    """Divides positive logits of tokens that prompt or response hold already, and multiplies negative ones; above 0,
+    1 is none."""
 
     def __post_init__(self) -> None:
-        check_sampling("rollout.val_kwargs", self.n, self.temperature, self.top_p, self.top_k)
+        check_sampling("rollout.val_kwargs", self)
+
+
+def check_sampling(prefix: str, sampling: "SamplingConfig | RolloutConfig") -> None:
+    """Raise ``ConfigError`` naming ``prefix.<field>`` for sampling options out of range."""
+    n, greedy = sampling.n, sampling.temperature == 0
+    require(n >= 1, f"{prefix}.n", n, "must be at least 1")
+    require_not_negative(f"{prefix}.temperature", sampling.temperature)
+    check_truncation(f"{prefix}.", sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty)
+    require(not greedy or n == 1, f"{prefix}.n", n, "greedy decoding (temperature=0) gives one response; set n=1")
 
 
 @dataclass(frozen=True)
@@ -173,6 +179,9 @@ class RolloutConfig(EngineConfig):
     restores them. GPU only; no effect on a CPU."""
     stop_token_ids: list[int]
     """Tokens that end a response, besides those of the tokenizer and of the model's ``generation_config.json``."""
+    stop: list[str]
+    """Strings that end a response, in training and validation. The tokens up to the one that completes a string are
+    learned from; the text that is scored ends before the string. Such a response is not truncated."""
     n: int
     """Responses per training prompt."""
     temperature: float
@@ -182,17 +191,26 @@ class RolloutConfig(EngineConfig):
     only the temperature into account: below 1, ``rollout/logprob_abs_diff`` shows the truncation."""
     top_k: int
     """Number of most likely tokens kept in training rollouts; -1 keeps all."""
+    min_p: float
+    """As in ``val_kwargs``, for training rollouts; what ``top_p`` says of log-probabilities holds here too."""
+    repetition_penalty: float
+    """As ``min_p``."""
     val_kwargs: SamplingConfig
     """Sampling at validation."""
 
     @property
     def train_kwargs(self) -> SamplingConfig:
         """Sampling of the training rollouts."""
-        return SamplingConfig(n=self.n, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+        return SamplingConfig(**{field.name: getattr(self, field.name) for field in fields(SamplingConfig)})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sampling("rollout", self.n, self.temperature, self.top_p, self.top_k)
+        check_sampling("rollout", self)
+        empty = "" in self.stop
+        require(not empty, "rollout.stop", self.stop, "an empty string ends every response; leave it out")
+        overrides = self.engine_kwargs.get("hf_overrides")
+        field = "rollout.engine_kwargs.hf_overrides"
+        require(overrides is None, field, overrides, "set model.override_config, which the trained model obeys too")
         require(
             self.temperature > 0, "rollout.temperature", self.temperature, "training needs sampling; set it above 0"
         )

@@ -132,6 +132,12 @@ def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [vocabulary[stop] for stop in template_stops(name) if stop in vocabulary]
 
 
+def stop_strings(name: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The strings of :func:`template_stops` that are not single tokens of the model, so that only text shows them."""
+    vocabulary = tokenizer.get_vocab()
+    return [stop for stop in template_stops(name) if stop not in vocabulary]
+
+
 def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) -> None:
     """Raise ``ConfigError`` naming the option ``field`` unless the template exists and the tokenizer supports it."""
     if find_template(name, field).chat and tokenizer.chat_template is None:
@@ -144,7 +150,7 @@ def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) ->
 
 def opens_thought(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a prompt ends in ``<think>``, as templates of reasoning models do: its response begins in a thought."""
-    return str(tokenizer.decode(ids[-8:])).rstrip().endswith("<think>")
+    return str(tokenizer.decode(list(ids[-8:]))).rstrip().endswith("<think>")
 
 
 def render_prompt(

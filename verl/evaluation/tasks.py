@@ -23,6 +23,7 @@ from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from verl.evaluation.results import result_folder
 from verl.evaluation.store import SampleStore
 from verl.evaluation.targets import Target
+from verl.models.hub import fetch_model
 from verl.models.tokenizer import load_tokenizer
 from verl.rollout.requests import EngineModel, resolve_dtype
 
@@ -70,6 +71,7 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
 
 def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The target's tokenizer. Raises ``ConfigError`` if it is missing or does not support the target's template."""
+    fetch_model(target.path, "model.path")
     find_template(target.template)
     tokenizer = load_tokenizer(target.path, trust_remote_code, needs_chat_template=False)
     check_template(target.template, tokenizer, "template")
@@ -86,7 +88,7 @@ def make_tasks(
 ) -> list[EvaluationTask]:
     """The target's tasks: every benchmark at every temperature. Raises ``ConfigError`` if the model was removed."""
     tasks = []
-    settings = {
+    settings: dict[str, Any] = {
         "model": model_digest(target.path),
         "template": target.template,
         "stop": template_stops(target.template),
@@ -101,6 +103,13 @@ def make_tasks(
         "dtype": resolve_dtype(config.rollout.dtype, device_type == "cpu"),
         "calculator": asdict(config.calculator) if config.calculator.enable else None,
     }
+    # Neutral values are left out, so that samples of versions without these options stay usable.
+    if config.min_p > 0:
+        settings["min_p"] = config.min_p
+    if config.repetition_penalty != 1:
+        settings["repetition_penalty"] = config.repetition_penalty
+    if config.rollout.engine_kwargs:
+        settings["engine_kwargs"] = config.rollout.engine_kwargs
     for name, problems in benchmarks.items():
         examples = few_shot_examples(name) if config.data.few_shot else []
         prompts = [
@@ -141,6 +150,8 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig, limi
         stop_token_ids=settings["stop_token_ids"],
         top_p=config.top_p,
         top_k=config.top_k,
+        min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty,
         seed=config.seed,
     )
 

@@ -18,7 +18,12 @@ from transformers import PreTrainedModel
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.hidden_states import record_states
-from verl.models.output_head import ScoringTargets, chunk_output_head, logprobs_and_entropy
+from verl.models.output_head import (
+    ScoringTargets,
+    chunk_output_head,
+    compute_logits_in_float32,
+    logprobs_and_entropy,
+)
 from verl.models.packing import Layout, PackedLayout, PaddedLayout
 from verl.models.sequence_parallel import sequence_group
 
@@ -92,6 +97,8 @@ class LogprobForward(ForwardPass):
             ConfigError: on a few tokens the configured way gives other numbers than the model's own forward pass.
         """
         super().__init__(model, config, device)
+        if config.logits_dtype == "float32":
+            compute_logits_in_float32(model)
         fixes = []
         if config.logits_chunk_size:
             chunk_output_head(model, config.logits_chunk_size)

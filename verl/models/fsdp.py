@@ -53,9 +53,10 @@ def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, t
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, config.param_dtype), reduce_dtype=torch.float32)
     for layer in decoder_layers(model):
         if trainable and config.gradient_checkpointing:
-            # Not by transformers' own switch, which is off in models in evaluation mode, as ours are. Without dropout
-            # there is no random state to restore either.
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            # Not by transformers' own switch, which is off in models in evaluation mode, as ours are. Only an adapter's
+            # dropout draws numbers, which the backward pass must draw again.
+            drops = config.lora.rank > 0 and config.lora.dropout > 0
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=drops)
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     # A model that learns needs embedding and head again in the backward pass, which starts where the forward ends.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=not trainable)

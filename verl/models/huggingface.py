@@ -24,13 +24,12 @@ BUFFERS = "buffers.safetensors"
 """What holds a model's persistent buffers in a folder of its architecture; models without any have no such file."""
 
 
-def empty_model(part: str, path: str | Path, trust_remote_code: bool) -> PreTrainedModel:
-    """The architecture of the model at ``path`` on the meta device, with its configuration for generation.
+def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
+    """The architecture of a model on the meta device, with its configuration for generation.
 
     Args:
         part: a key of ``AUTO_CLASSES``; a critic has one output.
     """
-    info = ModelInfo.read(str(path), trust_remote_code)
     model = info.meta_model(AUTO_CLASSES[part], num_labels=1 if part == "critic" else None)
     # Without the file the architecture's own defaults hold, as when the model was loaded.
     if model.can_generate() and info.generation_config is not None:

@@ -1,8 +1,10 @@
 """Facts about a model, read once per process from the files beside its weights."""
 
+import json
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import Any
 
@@ -23,6 +25,11 @@ from verl.config.errors import ConfigError
 
 VALUE_HEAD = "score"
 """The head of a value model."""
+
+ROPE = "rope_parameters"
+"""What ``transformers`` calls the options of rotary embeddings."""
+OLDER_NAMES = ("rope_scaling", "rope_theta")
+"""What most models' ``config.json`` call them."""
 
 
 class GenerationSettings(GenerationConfig):
@@ -50,18 +57,22 @@ class ModelInfo:
 
     @classmethod
     @cache
-    def read(cls, path: str, trust_remote_code: bool) -> "ModelInfo":
-        """Read at the first call for each model; raises ``ConfigError`` if there is none."""
+    def read(cls, path: str, trust_remote_code: bool, override_config: str = "{}") -> "ModelInfo":
+        """Read at the first call for each model; raises ``ConfigError`` if there is none.
+
+        ``override_config``: values put over those of ``config.json``, as JSON.
+        """
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: no model there: {str(error).splitlines()[0]}") from error
-        return cls(path, trust_remote_code, config)
+        overrides = json.loads(override_config)
+        return cls(path, trust_remote_code, _overridden(config, path, overrides) if overrides else config)
 
     @classmethod
     def of(cls, model: ModelConfig) -> "ModelInfo":
         """As :meth:`read`, for the model that the options name."""
-        return cls.read(model.path, model.trust_remote_code)
+        return cls.read(model.path, model.trust_remote_code, json.dumps(model.override_config, sort_keys=True))
 
     @property
     def text_config(self) -> Any:
@@ -126,16 +137,52 @@ class ModelInfo:
         return known and hasattr(self.meta_model(AutoModelForTokenClassification), VALUE_HEAD)
 
 
-def check_sequence_fits(field: str, length: int, model_field: str, path: str, trust_remote_code: bool) -> None:
-    """Raise ``ConfigError`` unless the model at ``path``, set by ``model_field``, takes sequences of ``length`` tokens.
+def _overridden(config: PreTrainedConfig, path: str, overrides: dict[str, Any]) -> PreTrainedConfig:
+    """``config`` of the model at ``path`` with other values."""
+    values = config.to_dict()
+    # What a class reads from its file without being asked to, such as older names, counts as known.
+    known = sorted({*values, *PreTrainedConfig().to_dict(), *config.attribute_map, *OLDER_NAMES})
+    for name, value in overrides.items():
+        if name == "model_type" or (name not in known and not hasattr(config, name)):
+            near = get_close_matches(name, known, n=1)
+            fix = f"did you mean {near[0]}?" if near and near[0] != name else "a model keeps its architecture's options"
+            raise ConfigError(
+                f"model.override_config.{name}={value!r}: {config.model_type} at {path!r} has no such option; {fix}"
+            )
+    overrides = dict(overrides)
+    rope = values.get(ROPE)
+    if isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()):
+        # The newer name holds the base of the embedding too, which the older ones leave as it is.
+        scaling = overrides.pop("rope_scaling", None) or overrides.pop(ROPE, None) or rope
+        base = {name: overrides.pop(name) for name in ("rope_theta",) if name in overrides}
+        overrides[ROPE] = {"rope_theta": rope.get("rope_theta")} | scaling | base
+    try:
+        return type(config).from_dict(values | overrides)
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"model.override_config={overrides!r}: {config.model_type} refuses it: {reason}") from error
+
+
+def override_engine_config(model: ModelConfig, config: PreTrainedConfig) -> PreTrainedConfig:
+    """Put ``model.override_config`` over the config that vLLM has read; what its ``hf_overrides`` calls."""
+    wanted = ModelInfo.of(model).config
+    for name in model.override_config:
+        name = ROPE if name in OLDER_NAMES and hasattr(wanted, ROPE) else name
+        setattr(config, name, deepcopy(getattr(wanted, name)))
+    return config
+
+
+def check_sequence_fits(field: str, length: int, model_field: str, model: ModelConfig) -> None:
+    """Raise ``ConfigError`` unless ``model``, set by ``model_field``, takes sequences of ``length`` tokens.
 
     ``field``: the option, or the sum of options, that sets ``length``.
     """
-    limit = ModelInfo.read(path, trust_remote_code).max_length
+    limit = ModelInfo.of(model).max_length
     if limit is not None and length > limit:
         raise ConfigError(
-            f"{field}={length}: {model_field}={path!r} takes sequences of {limit} tokens (max_position_embeddings in "
-            f"its config.json); lower {field} or name another model"
+            f"{field}={length}: {model_field}={model.path!r} takes sequences of {limit} tokens "
+            f"(max_position_embeddings in its config.json); lower {field}, name another model, or if this one supports "
+            "it set override_config.max_position_embeddings and rope_scaling beside its path"
         )
 
 

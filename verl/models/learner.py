@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from verl.config.common import OptimConfig
+from verl.models.lora import adapter_dropout
 from verl.models.offload import Offloaded
 from verl.models.optimizer import clip_gradients, make_optimizer
 
@@ -39,12 +40,16 @@ class Learner:
             The sums added up over all ranks, and ``grad_norm`` and ``lr``; both the same on every rank.
         """
         totals: dict[str, Tensor] = {}
-        for loss, sums in parts:
-            # FSDP averages gradients over ranks, while the losses of the ranks add up. Workers that share a sequence
-            # each have the gradient through their own tokens, and these add up too.
-            (loss * dist.get_world_size()).backward()
-            for name, value in sums.items():
-                totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double().cpu()
+        # Steps and ranks drop different parts. The count of steps is saved: a resumed run drops what it would have.
+        seed = (torch.initial_seed() + self.scheduler.last_epoch * dist.get_world_size() + dist.get_rank()) % 2**63
+        with adapter_dropout(self.model, seed):
+            for loss, sums in parts:
+                # FSDP averages gradients over ranks, while the losses of the ranks add up. Workers that share a
+                # sequence each have the gradient through their own tokens, and these add up too.
+                (loss * dist.get_world_size()).backward()
+                for name, value in sums.items():
+                    before = totals.get(name, torch.zeros((), dtype=torch.float64))
+                    totals[name] = before + value.detach().double().cpu()
         grad_norm = clip_gradients(self.model, self.grad_clip)
         with self.optimizer_state.loaded():
             self.optimizer.step()

@@ -5,6 +5,7 @@ parameter by parameter, so that the host's memory holds a model once and not onc
 """
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from importlib.util import find_spec
 from itertools import chain
 from typing import Any
@@ -14,16 +15,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.liger import apply_liger_kernel
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.attention import attention_name
 from verl.models.fsdp import decoder_layers, shard_model, sharding_mesh
+from verl.models.hub import local_folder
 from verl.models.info import ModelInfo
 from verl.models.lora import add_adapters, target_modules
 from verl.models.packing import check_packing
+
+MODALITIES = ("vision_config", "audio_config", "video_config")
+"""Parts of the config of a model that reads more than text."""
 
 GPU_PACKAGES = {
     "flash_attention_2": ("flash_attn", "flash-attn", "`pip install flash-attn`"),
@@ -54,6 +59,7 @@ def load_sharded_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -
 def pretrained_options(config: ModelConfig, device: str) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` for a model in float32 on ``device``, ``meta`` or ``cpu``."""
     options = {
+        "config": deepcopy(ModelInfo.of(config).config),
         "dtype": torch.float32,
         "attn_implementation": attention_name(config),
         "trust_remote_code": config.trust_remote_code,
@@ -75,6 +81,8 @@ def load_and_shard(
             add_adapters(model, config.lora, config.path)
         return model
 
+    # Before all ranks read the config at once.
+    local_folder(config.path)
     model = build_complete("meta")
     state = dict(_named_tensors(build_complete("cpu"))) if dist.get_rank() == 0 else {}
     shard_model(model, config, sharding_mesh(mesh, config.fsdp.fsdp_size), trainable)
@@ -112,6 +120,7 @@ def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
         device_type: ``cpu`` or ``cuda``.
     """
     info = ModelInfo.of(config)
+    _check_text_model(config, info, prefix)
     _check_attention(config, info, prefix, device_type)
     if config.use_liger:
         field, kind = f"{prefix}.use_liger=True", info.config.model_type
@@ -128,6 +137,20 @@ def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
         )
     if config.lora.rank:
         target_modules(info.causal_model, config.lora, f"{prefix}.lora")
+
+
+def _check_text_model(config: ModelConfig, info: ModelInfo, prefix: str) -> None:
+    field, kind = f"{prefix}.path={config.path!r}", info.config.model_type
+    further = [name.removesuffix("_config") for name in MODALITIES if getattr(info.config, name, None) is not None]
+    if further:
+        raise ConfigError(
+            f"{field}: {kind} is a multimodal checkpoint (text and {', '.join(further)}), and only text models are "
+            "trained, sampled and measured; name a text model, or save the language model inside it by itself"
+        )
+    # A critic or reward model is checked by its own form, see check_value_architecture.
+    own_code = "AutoModelForCausalLM" in (getattr(info.config, "auto_map", None) or {})
+    if prefix == "model" and type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
+        raise ConfigError(f"{field}: {kind} is not a causal language model in transformers; name one")
 
 
 def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_type: str) -> None:

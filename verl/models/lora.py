@@ -56,6 +56,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, base_path: str) -> 
     options = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # type: ignore[arg-type]  # declared int, only divided
+        lora_dropout=config.dropout,
         target_modules=target_modules(model, config),
         task_type="TOKEN_CLS" if hasattr(model, VALUE_HEAD) else "CAUSAL_LM",
         base_model_name_or_path=base_path,
@@ -95,6 +96,33 @@ def merged_weight(model: nn.Module, name: str, weight: Tensor) -> Tensor:
     assert isinstance(layer, LoraLayer), type(layer)
     down, up = (full_tensor(factors.get_parameter(f"{ADAPTER}.weight")) for factors in (layer.lora_A, layer.lora_B))
     return torch.addmm(weight, up, down, alpha=layer.scaling[ADAPTER])
+
+
+@contextmanager
+def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
+    """Inside the block, adapters drop parts of their inputs (``lora.dropout``), the same parts for the same ``seed``.
+
+    Outside a model computes without dropout, so that log-probabilities of one policy agree between forward passes.
+    """
+    layers = [layer for module in model.modules() if isinstance(module, LoraLayer) for layer in dropouts(module)]
+    if not layers:
+        yield
+        return
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        for layer in layers:
+            layer.train()
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.eval()
+
+
+def dropouts(layer: LoraLayer) -> list[nn.Dropout]:
+    """The dropout of an adapted layer; none if it drops nothing."""
+    return [module for module in layer.lora_dropout.values() if isinstance(module, nn.Dropout)]
 
 
 @contextmanager

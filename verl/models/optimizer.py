@@ -15,7 +15,9 @@ def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> t
     """AdamW over ``model``'s trainable parameters, with warm-up and decay over ``total_steps`` optimizer steps."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     betas = (config.betas[0], config.betas[1])
-    optimizer = torch.optim.AdamW(parameters, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
+    optimizer = torch.optim.AdamW(
+        parameters, lr=config.lr, betas=betas, eps=config.eps, weight_decay=config.weight_decay
+    )
     return optimizer, LambdaLR(optimizer, lr_multiplier(config, total_steps))
 
 

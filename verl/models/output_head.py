@@ -12,10 +12,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.utils.generic import ModelOutput
+
+from verl.config.errors import ConfigError
 
 
 class ScoringTargets(NamedTuple):
@@ -50,6 +53,20 @@ def causal_model(model: nn.Module) -> nn.Module:
 def decoder_name(model: nn.Module) -> str:
     """The attribute of a causal language model that holds all of it but the head."""
     return str(model.base_model_prefix)
+
+
+def compute_logits_in_float32(model: nn.Module) -> None:
+    """Let the output head of a causal language model multiply in float32, whatever its weights and states are in."""
+    head = causal_model(model).get_output_embeddings()  # type: ignore[operator]  # nn.Module's __getattr__
+    if not isinstance(head, nn.Linear):
+        kind = type(causal_model(model)).__name__
+        raise ConfigError(f"model.logits_dtype='float32': the output head of {kind} is not linear; set it to auto")
+
+    def forward(states: Tensor) -> Tensor:
+        bias = None if head.bias is None else head.bias.float()
+        return F.linear(states.float(), head.weight.float(), bias)
+
+    head.forward = forward  # type: ignore[method-assign, assignment]  # of this instance alone
 
 
 def chunk_output_head(model: nn.Module, chunk_size: int) -> None:

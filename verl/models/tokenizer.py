@@ -2,7 +2,9 @@
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
+from verl.models.info import ModelInfo
 
 
 def load_tokenizer(
@@ -27,3 +29,35 @@ def load_tokenizer(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def check_reads_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that a model gives every token of the policy's ``tokenizer`` the number that the policy gives it.
+
+    Tokens that it has besides do no harm. Errors name the model by ``field``.
+
+    Raises:
+        ConfigError: a token has another number, or the model has no embedding for the largest.
+    """
+    own = load_tokenizer(model.path, model.trust_remote_code, field, needs_chat_template=False).get_vocab()
+    known = tokenizer.get_vocab()
+    differing = sorted(known, key=known.__getitem__)
+    differing = [token for token in differing if own.get(token) != known[token]]
+    if differing:
+        token = differing[0]
+        there = f"number {own[token]}" if token in own else "missing"
+        raise ConfigError(
+            f"{field}={model.path!r}: reads the policy's token numbers, but {len(differing)} of these {len(known)} "
+            f"differ: {token!r} is {known[token]} for the policy and {there} here; name a relative of the policy"
+        )
+    check_embeds_tokens(model, field, tokenizer)
+
+
+def check_embeds_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ``ConfigError`` unless the model has an embedding for every token of ``tokenizer``."""
+    largest, rows = max(tokenizer.get_vocab().values()), ModelInfo.of(model).text_config.vocab_size
+    if largest >= rows:
+        raise ConfigError(
+            f"{field}={model.path!r}: the tokenizer has tokens up to number {largest}, the model embeddings for {rows} "
+            "(vocab_size); resize the model with resize_token_embeddings, or name a tokenizer that fits"
+        )

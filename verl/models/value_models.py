@@ -30,13 +30,11 @@ def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: b
 
 def _read_value_model(config: ModelConfig, new_head: bool, device: str) -> PreTrainedModel:
     model: PreTrainedModel
+    options = pretrained_options(config, device)
+    options["config"].num_labels = 1
     with _without_loading_report():
         model, loading = AutoModelForTokenClassification.from_pretrained(
-            config.path,
-            num_labels=1,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **pretrained_options(config, device),
+            config.path, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
     missing = sorted({*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])})
     if body := [name for name in missing if not name.startswith(f"{VALUE_HEAD}.")]:

@@ -3,6 +3,9 @@
 import os
 import pkgutil
 
+from verl.config.errors import ConfigError
+from verl.config.ppo import PPOConfig
+from verl.models.info import ModelInfo
 from verl.models.policy import Policy
 from verl.rollout.base import Rollout, RolloutSetup
 
@@ -13,10 +16,21 @@ ROLLOUTS = {
 """``rollout.name`` -> the engine's class, as a string: its libraries are imported only where it is used."""
 
 
+NOT_WITH_VLLM = {"gpt_oss": "samples with wrong experts after a weight sync into vLLM"}
+"""``model_type`` -> why it cannot be trained with vLLM, where nothing else would say so."""
+
+
 def make_rollout(setup: RolloutSetup, policy: Policy) -> Rollout:
     """The engine that ``rollout.name`` selects; ``policy`` is the one that this worker trains."""
     rollout: Rollout = pkgutil.resolve_name(ROLLOUTS[setup.config.rollout.name])(setup, policy)
     return rollout
+
+
+def check_engine_model(config: PPOConfig) -> None:
+    """Raise ``ConfigError`` if the engine is known to fail the policy's architecture."""
+    kind = ModelInfo.of(config.model).config.model_type
+    if config.rollout.name == "vllm" and kind in NOT_WITH_VLLM:
+        raise ConfigError(f"model.path={config.model.path!r}: {kind} {NOT_WITH_VLLM[kind]}; set rollout.name=hf")
 
 
 def engine_environment(device_type: str, name: str = "vllm") -> dict[str, str]:

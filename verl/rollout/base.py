@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from verl.config.ppo import PPOConfig, SamplingConfig
 from verl.config.signal import CalculatorConfig
@@ -25,6 +26,10 @@ class RolloutSetup:
     pad_token_id: int
     end_tokens: list[int]
     """Tokens that end a response; they belong to it."""
+    tokenizer: PreTrainedTokenizerBase
+    stop_strings: list[str]
+    """Strings that end a response as soon as its text, without special tokens, holds one. All tokens up to then belong
+    to it, as do their log-probabilities and hidden states."""
 
     @property
     def calculator(self) -> CalculatorConfig | None:

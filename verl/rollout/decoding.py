@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -38,6 +41,23 @@ class Decoded:
     """[B, R, L, D], the hidden states from which each token was drawn."""
 
 
+class StopStrings:
+    """Finds the end of responses whose text holds one of several strings."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
+        self.tokenizer = tokenizer
+        self.strings = strings
+        # A string that has just been completed lies within the last tokens: none has less than a byte of its text, but
+        # some room is left for special tokens, which have none.
+        self.window = 16 + max(len(string.encode()) for string in strings)
+
+    def found(self, token_ids: Tensor) -> Tensor:
+        """Whether the texts of responses [B, t] hold one, [B] bool on the CPU; none did before its last token."""
+        tails = token_ids[:, -self.window :].tolist()
+        texts = self.tokenizer.batch_decode(tails, skip_special_tokens=True)
+        return torch.tensor([any(string in text for string in self.strings) for text in texts], dtype=torch.bool)
+
+
 @torch.no_grad()
 def decode(
     model: PreTrainedModel,
@@ -47,6 +67,7 @@ def decode(
     sampling: SamplingConfig,
     end_tokens: list[int],
     layers: Sequence[int],
+    stops: "StopStrings | None" = None,
 ) -> Decoded:
     """Sample one response to each prompt.
 
@@ -55,6 +76,7 @@ def decode(
         draws: [B, R] float64, uniform in [0, 1): one number decides each token. R is the longest response.
         end_tokens: tokens that end a response.
         layers: layers whose states are kept, see :func:`verl.models.hidden_states.record_states`; may be empty.
+        stops: strings that end a response.
     """
     batch_size, num_steps = draws.shape
     device = input_ids.device
@@ -66,6 +88,8 @@ def decode(
     ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
     states: Tensor | None = None
     inputs, mask, positions, cache = input_ids, attention_mask, position_ids(attention_mask), None
+    # What was read so far. In place of padding stands the prompt's last token, which is penalised anyway.
+    read = torch.where(attention_mask.bool(), input_ids, input_ids[:, -1:])
     for step in range(num_steps):
         with record_states(model, layers) as seen:
             output = model(
@@ -81,27 +105,38 @@ def decode(
             last = torch.stack([layer[:, -1] for layer in seen], dim=1)
             states = last.new_zeros(batch_size, num_steps, *last.shape[1:]) if states is None else states
             states[:, step] = last
-        distribution = processors(inputs, output.logits[:, -1].float()).log_softmax(dim=-1)
+        distribution = processors(read, output.logits[:, -1].float()).log_softmax(dim=-1)
         tokens = distribution.argmax(dim=-1) if sampling.temperature == 0 else draw(distribution, draws[:, step])
         token_ids[:, step] = tokens
         logprobs[:, step] = distribution.gather(1, tokens[:, None]).squeeze(1)
         ends_here = torch.isin(tokens, ends) & ~ended
+        if stops is not None:
+            open_rows = (~(ended | ends_here)).nonzero().flatten()
+            ends_here[open_rows] = stops.found(token_ids[open_rows, : step + 1]).to(device)
         lengths[ends_here] = step + 1
         ended |= ends_here
         if ended.all():
             break
         inputs = tokens[:, None]
+        read = torch.cat([read, inputs], dim=1)
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
         positions = positions[:, -1:] + 1
     return Decoded(token_ids, logprobs, lengths, ended, states)
 
 
 def logits_processors(sampling: SamplingConfig) -> LogitsProcessorList:
-    """Processors that turn logits into those of the sampled distribution; greedy decoding needs none."""
+    """Processors that turn logits into those of the sampled distribution, in vLLM's order.
+
+    Greedy decoding obeys only the repetition penalty.
+    """
     processors = LogitsProcessorList()
+    if sampling.repetition_penalty != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     if sampling.temperature > 0:
         if sampling.temperature != 1:
             processors.append(TemperatureLogitsWarper(sampling.temperature))
+        if sampling.min_p > 0:
+            processors.append(MinPLogitsWarper(sampling.min_p))
         if sampling.top_k > 0:
             processors.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1:

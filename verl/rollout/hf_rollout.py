@@ -14,7 +14,7 @@ from verl.models.policy import Policy
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout.base import RolloutSetup, SampledResponse, collect, mix_seed
-from verl.rollout.decoding import Decoded, decode
+from verl.rollout.decoding import Decoded, StopStrings, decode
 
 
 class HFRollout:
@@ -33,6 +33,8 @@ class HFRollout:
         self.batch_size = setup.config.rollout.max_num_seqs
         self.max_response_length = setup.config.data.max_response_length
         self.calculator = None if setup.calculator is None else RepresentationMetricsCalculator(setup.calculator)
+        strings = setup.stop_strings
+        self.stops = StopStrings(setup.tokenizer, strings) if strings else None
         self.layers = [] if setup.calculator is None else setup.calculator.layers
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
@@ -65,7 +67,14 @@ class HFRollout:
         device = self.setup.place.device_type
         input_ids, attention_mask = (t[:, first:].to(device) for t in (rows.input_ids, rows.attention_mask))
         decoded = decode(
-            self.policy.model, input_ids, attention_mask, draws, sampling, self.setup.end_tokens, self.layers
+            self.policy.model,
+            input_ids,
+            attention_mask,
+            draws,
+            sampling,
+            self.setup.end_tokens,
+            self.layers,
+            self.stops,
         )
         lengths = decoded.lengths.tolist()
         measured = self._measure(decoded, lengths)

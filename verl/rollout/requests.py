@@ -44,6 +44,8 @@ class EngineModel:
     stop_token_ids: list[int]
     top_p: float
     top_k: int
+    min_p: float
+    repetition_penalty: float
     seed: int
 
 

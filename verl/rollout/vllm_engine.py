@@ -1,13 +1,20 @@
 """What the vLLM engines of training and evaluation have in common; both run inside a worker's process."""
 
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 import vllm
 from torch import Tensor
 from vllm import CompletionOutput
+from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from verl.config.common import EngineConfig
+from verl.config.errors import ConfigError
 from verl.config.signal import CalculatorConfig
 from verl.rank.calculator import capture_options
 from verl.rollout.requests import resolve_dtype
@@ -33,6 +40,7 @@ def engine_options(
 
     Raises:
         RuntimeError: the installed vLLM is built for another kind of device.
+        ConfigError: ``rollout.engine_kwargs`` names an argument that vLLM does not have.
     """
     on_cpu = device_type == "cpu"
     if current_platform.is_cpu() != on_cpu:
@@ -63,9 +71,40 @@ def engine_options(
     if on_cpu:
         # A prompt computed in chunks rewinds its random stream, which CPU generators do not support.
         options["enable_chunked_prefill"] = False
+    options |= checked_engine_kwargs(config.engine_kwargs)
     if calculator is not None:
-        options["additional_config"] = {"hidden_states": capture_options(calculator)}
+        options["additional_config"] = {
+            **options.get("additional_config", {}),
+            "hidden_states": capture_options(calculator),
+        }
     return options
+
+
+@contextmanager
+def naming_layers(calculator: CalculatorConfig | None) -> Iterator[None]:
+    """While an engine starts, say by which option it can if its model returns the last layer's states alone."""
+    try:
+        yield
+    except ValueError as error:
+        if calculator is None or "states of intermediate layers" not in str(error):
+            raise
+        raise ConfigError(
+            f"calculator.layers={calculator.layers}: vLLM {vllm.__version__} returns only the last layer's states of "
+            "this architecture; set calculator.layers=[-1], or in training calculator.source=actor"
+        ) from error
+
+
+def checked_engine_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """``rollout.engine_kwargs``; raises ``ConfigError`` for a name that the installed ``vllm.LLM`` does not have."""
+    known = {*inspect.signature(vllm.LLM.__init__).parameters, *(field.name for field in fields(EngineArgs))}
+    for name, value in given.items():
+        if name not in known:
+            near = get_close_matches(name, sorted(known), n=1)
+            fix = f"did you mean {near[0]}?" if near else "its arguments are those of vllm.LLM"
+            raise ConfigError(
+                f"rollout.engine_kwargs.{name}={value!r}: vLLM {vllm.__version__} has no such argument; {fix}"
+            )
+    return dict(given)
 
 
 def measured(completion: CompletionOutput) -> dict[str, Tensor]:

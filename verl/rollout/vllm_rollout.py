@@ -1,6 +1,7 @@
 """The vLLM engine in a worker's own process: samples responses and measures their hidden states on the spot."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import vllm
@@ -9,12 +10,14 @@ from vllm import LLM, CompletionOutput, SamplingParams
 
 from verl.config.errors import ConfigError
 from verl.config.ppo import SamplingConfig
+from verl.models.hub import local_folder
+from verl.models.info import override_engine_config
 from verl.models.policy import Policy
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rollout.base import RolloutSetup, SampledResponse, collect, mix_seed
 from verl.rollout.shared_memory import own_shared_memory
 from verl.rollout.sleep import EngineSleep
-from verl.rollout.vllm_engine import engine_options, measured
+from verl.rollout.vllm_engine import engine_options, measured, naming_layers
 from verl.rollout.weight_sync import reload_weights
 
 
@@ -29,7 +32,7 @@ class VLLMRollout:
         """``policy``: not used; the engine loads the model folder and gets weights later.
 
         Raises:
-            ConfigError: vLLM has no native model class for this architecture.
+            ConfigError: vLLM has no native model class for this architecture, or does not return the states asked for.
         """
         config, model, place = setup.config.rollout, setup.config.model, setup.place
         self.setup = setup
@@ -43,12 +46,13 @@ class VLLMRollout:
             setup.config.seed,
             setup.calculator,
         )
-        with own_shared_memory(place):
+        with own_shared_memory(place), naming_layers(setup.calculator):
             self.engine = LLM(
-                model.path,
-                # Log-probabilities of the sampled distribution: after temperature, top-p and top-k.
+                local_folder(model.path),
+                # Log-probabilities of the sampled distribution: after penalties, temperature, top-p, top-k and min-p.
                 logprobs_mode="processed_logprobs",
                 enable_sleep_mode=sleeps,
+                hf_overrides=partial(override_engine_config, model) if model.override_config else {},
                 **options,
             )
         check_own_classes(self.engine, model.path)
@@ -85,12 +89,16 @@ class VLLMRollout:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
             max_tokens=self.max_response_length,
             stop_token_ids=self.setup.end_tokens,
+            stop=self.setup.stop_strings,
             logprobs=0,
             # vLLM adds the response's index in its group.
             seed=mix_seed(seed, uid),
-            detokenize=False,
+            # Text is needed only to find stop strings in.
+            detokenize=bool(self.setup.stop_strings),
         )
 
     def _response(self, completion: CompletionOutput) -> SampledResponse:

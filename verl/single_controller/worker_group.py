@@ -4,6 +4,8 @@ import os
 import pkgutil
 import random
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from tensordict import TensorDictBase, is_tensorclass
 from torch.profiler import record_function
 
 from verl.config.errors import ConfigError
+from verl.single_controller.out_of_memory import is_out_of_memory, out_of_memory_line
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 from verl.utils.distributed import WorkerPlace
 
@@ -206,16 +209,29 @@ class _Host:
         raise OSError(f"none of a hundred ports from {min(ports)} to {max(ports)} is free on this machine")
 
     def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:
-        self.memory, self.profiler = PeakMemory(place.device_type), WorkerProfiler()
-        self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
+        self.place, self.profiler = place, WorkerProfiler()
+        self.memory = PeakMemory(place.device_type)
+        with self._naming_memory("start"):
+            self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
         name = torch.cuda.get_device_name() if place.device_type == "cuda" else ""
         return _Reply(name, self.memory.read())
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> _Reply:
         self.memory.reset()
-        with record_function(method):
+        with record_function(method), self._naming_memory(method):
             result = getattr(self.worker, method)(*arguments)
         return _Reply(result, self.memory.read())
+
+    @contextmanager
+    def _naming_memory(self, method: str) -> Iterator[None]:
+        """If memory runs out within, say in one line where and what needs less."""
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            peak, place = self.memory.read(), self.place
+            raise ConfigError(out_of_memory_line(error, method, place.rank, peak, place.device_type)) from error
 
     def start_profile(self) -> None:
         self.profiler.start()

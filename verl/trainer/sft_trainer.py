@@ -10,6 +10,7 @@ from verl.checkpoint.resume import Resumption, best_validation, saved_validation
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config.sft import SFTConfig
 from verl.data.conversations import ConversationDataset, collate_conversations, conversation_loader
+from verl.models.hub import fetch_models
 from verl.models.info import check_length
 from verl.models.loading import check_model
 from verl.models.tokenizer import load_tokenizer
@@ -145,6 +146,7 @@ def run_sft(config: SFTConfig) -> None:
         WorkerError: a worker raised or died.
     """
     device_type = resolve_device(config.device)
+    fetch_models({"model": config.model})
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     check_model(config.model, "model", device_type)
     check_length(config.model, "model", config.data.max_length)

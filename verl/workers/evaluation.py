@@ -8,10 +8,11 @@ from vllm.sampling_params import RequestOutputKind
 
 from verl.config.evaluation import EvaluationEngineConfig
 from verl.config.signal import CalculatorConfig
+from verl.models.hub import local_folder
 from verl.protocol import RankMetrics
 from verl.rollout.requests import EngineModel, FinishedSample, SampleRequest
 from verl.rollout.shared_memory import own_shared_memory
-from verl.rollout.vllm_engine import engine_options, measured
+from verl.rollout.vllm_engine import engine_options, measured, naming_layers
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 
@@ -38,8 +39,8 @@ class EvaluationWorker:
         self.model = model
         self.measures = calculator is not None
         self.engine_index, self.rank_in_engine = divmod(place.rank, config.tensor_parallel_size)
-        with own_shared_memory(place):
-            self.engine = LLM(model.path, **options).llm_engine
+        with own_shared_memory(place), naming_layers(calculator):
+            self.engine = LLM(local_folder(model.path), **options).llm_engine
 
     def advance(self, shares: list[list[SampleRequest]], max_steps: int) -> list[FinishedSample]:
         """Take further requests and run the engine.
@@ -69,6 +70,8 @@ class EvaluationWorker:
             temperature=request.temperature,
             top_p=self.model.top_p,
             top_k=self.model.top_k,
+            min_p=self.model.min_p,
+            repetition_penalty=self.model.repetition_penalty,
             max_tokens=self.model.max_response_length,
             stop=self.model.stop,
             stop_token_ids=self.model.stop_token_ids,

@@ -31,7 +31,8 @@ class HybridWorker(Checkpointed):
     does not use are not loaded; an offloaded model is on the device only within the methods that need it.
     """
 
-    def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int) -> None:
+    def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int, stop_strings: list[str]) -> None:
+        """``stop_strings``: what ends a response in training and validation, besides tokens."""
         seed_everything(config.seed)
         mesh = join_world(place)
         path, trust = config.model.path, config.model.trust_remote_code
@@ -51,7 +52,8 @@ class HybridWorker(Checkpointed):
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
         measures = config.calculator.measured_by("actor")
         self.calculator = RepresentationMetricsCalculator(config.calculator) if measures else None
-        setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, end_tokens(config, self.tokenizer))
+        ends = end_tokens(config, self.tokenizer)
+        setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends, self.tokenizer, stop_strings)
         self.rollout = make_rollout(setup, self.actor)
         parts = [TrainedPart("actor", self.actor.learner, self.actor.parameters, config.model, self.tokenizer)]
         if self.critic is not None:

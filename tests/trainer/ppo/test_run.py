@@ -10,6 +10,7 @@ import pytest
 import ray
 import torch.distributed.checkpoint as dcp
 from conftest import small_overrides
+from huggingface_hub import constants
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -64,10 +65,19 @@ def test_other_models_need_the_policys_vocabulary_or_a_tokenizer(refused, tiny_m
     refused("^reward_model.model.path=.*: no tokenizer there", *judge)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
-    tokenizer.add_tokens(["<another>"])
     tokenizer.save_pretrained(tmp_path)
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocabulary = state["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     critic = ("algorithm=gae", f"critic.model.path={tmp_path}")
-    refused("^critic.model.path=.*: its tokenizer is not that of model", *critic)
+    refused("^critic.model.path=.*: reads the policy's token numbers, but 2 of these 262 differ: 'a' is", *critic)
+
+
+def test_a_model_that_the_hub_cannot_give_ends_the_run_before_it_starts(refused, monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    refused("^model.path='org/model': HF_HUB_OFFLINE is set, and the cache has no complete", "model.path=org/model")
 
 
 @pytest.fixture

@@ -12,16 +12,18 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.reward_model_inputs import check_reward_model_template
+from verl.data.templates import stop_strings
 from verl.models.hidden_states import resolve_layers
+from verl.models.hub import fetch_models
 from verl.models.info import ModelInfo, check_length, check_sequence_fits
 from verl.models.loading import check_model
-from verl.models.tokenizer import load_tokenizer
+from verl.models.tokenizer import check_embeds_tokens, check_reads_tokens, load_tokenizer
 from verl.models.value_models import check_value_architecture
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
-from verl.rollout import engine_environment
+from verl.rollout import check_engine_model, engine_environment
 from verl.run.display import RunDisplay
 from verl.run.session import TrainingRun
 from verl.run.tracking import write_summary
@@ -51,6 +53,7 @@ def run_ppo(config: PPOConfig) -> None:
     """
     device_type = resolve_device(config.device)
     use_custom_functions(config.reward_score.paths_of_custom_functions())
+    fetch_models(config.models)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code, needs_chat_template=False)
     data, trainer, pad_token_id = config.data, config.trainer, tokenizer.pad_token_id
     train_set = PromptDataset(data.train_files, tokenizer, data, data.train_max_samples, config.seed)
@@ -103,9 +106,10 @@ def run_ppo(config: PPOConfig) -> None:
                 run.display.say(f"warning: {kind}: {line}")
         verifiers = run.enter_context(VerifierPool(config.reward_score))
         environment = engine_environment(device_type, config.rollout.name)
-        tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps,), environment)
+        strings = [*config.rollout.stop, *stop_strings(config.data.template, tokenizer)]
+        tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps, strings), environment)
         sources = logged_sources(record.data_source for record in train_set.records)
-        sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, sources)
+        sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources)
         ppo = RayPPOTrainer(config, loader, held_out, workers, sampler, calculator, tracker, run.display)
         if resumption is not None:
             ppo.restore(resumption)
@@ -121,7 +125,7 @@ def _check_lengths(config: PPOConfig) -> None:
         field, length = "data.max_prompt_length+data.max_response_length", config.max_sequence_length
         if prefix == "reward_model.model":
             field, length = "reward_model.max_length", config.reward_model.max_length
-        check_sequence_fits(field, length, f"{prefix}.path", model.path, model.trust_remote_code)
+        check_sequence_fits(field, length, f"{prefix}.path", model)
 
 
 def _check_resumption(config: PPOConfig, resumption: Resumption) -> None:
@@ -162,16 +166,10 @@ def _check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_
         check_value_architecture(config.reward_model.model, "reward_model.model.path")
     if config.uses_critic:
         check_value_architecture(config.critic.model, "critic.model.path")
-    path = config.critic.model.path
-    if config.uses_critic and path != config.model.path:
-        own = load_tokenizer(
-            path, config.critic.model.trust_remote_code, "critic.model.path", needs_chat_template=False
-        )
-        if own.get_vocab() != tokenizer.get_vocab():
-            raise ConfigError(
-                f"critic.model.path={path!r}: its tokenizer is not that of model.path={config.model.path!r}, whose "
-                "tokens it would read; name a relative of the policy"
-            )
+    check_engine_model(config)
+    check_embeds_tokens(config.model, "model.path", tokenizer)
+    if config.uses_critic and config.critic.model.path != config.model.path:
+        check_reads_tokens(config.critic.model, "critic.model.path", tokenizer)
 
 
 def _summary(

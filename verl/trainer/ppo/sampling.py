@@ -33,8 +33,6 @@ VALIDATION_STEP = 1 << 20
 REFILL_STEP = 1 << 21
 """Added to the step in the seed for each further batch of a step, so that a prompt drawn twice gets new responses."""
 
-GREEDY = SamplingConfig(n=1, temperature=0.0, top_p=1.0, top_k=-1)
-
 
 @dataclass(frozen=True)
 class Sampled:
@@ -74,16 +72,22 @@ class Sampler:
         reward_tokenizer: PreTrainedTokenizerBase | None,
         workers: WorkerGroup,
         verifiers: VerifierPool,
+        stop_strings: Sequence[str],
         sources: Sequence[str] = (),
     ) -> None:
-        """``reward_tokenizer``: the reward model's; None without one. ``sources``: the training data's with figures of
-        their own (``logged_sources``)."""
+        """
+        Args:
+            reward_tokenizer: the reward model's; None without one.
+            stop_strings: strings that end a response; they are not part of the text that is scored.
+            sources: the training data's with figures of their own (``logged_sources``).
+        """
         self.config = config
         self.tokenizer = tokenizer
         self.reward_tokenizer = reward_tokenizer
         self.policy = PolicyWorkers(workers, config)
         self.reward_model = RewardModelWorkers(workers, config)
         self.verifiers = verifiers
+        self.stop_strings = stop_strings
         self.sources = sources
 
     def sample(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> Sampled:
@@ -117,7 +121,8 @@ class Sampler:
             dropped_scores, metrics = torch.zeros(0), {}
         greedy = None
         if self.config.algorithm.adv_estimator == "remax":
-            greedy = self._sample_timed(sampled.prompts, GREEDY, step, timer)
+            sampling = replace(self.config.rollout.train_kwargs, n=1, temperature=0.0)
+            greedy = self._sample_timed(sampled.prompts, sampling, step, timer)
         with timer.phase("gen"):
             self.policy.finish_generation()
         return StepSample(sampled, dropped_scores, greedy, metrics)
@@ -210,7 +215,13 @@ class Sampler:
     def _texts(self, rollout: RolloutBatch) -> list[str]:
         tokens = [ids[mask.bool()] for ids, mask in zip(rollout.responses, rollout.response_mask, strict=True)]
         texts: list[str] = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return texts
+        return [cut_at_stop(text, self.stop_strings) for text in texts]
+
+
+def cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:
+    """``text`` before the first of the strings that it holds."""
+    places = [place for string in stop_strings if (place := text.find(string)) >= 0]
+    return text[: min(places)] if places else text
 
 
 def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int]]:

@@ -1,0 +1,36 @@
+"""The table of architectures in docs/models.md is that of the tests."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, changed
+from tests.vllm_patches import zoo
+from verl.config import ConfigError
+from verl.rollout import NOT_WITH_VLLM, check_engine_model
+
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the rows of the first table below a heading that begins so."""
+    lines = page.read_text().split(heading, 1)[1].splitlines()[2:]
+    rows = lines[: next(index for index, line in enumerate(lines) if not line.startswith("|"))]
+    return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_documented_architectures_are_those_that_are_tested():
+    rows = table(ROOT / "docs" / "models.md", "| Architecture (`model_type`)")
+    assert [name for name, *_ in rows] == sorted(zoo.ARCHITECTURES)
+    for name, _, engine, layers in rows:
+        assert engine == ("hf" if name in zoo.WITHOUT_NATIVE_CLASS | zoo.WITHOUT_WEIGHT_SYNC else "vllm"), name
+        assert layers == ("last" if name in zoo.WITHOUT_INTERMEDIATE_LAYERS else "all"), name
+    assert set(NOT_WITH_VLLM) == zoo.WITHOUT_WEIGHT_SYNC
+
+
+def test_an_architecture_that_vllm_would_sample_wrongly_is_refused(small_config, tmp_path):
+    path = zoo.build("gpt_oss", tmp_path)
+    config = changed(small_config, model={"path": str(path)})
+    with pytest.raises(
+        ConfigError, match=r"^model\.path='.*': gpt_oss samples with wrong experts .* rollout\.name=hf$"
+    ):
+        check_engine_model(config)
+    check_engine_model(changed(config, rollout={"name": "hf"}))

@@ -1,0 +1,180 @@
+"""Models of a hub that is played by a small server: what is downloaded, how often, and what is said where it cannot."""
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
+
+from verl.config.errors import ConfigError
+from verl.models import hub
+from verl.models.hub import fetch_model, is_complete, local_folder
+
+COMMIT = "c" * 40
+TEMPLATE = "/{repo_id}/resolve/{revision}/{filename}"
+
+
+@dataclass
+class Hub:
+    """A hub with one model, ``org/model``."""
+
+    files: dict[str, bytes]
+    gated: bool = False
+    requests: Counter[str] = field(default_factory=Counter)
+
+    def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of a request."""
+        if not path.startswith(("/api/models/org/model", "/org/model/resolve/")):
+            return 401, {"X-Error-Code": "RepoNotFound"}, b""
+        if path.startswith("/api/"):
+            entries = [
+                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for name, data in self.files.items()
+            ]
+            siblings = [{"rfilename": name} for name in self.files]
+            body = entries if "/tree/" in path else {"id": "org/model", "sha": COMMIT, "siblings": siblings}
+            return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
+        if self.gated:
+            return 403, {"X-Error-Code": "GatedRepo"}, b""
+        data = self.files[path.removeprefix(f"/org/model/resolve/{COMMIT}/")]
+        return 200, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}, data
+
+
+@pytest.fixture
+def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub at this machine, and an empty cache."""
+    names = [
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+        "consolidated.safetensors",
+        "model.gguf",
+        "README.md",
+    ]
+    played = Hub({name: name.encode() for name in names})
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            status, headers, body = played.answer(path)
+            if self.command == "GET":
+                played.requests[path.rpartition("/")[2] if "/resolve/" in path else "api"] += 1
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", constants.ENDPOINT + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(hub.huggingface_hub, "get_token", lambda: None)
+    yield played
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_what_is_missing_is_downloaded_once_whoever_asks(fake_hub):
+    fetch_model("org/model", "model.path")
+    with ThreadPoolExecutor(4) as workers:
+        folders = set(workers.map(local_folder, ["org/model"] * 4))
+    (folder,) = folders
+    needed = {"config.json", "tokenizer.json", "model.safetensors"}
+    assert {path.name for path in Path(folder).iterdir()} == needed
+    asked = dict(fake_hub.requests)
+    assert {name: asked[name] for name in needed} == dict.fromkeys(needed, 1) and set(asked) == needed | {"api"}
+    # Nobody who comes later asks the hub, not even whether there is something newer.
+    local_folder("org/model")
+    assert dict(fake_hub.requests) == asked
+
+
+def test_on_a_machine_without_the_model_one_worker_downloads_and_the_others_wait(fake_hub):
+    with ThreadPoolExecutor(4) as workers:
+        (folder,) = set(workers.map(local_folder, ["org/model"] * 4))
+    assert is_complete(Path(folder)) and fake_hub.requests["model.safetensors"] == 1
+
+
+def test_a_model_with_the_older_format_of_weights(fake_hub):
+    fake_hub.files["pytorch_model.bin"] = fake_hub.files.pop("model.safetensors")
+    assert (Path(local_folder("org/model")) / "pytorch_model.bin").is_file()
+
+
+OFFLINE = "HF_HUB_OFFLINE is set, and the cache has no complete copy of the model"
+UNREACHABLE = "the hub could not be read .*, and the cache has no complete copy"
+FETCH = "fetch it where there is a network.*, by `hf download org/model`, or name a folder that holds it$"
+
+
+@pytest.mark.parametrize(
+    ("path", "situation", "message"),
+    [
+        (
+            "org/none",
+            {},
+            "the hub has no such model, or a private one; check the name, or set HF_TOKEN to",
+        ),
+        ("org/model", {"gated": True}, "the model is gated and HF_TOKEN is not set; accept its terms at http.*/org/mo"),
+        ("org/model", {"gated": True, "token": "t"}, "the model is gated and the token in use has no access; accept"),
+        (
+            "org/model",
+            {"offline": True},
+            f"{OFFLINE}; {FETCH}",
+        ),
+        (
+            "org/model",
+            {"without": "model.safetensors"},
+            f".*{COMMIT} lacks config.json or files .*; {FETCH}",
+        ),
+        (
+            "org/model",
+            {"unreachable": True},
+            f"{UNREACHABLE}; {FETCH}",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_one_line(fake_hub, monkeypatch, path, situation, message):
+    fake_hub.gated = situation.get("gated", False)
+    fake_hub.files.pop(situation.get("without", ""), None)
+    monkeypatch.setattr(hub.huggingface_hub, "get_token", lambda: situation.get("token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", situation.get("offline", False))
+    if situation.get("unreachable"):
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=rf"^critic\.model\.path='{path}': {message}") as refused:
+        fetch_model(path, "critic.model.path")
+    assert "\n" not in str(refused.value)
+
+
+def test_without_a_network_the_cache_will_do(fake_hub, monkeypatch):
+    folder = local_folder("org/model")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    fetch_model("org/model", "model.path")
+    assert local_folder("org/model") == folder
+    # Weights in several files, of which one was not downloaded.
+    (Path(folder) / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-2.safetensors"}}))
+    with pytest.raises(ConfigError, match=r"^model\.path='org/model': .* lacks config\.json or files of its weights"):
+        local_folder("org/model")
+
+
+def test_folders_are_left_alone(fake_hub, tmp_path):
+    fetch_model(str(tmp_path), "model.path")
+    assert local_folder(str(tmp_path)) == str(tmp_path) and not fake_hub.requests

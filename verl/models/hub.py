@@ -1,0 +1,122 @@
+"""Models of the Hugging Face hub: one download per machine, and one clear line where there can be none."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import huggingface_hub
+from filelock import FileLock
+from huggingface_hub import constants
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from verl.config.common import ModelConfig
+from verl.config.errors import ConfigError
+
+FILES = ["*.json", "*.jinja", "*.model", "*.py", "*.safetensors", "*.tiktoken", "*.txt"]
+"""What ``transformers`` and vLLM read of a model."""
+OLDER_WEIGHTS = ["*.bin"]
+"""Weights of models that have no safetensors."""
+COPIES = ["consolidated*", "original/*", "onnx/*"]
+"""The same weights in other formats."""
+
+
+def fetch_models(models: Mapping[str, ModelConfig]) -> None:
+    """Download what the cache of this machine lacks of the models, given by their place in the config.
+
+    Raises:
+        ConfigError: as :func:`fetch_model`.
+    """
+    for prefix, model in models.items():
+        fetch_model(model.path, f"{prefix}.path")
+
+
+def fetch_model(path: str, field: str) -> None:
+    """Download what the cache of this machine lacks of the model's newest version; a local folder is left as it is.
+
+    Raises:
+        ConfigError: the hub has no such model or does not hand it out, or cannot be reached; ``field`` names it.
+    """
+    if is_local(path):
+        return
+    with _machine_lock(path):
+        _download(path, field)
+
+
+def local_folder(path: str) -> str:
+    """The model's folder on this machine: ``path`` itself, or where the cache has the model of this hub id.
+
+    Only on a machine that does not have it anything is downloaded, by the first of its processes that asks; the others
+    wait.
+
+    Raises:
+        ConfigError: as :func:`fetch_model`.
+    """
+    if is_local(path):
+        return path
+    with _machine_lock(path):
+        try:
+            folder = huggingface_hub.snapshot_download(
+                path, allow_patterns=FILES, ignore_patterns=COPIES, local_files_only=True
+            )
+        except LocalEntryNotFoundError:
+            return _download(path, "model.path")
+        return folder if is_complete(Path(folder)) else _download(path, "model.path")
+
+
+def is_local(path: str) -> bool:
+    """Whether ``path`` is a folder rather than a hub id."""
+    return Path(path).is_absolute() or Path(path).is_dir()
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the folder has a model's config and all files of its weights."""
+    if not (folder / "config.json").is_file():
+        return False
+    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        if (folder / index).is_file():
+            names = set(json.loads((folder / index).read_text())["weight_map"].values())
+            return all((folder / name).is_file() for name in names)
+    return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+
+
+def _machine_lock(path: str) -> FileLock:
+    folder = Path(constants.HF_HUB_CACHE) / ".locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / f"verl--{path.replace('/', '--')}.lock")
+
+
+def _download(path: str, field: str) -> str:
+    name = f"{field}={path!r}"
+    try:
+        folder = huggingface_hub.snapshot_download(path, allow_patterns=FILES, ignore_patterns=COPIES)
+        if not is_complete(Path(folder)):
+            further = FILES + OLDER_WEIGHTS
+            folder = huggingface_hub.snapshot_download(path, allow_patterns=further, ignore_patterns=COPIES)
+    except GatedRepoError as error:
+        state = "the token in use has no access" if huggingface_hub.get_token() else "HF_TOKEN is not set"
+        raise ConfigError(
+            f"{name}: the model is gated and {state}; accept its terms at {constants.ENDPOINT}/{path}, and set "
+            "HF_TOKEN to a token of that account"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"{name}: the hub has no such model, or a private one; check the name, or set HF_TOKEN to a token that may "
+            "read it"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ConfigError(f"{name}: {_reason(error)}; {_fix(path)}") from error
+    if not is_complete(Path(folder)):
+        raise ConfigError(f"{name}: {folder} lacks config.json or files of its weights; {_fix(path)}")
+    return folder
+
+
+def _reason(error: Exception) -> str:
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, and the cache has no complete copy of the model"
+    cause = error.__cause__ or error
+    return f"the hub could not be read ({' '.join(str(cause).split())[:160]}), and the cache has no complete copy"
+
+
+def _fix(path: str) -> str:
+    online = " (HF_HUB_OFFLINE unset)" if constants.HF_HUB_OFFLINE else ""
+    return f"fetch it where there is a network{online}, by `hf download {path}`, or name a folder that holds it"
