@@ -34,7 +34,7 @@ JOBS = {
 }
 """File of configs/ -> its dataclass, the section's title, and the command."""
 
-GROUPS = ["experiment", "preset", "model", "trainer", "algorithm", "reward_manager", "evaluation"]
+GROUPS = ["experiment", "preset", "model", "data", "trainer", "algorithm", "reward_manager", "evaluation"]
 """Groups of configs/ whose files users choose from."""
 
 INTRODUCTION = """\

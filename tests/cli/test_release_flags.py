@@ -40,7 +40,7 @@ SHIPPED = shlex.split("""
 """The command that the release's train.sh runs."""
 
 MEANT = """
-    preset=paper model.path=mistralai/Mathstral-7B-v0.1 algorithm=grpo trainer.experiment_name=GRPO_VERL
+    preset=paper model.path=mistralai/Mathstral-7B-v0.1 algorithm=grpo trainer.experiment_name=GRPO_VERL data=simplerl
     data.train_files=[data/simplelr_abel_level3to5/train.parquet]
     data.val_files=[data/simplelr_abel_level3to5/test.parquet]
     data.max_prompt_length=512 data.max_response_length=1536 data.train_batch_size=48 data.val_batch_size=48

@@ -152,7 +152,11 @@ def refused(unless: Sequence[str], reason: str) -> Flag:
 def _dataset(value: str, line: CommandLine) -> list[str]:
     folder = f"{os.environ.get('HDFS_DATA_PATH') or 'data'}/{value}"
     files = {"data.train_files": "train.parquet", "data.val_files": "test.parquet"}
-    return [f"{option}=[{quoted(f'{folder}/{name}')}]" for option, name in files.items()]
+    named = [f"{option}=[{quoted(f'{folder}/{name}')}]" for option, name in files.items()]
+    if not value.startswith("simplelr_") or "data" in line.keys:
+        return named
+    _note("--dataset_name: prompts of SimpleRL-Zoo's files are read as they are, as configs/data/simplerl.yaml has it")
+    return ["data=simplerl", *named]
 
 
 def _model(value: str, line: CommandLine) -> list[str]:
@@ -259,7 +263,8 @@ FLAGS = {
     ),
     "dataset_name": Flag(
         "`data.train_files`, `data.val_files`: `train.parquet` and `test.parquet` in `$HDFS_DATA_PATH/NAME`, or in "
-        "`data/NAME` if that variable is not set",
+        "`data/NAME` if that variable is not set; also `data=simplerl` for `simplelr_...`, the files of SimpleRL-Zoo, "
+        "unless a `data=` is given",
         _dataset,
     ),
     "train_batch_size": sets("data.train_batch_size"),
