@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Qwen2Config, Qwen2Model
 
 from verl.config import PPOConfig, load_config
-from verl.config.ppo import SamplingConfig
+from verl.config.rollout import SamplingConfig
 from verl.models.output_head import logprobs_and_entropy
 from verl.rollout.decoding import draw, logits_processors
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from verl.config.ppo import SamplingConfig
+from verl.config.rollout import SamplingConfig
 from verl.models.packing import position_ids
 from verl.rollout.decoding import decode, draw
 

@@ -12,7 +12,7 @@ from tests.conftest import changed
 from tests.evaluation.example_tasks import evaluation_config
 from tests.workers.groups import all_prompts, policy_batch, start_group
 from verl.config import PPOConfig
-from verl.config.ppo import SamplingConfig
+from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RolloutBatch
 from verl.rollout import engine_environment

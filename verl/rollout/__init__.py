@@ -17,7 +17,8 @@ ROLLOUTS = {
 
 
 NOT_WITH_VLLM = {"gpt_oss": "samples with wrong experts after a weight sync into vLLM"}
-"""``model_type`` -> why it cannot be trained with vLLM, where nothing else would say so."""
+"""``model_type`` -> why it cannot be trained with vLLM, where nothing else would say so. The loader of this one
+writes into its parameters directly, which a reload does not see."""
 
 
 def make_rollout(setup: RolloutSetup, policy: Policy) -> Rollout:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from verl.config.ppo import PPOConfig, SamplingConfig
+from verl.config.ppo import PPOConfig
+from verl.config.rollout import SamplingConfig
 from verl.config.signal import CalculatorConfig
 from verl.protocol import PromptBatch, RankMetrics, RolloutBatch
 from verl.utils.distributed import WorkerPlace

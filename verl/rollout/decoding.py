@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from verl.config.ppo import SamplingConfig
+from verl.config.rollout import SamplingConfig
 from verl.models.hidden_states import record_states
 from verl.models.packing import position_ids
 

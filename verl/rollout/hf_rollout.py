@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from verl.config.ppo import SamplingConfig
+from verl.config.rollout import SamplingConfig
 from verl.models.fsdp import keep_unsharded
 from verl.models.policy import Policy
 from verl.protocol import PromptBatch, RolloutBatch

@@ -9,7 +9,7 @@ from torch import Tensor
 from vllm import LLM, CompletionOutput, SamplingParams
 
 from verl.config.errors import ConfigError
-from verl.config.ppo import SamplingConfig
+from verl.config.rollout import SamplingConfig
 from verl.models.hub import local_folder
 from verl.models.info import override_engine_config
 from verl.models.policy import Policy

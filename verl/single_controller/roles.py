@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.config.ppo import PPOConfig, SamplingConfig
+from verl.config.ppo import PPOConfig
+from verl.config.rollout import SamplingConfig
 from verl.config.sft import SFTConfig
 from verl.protocol import ConversationBatch, PolicyBatch, PolicyScores, PromptBatch, RolloutBatch, TextBatch, ValueBatch
 from verl.single_controller.balance import balanced_order

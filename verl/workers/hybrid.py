@@ -7,7 +7,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
-from verl.config.ppo import PPOConfig, SamplingConfig
+from verl.config.ppo import PPOConfig
+from verl.config.rollout import SamplingConfig
 from verl.data.templates import stop_token_ids
 from verl.models.huggingface import checkpoint_parameters
 from verl.models.info import ModelInfo

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from verl.algorithms.overlong import overlong_penalty
-from verl.config.ppo import PPOConfig, SamplingConfig
+from verl.config.ppo import PPOConfig
+from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
 from verl.data.reward_model_inputs import reward_model_batch
 from verl.protocol import RolloutBatch
