@@ -23,8 +23,8 @@ from rich.table import Table
 ALGORITHMS = {
     "GRPO": ["experiment=grpo"],
     "VERL-GRPO": ["experiment=verl_grpo"],
-    "PPO": ["experiment=ppo"],
-    "VERL-PPO": ["experiment=verl_ppo"],
+    "PPO": ["experiment=ppo", "rollout.n=8"],  # as many responses as the others
+    "VERL-PPO": ["experiment=verl_ppo", "rollout.n=8"],
     "RLOO": ["experiment=grpo", "algorithm=rloo"],
     "DAPO": ["experiment=dapo"],
     "released code": ["experiment=released_code"],
