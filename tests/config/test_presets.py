@@ -87,6 +87,12 @@ def test_the_papers_settings():
 def test_a_policy_loss_brings_its_clip_range_and_aggregation(overrides, clip_range, aggregation):
     actor = load(*overrides).actor
     assert (actor.clip_range, actor.loss_aggregation) == (clip_range, aggregation)
+    assert not actor.clips_nothing
+
+
+def test_a_clip_range_of_tokens_is_told_from_one_of_responses():
+    assert load("experiment=dapo", "actor.policy_loss=gspo").actor.clips_nothing
+    assert not load("experiment=dapo").actor.clips_nothing
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])

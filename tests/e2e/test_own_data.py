@@ -98,6 +98,11 @@ def test_a_base_model_learns_from_files_that_are_templated_already(base_model, t
             f"Question: {GSM8K['prompt'][0]['content']}\nAnswer:",  # type: ignore[index]
         ),
         (
+            [COUNTDOWN] * 4,  # by its own verifier
+            ["data.template=plain"],
+            f"{COUNTDOWN['prompt'][0]['content']}\n",  # type: ignore[index]
+        ),
+        (
             [row("a" * 300), *[row("What is 2 + 2?")] * 4],
             ["data.template=abel", "data.truncation=middle"],
             "Question:\n" + "a" * 118 + "a" * 93 + "\nAnswer:\nLet's think step by step.\n",

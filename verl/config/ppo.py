@@ -119,6 +119,11 @@ class ActorConfig:
         return low, high if self.clip_ratio_high is None else self.clip_ratio_high
 
     @property
+    def clips_nothing(self) -> bool:
+        """Whether the clip range is one of tokens for the ratio of whole responses, which hardly leaves it."""
+        return self.policy_loss == "gspo" and max(self.clip_range) >= 0.05
+
+    @property
     def loss_aggregation(self) -> LossAggMode:
         """``loss_agg_mode``, or that of the policy loss if it is null."""
         return self.loss_agg_mode or ("seq-mean-token-mean" if self.policy_loss == "gspo" else "token-mean")

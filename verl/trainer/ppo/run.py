@@ -104,6 +104,11 @@ def run_ppo(config: PPOConfig) -> None:
         for kind, lines in notes.items():
             for line in lines:
                 run.display.say(f"warning: {kind}: {line}")
+        if config.actor.clips_nothing:
+            run.display.say(
+                f"warning: actor.policy_loss=gspo: the clip range {config.actor.clip_range} is one of single tokens and "
+                "hardly ever acts on whole responses; actor.clip_ratio_low=null actor.clip_ratio_high=null sets GSPO's"
+            )
         verifiers = run.enter_context(VerifierPool(config.reward_score))
         environment = engine_environment(device_type, config.rollout.name)
         strings = [*config.rollout.stop, *stop_strings(config.data.template, tokenizer)]
