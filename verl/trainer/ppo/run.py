@@ -106,7 +106,7 @@ def run_ppo(config: PPOConfig) -> None:
                 run.display.say(f"warning: {kind}: {line}")
         if config.actor.clips_nothing:
             run.display.say(
-                f"warning: actor.policy_loss=gspo: the clip range {config.actor.clip_range} is one of single tokens and "
+                f"warning: actor.policy_loss=gspo: the clip range {config.actor.clip_range} is one of tokens and "
                 "hardly ever acts on whole responses; actor.clip_ratio_low=null actor.clip_ratio_high=null sets GSPO's"
             )
         verifiers = run.enter_context(VerifierPool(config.reward_score))
