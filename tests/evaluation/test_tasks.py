@@ -54,6 +54,17 @@ def test_mapped_fields_and_the_first_problems(configure, tmp_path):
         load_problems("mine", evaluation_config(f"data.benchmark_dir={tmp_path}"))
 
 
+def test_an_answer_that_cannot_be_compared_is_named_before_anything_is_generated(tmp_path):
+    rows = [{"question": "?", "answer": answer, "kind": "countdown"} for answer in ('{"target":1,"numbers":[1]}', "24")]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = [f"data.benchmark_dir={tmp_path}", "+data.fields.sums.verifier=kind"]
+    with pytest.raises(ConfigError, match="^benchmark sums, problem 1: .*: '24' must give a target and"):
+        load_problems("sums", evaluation_config(*options))
+    assert len(load_problems("sums", evaluation_config(*options, "data.max_problems=1"))) == 1
+    own = "reward_score.custom_functions=['countdown=my_rewards:score']"
+    assert len(load_problems("sums", evaluation_config(*options, own))) == 2
+
+
 def test_a_task_for_each_benchmark_and_temperature(configure, tasks_of, tiny_model, tmp_path):
     cool, warm = tasks_of(configure("temperatures=[0.6,1.0]", "seed=5", "top_p=0.9"))
     assert cool.folder == tmp_path / "out" / "run" / "step_80" / "mine" / "T0.6"

@@ -149,6 +149,7 @@ def test_a_function_in_a_file(my_rewards: Path, monkeypatch: pytest.MonkeyPatch)
         ([1.0], r"returned=\[1.0\]; it must"),
         ({"score": math.nan}, "returned score=nan; it must"),
         ({"score": 1.0, "acc": "yes"}, "returned acc='yes'; it must"),
+        ({"score": 1.0, 10**5000: 1}, "returned a value that cannot be kept: ValueError: Exceeds the limit"),
         ({"acc": 1.0, "pred": "5"}, r"returned a dict without 'score'; it has \['acc', 'pred'\]"),
     ],
 )

@@ -1,5 +1,6 @@
 import math
 import pickle
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,18 @@ import pytest
 import torch
 
 from verl.rewards.extras import extra_metrics, plain_extras
+
+
+class Level(IntEnum):
+    HIGH = 2
+
+
+class Unbounded(str):
+    def __getitem__(self, key: Any) -> "Unbounded":
+        return self
+
+
+class Meters(float): ...
 
 
 @pytest.mark.parametrize(
@@ -19,6 +32,9 @@ from verl.rewards.extras import extra_metrics, plain_extras
         (np.float32(0.5), 0.5),
         (np.bool_(True), True),
         (torch.tensor(3), 3),
+        (Level.HIGH, 2),
+        (Meters(2.5), 2.5),
+        (Unbounded("x" * 10**6), "x" * 4000),
         (10**30, 1e30),
         (-(10**400), -math.inf),
         ({"a": [1, (2, None)]}, {"a": [1, [2, None]]}),
@@ -68,6 +84,14 @@ def test_means_over_the_responses_that_have_a_number():
         "reward_extra/broken/count": 0.0,
         "reward_extra/broken/nonfinite": 1.0,
     }
+
+
+def test_the_mean_of_finite_numbers_is_finite():
+    assert extra_metrics([{"loss": 1.5e308}, {"loss": 1.7e308}]) == {
+        "reward_extra/loss/mean": 1.6e308,
+        "reward_extra/loss/count": 2.0,
+    }
+    assert extra_metrics([{"loss": 1e308}] * 3)["reward_extra/loss/mean"] == 1e308
 
 
 def test_the_number_of_keys_is_bounded():

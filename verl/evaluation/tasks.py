@@ -25,6 +25,7 @@ from verl.evaluation.store import SampleStore
 from verl.evaluation.targets import Target
 from verl.models.hub import fetch_model
 from verl.models.tokenizer import load_tokenizer
+from verl.rewards import check_ground_truth
 from verl.rollout.requests import EngineModel, resolve_dtype
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
@@ -63,10 +64,20 @@ class EvaluationTask:
 
 
 def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
-    """The first ``data.max_problems`` problems of a benchmark. Raises ``ConfigError`` as ``load_benchmark``."""
+    """The first ``data.max_problems`` problems of a benchmark.
+
+    Raises ``ConfigError`` as ``load_benchmark``, and for an answer that no response could be compared with.
+    """
     folder = config.data.benchmark_dir
     problems = load_benchmark(name, Path(folder) if folder else None, config.data.fields.get(name))
-    return problems if config.data.max_problems == -1 else problems[: config.data.max_problems]
+    problems = problems if config.data.max_problems == -1 else problems[: config.data.max_problems]
+    custom = config.reward_score.paths_of_custom_functions()
+    for problem in problems:
+        try:
+            check_ground_truth(problem.data_source, problem.answer, custom)
+        except ConfigError as error:
+            raise ConfigError(f"benchmark {name}, problem {problem.index}: {error}") from error
+    return problems
 
 
 def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrainedTokenizerBase:

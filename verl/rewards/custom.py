@@ -97,7 +97,14 @@ def custom_verdict(
         score = _number(result["score"], f"{where} returned score")
         given = [(key, result[key]) for key in ("correctness", "acc") if result.get(key) is not None]
         correct = _number(given[0][1], f"{where} returned {given[0][0]}") > 0 if given else score > 0
-        extras = plain_extras(result, OWN_KEYS)
+        try:
+            extras = plain_extras(result, OWN_KEYS)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:  # the user's objects may raise anything
+            raise CustomFunctionError(
+                f"{where} returned a value that cannot be kept: {type(error).__name__}: {error}"
+            ) from error
     else:
         score = _number(result, f"{where} returned")
         correct, extras = score > 0, {}

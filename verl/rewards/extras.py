@@ -6,6 +6,7 @@ few plain values of a few thousand characters, whatever the function returned.
 
 import math
 import re
+import statistics
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -64,12 +65,15 @@ class _Budget:
     def plain(self, value: Any, depth: int = 0) -> Any:
         if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
             value = value.item()  # a scalar of numpy or torch
-        if value is None or isinstance(value, bool | float):
+        if value is None or isinstance(value, bool):
             return value
+        # Built-in types only: another process may not be able to load a subclass, such as an enumeration's.
+        if isinstance(value, float):
+            return float(value)
         if isinstance(value, int):
-            return value if abs(value) < MAX_INTEGER else _as_float(value)
+            return int(value) if abs(value) < MAX_INTEGER else _as_float(value)
         if isinstance(value, str):
-            return self._cut(value)
+            return self._cut(str.__str__(value))
         if depth < MAX_DEPTH and isinstance(value, Mapping):
             pairs = islice(value.items(), self._take(len(value)))
             return {self._cut(str(key)): self.plain(entry, depth + 1) for key, entry in pairs}
@@ -110,7 +114,8 @@ def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     for key in sorted(values, key=lambda key: -len(values[key]))[:MAX_LOGGED_KEYS]:
         finite = [value for value in values[key] if math.isfinite(value)]
         if finite:
-            metrics[f"reward_extra/{key}/mean"] = math.fsum(finite) / len(finite)
+            # Exact: the sum of finite floats may exceed the largest.
+            metrics[f"reward_extra/{key}/mean"] = statistics.mean(finite)
         metrics[f"reward_extra/{key}/count"] = float(len(finite))
         if len(finite) < len(values[key]):
             metrics[f"reward_extra/{key}/nonfinite"] = float(len(values[key]) - len(finite))

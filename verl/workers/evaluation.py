@@ -8,7 +8,9 @@ from vllm.sampling_params import RequestOutputKind
 
 from verl.config.evaluation import EvaluationEngineConfig
 from verl.config.signal import CalculatorConfig
+from verl.data.responses import decode_responses, special_tags
 from verl.models.hub import local_folder
+from verl.models.tokenizer import load_tokenizer
 from verl.protocol import RankMetrics
 from verl.rollout.requests import EngineModel, FinishedSample, SampleRequest
 from verl.rollout.shared_memory import own_shared_memory
@@ -41,6 +43,9 @@ class EvaluationWorker:
         self.engine_index, self.rank_in_engine = divmod(place.rank, config.tensor_parallel_size)
         with own_shared_memory(place), naming_layers(calculator):
             self.engine = LLM(local_folder(model.path), **options).llm_engine
+        self.tokenizer = load_tokenizer(local_folder(model.path), config.trust_remote_code, needs_chat_template=False)
+        self.loses_tags = bool(special_tags(self.tokenizer))
+        """Whether the engine's text lacks the tags of thoughts."""
 
     def advance(self, shares: list[list[SampleRequest]], max_steps: int) -> list[FinishedSample]:
         """Take further requests and run the engine.
@@ -80,9 +85,12 @@ class EvaluationWorker:
         )
 
     def _finished(self, key: int, completion: CompletionOutput) -> FinishedSample:
+        text = completion.text
+        if self.loses_tags:
+            (text,) = decode_responses([list(completion.token_ids)], self.tokenizer, self.model.stop)
         return FinishedSample(
             key=key,
-            response=completion.text,
+            response=text,
             num_tokens=len(completion.token_ids),
             truncated=completion.finish_reason == "length",
             metrics=_scalars(completion) if self.measures else {},

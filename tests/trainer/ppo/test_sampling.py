@@ -12,7 +12,7 @@ from verl.data.prompts import PromptRecord, TokenizedPrompts
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rewards.pool import VerifierPool
 from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, cut_at_stop, score_tensors
+from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, score_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -150,11 +150,3 @@ def test_rewards_add_up(small_config, tiny_tokenizer, pool):
     opinion = {"score/mean": 1.5, "score/std": 1.25**0.5, "clip_ratio": 0.0}
     expected = {f"reward_model/{name}": value for name, value in opinion.items()}
     assert metrics == expected | {"train/overlong_penalty/mean": -0.125}
-
-
-@pytest.mark.parametrize(
-    ("text", "strings", "expected"),
-    [("7 #### 8", ["####"], "7 "), ("7 b a", ["a", "b"], "7 "), ("7", ["a"], "7"), ("a7", [], "a7"), ("a", ["a"], "")],
-)
-def test_the_text_that_is_scored_ends_before_the_first_stop_string(text, strings, expected):
-    assert cut_at_stop(text, strings) == expected

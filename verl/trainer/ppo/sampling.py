@@ -17,6 +17,7 @@ from verl.algorithms.overlong import overlong_penalty
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
+from verl.data.responses import decode_responses
 from verl.data.reward_model_inputs import reward_model_batch
 from verl.protocol import RolloutBatch
 from verl.rewards import Score
@@ -215,14 +216,7 @@ class Sampler:
 
     def _texts(self, rollout: RolloutBatch) -> list[str]:
         tokens = [ids[mask.bool()] for ids, mask in zip(rollout.responses, rollout.response_mask, strict=True)]
-        texts: list[str] = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return [cut_at_stop(text, self.stop_strings) for text in texts]
-
-
-def cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:
-    """``text`` before the first of the strings that it holds."""
-    places = [place for string in stop_strings if (place := text.find(string)) >= 0]
-    return text[: min(places)] if places else text
+        return decode_responses([ids.tolist() for ids in tokens], self.tokenizer, self.stop_strings)
 
 
 def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int]]:

@@ -1,0 +1,24 @@
+"""The text of a response that verifiers read."""
+
+import pytest
+from tiny_tokenizer import make_tiny_tokenizer
+
+from verl.data.responses import cut_at_stop, decode_responses
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_thoughts_stay_in_the_text_where_their_tags_are_special_tokens(special: bool):
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_tokens(["<think>", "</think>"], special_tokens=special)
+    texts = ["<think>7 or é?</think></think> 8<|im_end|>", "9<|im_end|>", ""]
+    responses = [tokenizer(text)["input_ids"] for text in texts]
+    assert decode_responses(responses, tokenizer) == ["<think>7 or é?</think></think> 8", "9", ""]
+    assert decode_responses(responses, tokenizer, ["or", "9"]) == ["<think>7 ", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "strings", "expected"),
+    [("7 #### 8", ["####"], "7 "), ("7 b a", ["a", "b"], "7 "), ("7", ["a"], "7"), ("a7", [], "a7"), ("a", ["a"], "")],
+)
+def test_the_text_that_is_scored_ends_before_the_first_stop_string(text, strings, expected):
+    assert cut_at_stop(text, strings) == expected

@@ -1,0 +1,42 @@
+"""From the tokens of a response to the text that verifiers read."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from transformers import PreTrainedTokenizerBase
+
+from verl.rewards.answers import END_OF_THINK, THINK
+
+
+def decode_responses(
+    responses: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str] = ()
+) -> list[str]:
+    """The texts of ``responses``, token ids, without special tokens, up to the first of ``stop_strings``.
+
+    The tags of thoughts stay even if they are special tokens of this tokenizer, because verifiers look for them.
+    """
+    tags = special_tags(tokenizer)
+    if not tags:
+        texts = list(tokenizer.batch_decode(list(responses), skip_special_tokens=True))
+    else:
+        texts = [_decode_with_tags(ids, tokenizer, tags) for ids in responses]
+    return [cut_at_stop(text, stop_strings) for text in texts]
+
+
+def special_tags(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The tags of thoughts that are special tokens of this tokenizer, by their id."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {i: token.content for i, token in added if token.special and token.content in (THINK, END_OF_THINK)}
+
+
+def cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:
+    """``text`` before the first of the strings that it holds."""
+    places = [place for string in stop_strings if (place := text.find(string)) >= 0]
+    return text[: min(places)] if places else text
+
+
+def _decode_with_tags(ids: list[int], tokenizer: PreTrainedTokenizerBase, tags: dict[int, str]) -> str:
+    parts = [(tag, list(part)) for tag, part in groupby(ids, tags.get)]
+    return "".join(
+        tag * len(part) if tag else str(tokenizer.decode(part, skip_special_tokens=True)) for tag, part in parts
+    )
