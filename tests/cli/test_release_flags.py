@@ -224,6 +224,10 @@ def test_lists_may_be_written_as_in_python_or_hydra(value: str):
             "--metric_indices_add response_entropy",
             "--metric_indices_add response_entropy: response_entropy is the same",
         ),
+        (
+            "--diff_calculator_method optimized,batched -m",
+            "--diff_calculator_method optimized,batched: batched sets other options and cannot be swept",
+        ),
         ("--motivation_mode allin", "--motivation_mode allin: the motivation experiment's Excel sheets are not part"),
         ("--total_steps ten", "--total_steps ten: must be a whole number"),
         ("--remove_previous_ckpt 3", "--remove_previous_ckpt 3: must be true or false"),

@@ -79,12 +79,20 @@ REFUSALS = [
         "data.apply_chat_template_kwargs.tokenize: unknown key; a new entry of data.apply_chat_template_kw",
     ),
     ("data.train_weights=[0]", "data.train_weights=[0.0]: needs a weight above 0"),
+    (
+        "data.train_weights=[1e308,1e308] data.train_files=[a.jsonl,b.jsonl]",
+        "data.train_weights=[1e+308, 1e+308]: needs a weight above 0, and a finite sum",
+    ),
     ("data.train_weights=[-1]", "data.train_weights=-1.0: must be at least 0"),
     ("data.custom_cls.path=a.py", "data.custom_cls.name=None: path='a.py': set both path and name, or neither"),
     ("data.sampler.class_name=A", "data.sampler.class_name='A': class_path=None: set both class_path and class_name"),
     (
         "+data.apply_chat_template_kwargs={tokenize:false}",
         "data.apply_chat_template_kwargs={'tokenize': False}: tokenize cannot be set here; leave it out",
+    ),
+    (
+        "+data.apply_chat_template_kwargs={padding:max_length,max_length:9}",
+        "data.apply_chat_template_kwargs={'padding': 'max_length', 'max_length': 9}: max_length, padding cannot be set",
     ),
     ("reward_score.overlong_buffer.len=0", "reward_score.overlong_buffer.len=0: must be greater than 0"),
     ("rollout.top_p=0", "rollout.top_p=0.0: must be in (0, 1]"),

@@ -38,7 +38,7 @@ def test_json(tmp_path: Path, name: str, text: str):
         ("a.jsonl", "[1]", "{path}, line 1: must be an object with the columns of a record, not list"),
         ("a.json", '[{"prompt": 1}, 2]', "{path}, entry 1: must be an object with the columns of a record, not int"),
         ("a.jsonl", '{"prompt": 1}\n{"p": 1}', "{path}, row 1: lacks the columns ['prompt']; it has ['p']; set data.x"),
-        ("a.parquet", '{"prompt": 1}', "{path}: is not a parquet file"),
+        ("a.parquet", '{"prompt": 1}', "{path}: cannot be read as parquet: Could not open Parquet"),
         ("a.csv", "prompt\n1", "{path}: must end in .parquet, .jsonl, .json, or name a hub set, owner/name:config:spl"),
         ("a.jsonl", b"\xff", "{path}: is not UTF-8 text: invalid start byte at byte 0"),
     ],
@@ -48,6 +48,27 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | byt
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match="^" + re.escape(message.format(path=path))):
         read_rows(str(path), ["prompt"], "data.x")
+
+
+def test_damaged_parquet_is_one_line(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    not_text = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    )
+    far = pa.array([2**30], pa.date32())
+    cases = [(pa.table({"a": not_text}), "'utf-8' codec can't decode"), (pa.table({"a": far}), "days=1073741824; must")]
+    for table, reason in cases:
+        pq.write_table(table, path)
+        with pytest.raises(ConfigError, match=f"^{path}: cannot be read as parquet: {reason}"):
+            read_rows(str(path))
+    pq.write_table(pa.table({"a": ["x" * i for i in range(99)]}), path)
+    whole = path.read_bytes()
+    for at in range(4, len(whole) - 8, 20):
+        path.write_bytes(whole[:at] + b"\xff\xff\xff" + whole[at + 3 :])
+        try:
+            read_rows(str(path))
+        except ConfigError as error:
+            assert "\n" not in str(error)
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path):

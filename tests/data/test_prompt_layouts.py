@@ -164,6 +164,19 @@ def test_arguments_of_the_chat_template(tmp_path: Path):
     assert texts(PromptDataset([path], tokenizer, config_of())) == ["1?"]
 
 
+def test_a_chat_template_that_fails_is_one_line(tmp_path: Path):
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content + extra }}"
+    path = jsonl(tmp_path / "a.jsonl", row("1?"))
+    config = config_of(apply_chat_template_kwargs={"extra": 1})
+    with pytest.raises(ConfigError) as caught:
+        PromptDataset([path], tokenizer, config)
+    assert str(caught.value) == (
+        f"{path}, row 0: the tokenizer's chat template fails on the chat with apply_chat_template_kwargs={{'extra': 1}}"
+        ': TypeError: can only concatenate str (not "int") to str'
+    )
+
+
 def test_a_template_on_top_of_another_is_told(tmp_path: Path):
     path = jsonl(tmp_path / "a.jsonl", row("1?"), row(user(QWEN)), row(user(ABEL)))
     (note,) = PromptDataset([path], CHAT, config_of()).notes
@@ -231,7 +244,11 @@ def test_columns_of_other_names(tmp_path: Path):
         (row(None), "prompt=None: must be text or a list of messages, each with role and content; set data.prompt_key"),
         (row([{"text": "1?"}]), "prompt=[{'text': '1?'}]: must be text or a list of messages, each with role and con"),
         (row(user([{"type": "image"}])), "prompt: the content of a message must be text: [{'type': 'image'}]"),  # type: ignore[arg-type]
+        (row([{"role": None, "content": "1?"}]), "prompt: the role of a message must be text: None"),
+        (row("1\ud800?"), "prompt: the content of a message must be text: '1\\ud800?'"),
         (row(images=["a.png"]), "has images; prompts with images or videos are not supported"),
+        (row(agent_name="tool_agent"), "agent_name='tool_agent': rollout by agents or with tools is not supported"),
+        (row(extra_info={"need_tools_kwargs": True}), "extra_info.need_tools_kwargs=True: rollout by agents or with"),
         (row(data_source=None), "data_source=None: must name a verifier; data.reward_fn_key is its column"),
         (row(data_source="maths"), "data_source='maths': must be one of "),
         (
@@ -308,6 +325,9 @@ def test_a_mixture_of_files(tmp_path: Path):
     filtered = replace(config, train_files=[files[0], long, files[1]], filter_overlong_prompts=True)
     with pytest.raises(ConfigError, match=rf"^data.train_weights=\[3, 1, 0\]: no prompt of {long} is left to draw$"):
         train_loader(PromptDataset(filtered.train_files, CHAT, filtered), filtered, 0, 0)
+    rare = replace(config, train_weights=[200, 1, 0])
+    with pytest.raises(ConfigError, match=f"the share of {files[1]} in an epoch of 60 prompts is none; raise it$"):
+        train_loader(dataset, rare, 0, 0)
 
 
 OWN = """
@@ -328,7 +348,12 @@ class Numbers(Sums):
 
 class Fails(Sums):
     def __iter__(self):
-        raise OSError("no such disk")
+        raise OSError("no such disk\\nat all")
+
+
+class Quits(Sums):
+    def __iter__(self):
+        raise SystemExit(0)
 """
 
 
@@ -343,7 +368,8 @@ def test_a_data_set_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     for name, message in {
         "Numbers": "data.custom_cls.name='Numbers': its record 0 lacks ['data_source', 'prompt', 'reward_model']",
-        "Fails": "data.custom_cls.name='Fails': its iterator raised OSError: no such disk",
+        "Fails": f"data.custom_cls.name='Fails': its iterator raised OSError: no such disk ({path}, line 19)",
+        "Quits": f"data.custom_cls.name='Quits': its iterator raised SystemExit: 0 ({path}, line 24)",
         "Other": f"data.custom_cls.name='Other': {tmp_path}/sums.py has no class of this name",
     }.items():
         with pytest.raises(ConfigError, match="^" + re.escape(message)):
@@ -352,7 +378,9 @@ def test_a_data_set_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_sums.py").write_text(OWN)
     assert len(PromptDataset(["3"], CHAT, config_of(custom_cls=CustomDatasetConfig("own_sums", "Sums")))) == 3
+    (tmp_path / "quits.py").write_text("import sys\nsys.exit(0)\n")
     for path, message in {
+        f"{tmp_path}/quits.py": "importing it raised SystemExit: 0$",
         "nowhere.py": "no such file; name a .py file or a module",
         "nowhere": "importing it raised",
     }.items():

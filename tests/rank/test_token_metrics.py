@@ -66,6 +66,14 @@ def test_literal_values_in_every_layer():
     assert alone.by_layer()[0]["avg_response_entropy"].tolist() == pytest.approx(expected["avg_response_entropy"])
 
 
+def test_a_masked_response_gets_no_signal_from_its_tokens():
+    measured = rank_metrics({"Effective Rank": torch.tensor([2.0, 3.0, math.nan])}, {"Effective Rank": torch.ones(3)})
+    metrics = with_token_metrics(measured, NAMES[1:2], rollout_of(TOKENS, LENGTHS), None)
+    expected = [1.5 * math.log(2), 0.0, math.nan]
+    assert metrics.by_layer()[0]["avg_response_entropy"].tolist() == pytest.approx(expected, nan_ok=True)
+    assert metrics.by_layer()[1]["avg_response_entropy"].tolist() == pytest.approx([*expected[:2], math.log(2)])
+
+
 def test_the_entropy_of_frequencies_is_the_mean_surprise_of_the_tokens():
     generator = torch.Generator().manual_seed(0)
     tokens, lengths = torch.randint(0, 6, (5, 30), generator=generator), [30, 17, 1, 8, 0]

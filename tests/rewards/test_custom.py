@@ -75,6 +75,7 @@ def my_rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("custom")
     (folder / "my_rewards.py").write_text(MODULE)
     (folder / "my_broken_rewards.py").write_text("1 / 0")
+    (folder / "my_exiting_rewards.py").write_text("raise SystemExit(0)")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         yield folder
@@ -167,6 +168,7 @@ def test_what_it_may_not_return(returned: object, message: str):
             "my_broken_rewards:f",
             "importing my_broken_rewards raised ZeroDivisionError: division by zero; is its folder",
         ),
+        ("my_exiting_rewards:f", "importing my_exiting_rewards raised SystemExit: 0"),
         ("my_rewards:f", r"my_rewards \(.*my_rewards.py\) has no function f"),
         ("my_rewards:LIMIT", "has no function LIMIT"),
         ("my_rewards:old_style", "'data_source'; it is called with data_source, solution_str, ground_truth and"),

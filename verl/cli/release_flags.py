@@ -194,6 +194,8 @@ def _estimator(value: str, line: CommandLine) -> list[str]:
 
 def _diff_method(value: str, line: CommandLine) -> list[str]:
     if value != "batched":
+        if "batched" in value.split(","):
+            raise FlagError("batched sets other options and cannot be swept; sweep over calculator.prefix_rule instead")
         return [f"calculator.diff_calculator_method={scalar(value)}"]
     return ["calculator.prefix_rule=at_stride_and_whole", "calculator.max_seq_len_from=start"]
 

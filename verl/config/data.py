@@ -1,5 +1,6 @@
 """Where prompts come from, how they are written for the model, and how they are batched."""
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,12 @@ FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_CONFIG = re.compile(r"[\w.-]*")
 
-CHAT_ARGUMENTS = {"conversation", "tokenize", "add_generation_prompt", "return_dict", "return_tensors", "chat_template"}
-"""Arguments of ``apply_chat_template`` that prompts need as they are."""
+CHAT_ARGUMENTS = {
+    *("conversation", "messages", "chat_template", "tokenize", "tokenizer_kwargs", "return_dict", "return_tensors"),
+    *("return_assistant_tokens_mask", "add_generation_prompt", "continue_final_message"),
+    *("padding", "truncation", "max_length"),
+}
+"""Arguments of ``apply_chat_template`` that prompts need as they are; with others they would be cut, or padded."""
 
 
 class HubSet(NamedTuple):
@@ -153,7 +158,7 @@ class DataConfig:
             return
         for weight in weights:
             require_not_negative(field, weight)
-        require(sum(weights) > 0, field, weights, "needs a weight above 0")
+        require(0 < sum(weights) < math.inf, field, weights, "needs a weight above 0, and a finite sum")
         files = len(self.train_files)
         require(
             len(weights) == files, field, weights, f"data.train_files has {files} entries; name one weight for each"

@@ -26,10 +26,8 @@ def load_class(path: str, name: str, path_field: str, name_field: str) -> type[A
     hint = "" if is_file else "; is its folder on PYTHONPATH? A file is named by its path, which ends in .py"
     try:
         module = _import_file(Path(path)) if is_file else importlib.import_module(path)
-    except Exception as error:  # the user's module may raise anything
-        raise ConfigError(
-            f"{path_field}={path!r}: importing it raised {type(error).__name__}: {error}{hint}"
-        ) from error
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        raise ConfigError(f"{path_field}={path!r}: importing it raised {_named(error)}{hint}") from error
     found = getattr(module, name, None)
     if not isinstance(found, type):
         raise ConfigError(f"{name_field}={name!r}: {path} has no class of this name")
@@ -54,7 +52,12 @@ def user_code(what: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except Exception as error:  # the user's class may raise anything
+    except (Exception, SystemExit) as error:  # the user's class may raise anything
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent != HERE]
         place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-        raise ConfigError(f"{what} raised {type(error).__name__}: {error}{place}") from error
+        raise ConfigError(f"{what} raised {_named(error)}{place}") from error
+
+
+def _named(error: BaseException) -> str:
+    """The name of an exception and the first line of its message."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

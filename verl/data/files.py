@@ -60,8 +60,12 @@ def _read_parquet(path: Path) -> list[Row]:
         rows: list[Row] = pq.read_table(path).to_pylist()
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
-    except pa.ArrowInvalid as error:
-        raise ConfigError(f"{path}: is not a parquet file; scripts/prepare_data.py writes such files") from error
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        # Also text that is not UTF-8, damaged pages, and dates that Python does not have.
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"{path}: cannot be read as parquet: {reason:.200}; scripts/prepare_data.py writes such files"
+        ) from error
     return rows
 
 

@@ -21,6 +21,8 @@ from verl.rewards.registry import check_ground_truth
 
 MEDIA = ("images", "videos")
 """Columns of veRL's multimodal records."""
+ONE_TURN_AGENT = "single_turn_agent"
+"""What veRL's records name where a response is one turn, as here."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,13 @@ def read_messages(row: Mapping[str, Any], where: str, key: str) -> list[dict[str
     for column in MEDIA:
         if row.get(column):
             raise ConfigError(f"{where}: has {column}; prompts with images or videos are not supported")
+    agent = row.get("agent_name") or ONE_TURN_AGENT
+    if agent != ONE_TURN_AGENT or read_extra_info(row.get("extra_info")).get("need_tools_kwargs"):
+        asked = f"agent_name={agent!r}" if agent != ONE_TURN_AGENT else "extra_info.need_tools_kwargs=True"
+        raise ConfigError(
+            f"{where}: {asked}: rollout by agents or with tools is not supported, a response is one turn; use the data "
+            "set without tools"
+        )
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list) or not all(
@@ -166,11 +175,17 @@ def read_messages(row: Mapping[str, Any], where: str, key: str) -> list[dict[str
             "data.prompt_key if the prompt is in another column"
         )
     for message in prompt:
-        if not isinstance(message["content"], str):
-            raise ConfigError(f"{where}: {key}: the content of a message must be text: {str(message['content']):.80}")
+        for part in ("role", "content"):
+            if not _is_text(message[part]):
+                raise ConfigError(f"{where}: {key}: the {part} of a message must be text: {message[part]!r:.80}")
     if not any(message["content"].strip() for message in prompt):
         raise ConfigError(f"{where}: {key}: the prompt is empty; remove the row")
     return prompt
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is text that tokenizers take: JSON may hold half of a surrogate pair."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> None:

@@ -142,14 +142,20 @@ def _order(dataset: PromptDataset, config: DataConfig, seed: int) -> Sampler[int
     """The order of the training prompts."""
     generator = torch.Generator().manual_seed(seed)
     if config.sampler.class_path is not None:
-        sampler = CustomSampler(dataset, config, seed)
-        dataset.notes.extend([sampler.note] if sampler.note else [])
-        return sampler
+        custom = CustomSampler(dataset, config, seed)
+        dataset.notes.extend([custom.note] if custom.note else [])
+        return custom
     if config.train_weights:
-        for file, size, weight in zip(config.train_files, dataset.sizes, config.train_weights, strict=True):
-            if weight and not size:
-                raise ConfigError(f"data.train_weights={config.train_weights}: no prompt of {file} is left to draw")
-        return MixingSampler(dataset, dataset.sizes, config.train_weights, generator)
+        mixture = MixingSampler(dataset, dataset.sizes, config.train_weights, generator)
+        field = f"data.train_weights={config.train_weights}"
+        for i, file in enumerate(config.train_files):
+            if config.train_weights[i] and not dataset.sizes[i]:
+                raise ConfigError(f"{field}: no prompt of {file} is left to draw")
+            if config.train_weights[i] and not mixture.counts[i]:
+                raise ConfigError(
+                    f"{field}: the share of {file} in an epoch of {len(dataset)} prompts is none; raise it"
+                )
+        return mixture
     return ResumableRandomSampler(dataset, generator=generator) if config.shuffle else SequentialSampler(dataset)
 
 

@@ -188,13 +188,17 @@ def render_chat(
     """Token ids of a chat by the tokenizer's own template, up to where the answer begins.
 
     Raises:
-        ConfigError: the template refuses the chat, such as one with a system message.
+        ConfigError: the template refuses the chat, such as one with a system message, or fails on it.
     """
     options: Any = {**(chat_arguments or {}), "add_generation_prompt": True, "return_dict": False}
     try:
         return list(tokenizer.apply_chat_template([dict(message) for message in messages], **options))
     except TemplateError as error:
         raise ConfigError(f"the tokenizer's chat template refuses the chat: {error}") from error
+    except Exception as error:  # a template is a program of the model's, and may fail on arguments of the wrong type
+        given = f" with apply_chat_template_kwargs={dict(chat_arguments)}" if chat_arguments else ""
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigError(f"the tokenizer's chat template fails on the chat{given}: {reason}") from error
 
 
 _MARKERS = re.compile(

@@ -18,13 +18,15 @@ def with_token_metrics(
 ) -> RankMetrics:
     """The rank metrics of ``rollout`` and, the same in every layer, the metrics ``names`` of its tokens.
 
+    A response that ``calculator.on_nonfinite`` masks in a layer, whose rank metrics are NaN, is masked for these too.
     ``scores`` are those of the policy that sampled; needed where ``calculator.needs_policy`` says so.
     """
     if not names:
         return rank_metrics
     by_name = {name: rank_metrics.by_name[name] for name in rank_metrics.metric_names}
+    masked = torch.stack(list(by_name.values())).isnan().all(dim=0)
     for name in names:
-        by_name[name] = _token_metric(name, rollout, scores)[:, None].expand(-1, rank_metrics.num_layers).contiguous()
+        by_name[name] = torch.where(masked, torch.nan, _token_metric(name, rollout, scores)[:, None])
     size = [len(rollout)]
     return RankMetrics(TensorDict(by_name, batch_size=size), rank_metrics.mean_states, batch_size=size)
 

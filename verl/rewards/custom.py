@@ -43,7 +43,7 @@ def load_function(path: str) -> Callable[..., Any]:
     is_file = module_name.endswith(".py")
     try:
         module = _import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
-    except Exception as error:  # the user's module may raise anything
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
         hint = "" if is_file else "; is its folder on PYTHONPATH?"
         raise ConfigError(
             f"{FIELD}={path!r}: importing {module_name} raised {type(error).__name__}: {error}{hint}"
