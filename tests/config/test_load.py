@@ -133,6 +133,11 @@ REFUSALS = [
     (f"+{ENGINE}.logprobs_mode=raw_logits", "rollout.engine_kwargs.logprobs_mode='raw_logits': training needs the lo"),
     (f"+{ENGINE}.load_format=dummy", "rollout.engine_kwargs.load_format='dummy': the engine samples with the model's"),
     (f"+{ENGINE}.hf_overrides.a=1", "rollout.engine_kwargs.hf_overrides={'a': 1}: set model.override_config, which"),
+    (f"+{ENGINE}.speculative_config.method=ngram", "rollout.engine_kwargs.speculative_config={'method': 'ngram'}: its"),
+    (
+        f"rollout.name=hf +{ENGINE}.block_size=16",
+        "rollout.engine_kwargs={'block_size': 16}: rollout.name=hf has no such arguments; leave it empty",
+    ),
     (
         f"+{ENGINE}.additional_config.hidden_states.layers=1",
         "rollout.engine_kwargs.additional_config={'hidden_states':",

@@ -4,7 +4,7 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
 from verl.data.demonstrations import DEMONSTRATIONS
-from verl.data.templates import TEMPLATES, render_prompt, stop_token_ids, template_marker, template_stops
+from verl.data.templates import TEMPLATES, render_prompt, stop_strings, stop_token_ids, template_marker, template_stops
 from verl.evaluation.benchmarks import BENCHMARKS
 from verl.rewards import compute_score
 
@@ -164,6 +164,13 @@ def test_stops():
 def test_stops_that_are_tokens_of_the_model(tiny_tokenizer: PreTrainedTokenizerBase):
     assert stop_token_ids("qwen-boxed", tiny_tokenizer) == [tiny_tokenizer.convert_tokens_to_ids("<|im_end|>")]
     assert stop_token_ids("llama", tiny_tokenizer) == stop_token_ids("chat", tiny_tokenizer) == []
+
+
+def test_stop_strings_are_those_that_text_can_hold():
+    tokenizer = make_tiny_tokenizer()
+    assert stop_strings("abel", tokenizer) == ["\nQuestion:", "<|endoftext|>", "</s>"]
+    tokenizer.add_tokens(["User:"])  # an ordinary token, which other tokens may spell too
+    assert stop_strings("r1-zero", tokenizer) == ["User:", "Assistant:"]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,16 @@ def test_a_model_by_itself_is_step_0(path: str, name: str, tmp_path):
     assert (found.errors, found.folder_name) == ([], name)
 
 
+def test_a_base_model_that_the_run_changed_is_not_taken_for_it(tmp_path, base):
+    run = make_run(tmp_path / "run", base, [2])
+    config = f"model: {{path: {base}, override_config: {{rope_theta: 9}}}}\ntrainer: {{experiment_name: verl_grpo}}\n"
+    (run / "config.yaml").write_text(config)
+    found = select(entry(run, 0, 2), tmp_path)
+    assert labels(found) == ["verl_grpo@2"]
+    assert "changed its base model by model.override_config={'rope_theta': 9}" in found.errors[0]
+    assert labels(select(entry(run, 0, 2, base=base), tmp_path)) == ["verl_grpo@0", "verl_grpo@2"]
+
+
 def test_the_newest_run_from_the_base_model(tmp_path, base):
     runs = tmp_path / "outputs"
     starts = {"verl/a": base, "verl/b/0": base, "verl/c": make_model(tmp_path / "other")}

@@ -10,13 +10,13 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedConfig
 
 from tests.models.conftest import TINY
 from verl.config import ConfigError, PPOConfig, load_config
 from verl.config.common import ModelConfig
 from verl.models.attention import attention_name
-from verl.models.forward import LogprobForward
+from verl.models.forward import LogprobForward, ValueForward
 from verl.models.output_head import ScoringTargets, chunk_output_head, logprobs_and_entropy
 from verl.models.packing import position_ids
 
@@ -290,3 +290,13 @@ def test_logits_in_float32_of_a_model_in_bfloat16(logits_chunk_size):
         assert gradient(model, loss).isfinite().all()
     # The product itself is exact; in bfloat16 it has 8 bits.
     assert errors["float32"] < 1e-5 < 1e-3 < errors["auto"]
+
+
+def test_a_critic_reads_numbers_of_the_policys_padding_that_it_has_no_row_for(model_config):
+    config = transformers.Qwen2Config(**TINY, num_labels=1)
+    torch.manual_seed(0)
+    values = ValueForward(AutoModelForTokenClassification.from_config(config).eval(), model_config, "cpu").values
+    last = config.vocab_size - 1
+    read = torch.tensor([[1, 2, last, 3], [1, 2, last + 5, 3]])
+    first, second = values(read, torch.ones_like(read))
+    assert torch.equal(first, second)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -173,6 +174,30 @@ def test_without_a_network_the_cache_will_do(fake_hub, monkeypatch):
     (Path(folder) / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-2.safetensors"}}))
     with pytest.raises(ConfigError, match=r"^model\.path='org/model': .* lacks config\.json or files of its weights"):
         local_folder("org/model")
+
+
+def test_a_cache_that_cannot_be_written_will_do(fake_hub):
+    folder = local_folder("org/model")
+    locks = Path(constants.HF_HUB_CACHE) / ".locks"
+    shutil.rmtree(locks)
+    locks.write_text("")
+    fetch_model("org/model", "model.path")
+    assert local_folder("org/model") == folder
+
+
+@pytest.mark.parametrize("path", ["./missing/model", "~/model", "runs/a/model", "missing/", "a b"])
+def test_a_path_that_is_neither_a_folder_nor_a_name_of_the_hub(fake_hub, path):
+    with pytest.raises(
+        ConfigError, match=rf"^model\.path='{path}': neither a folder nor the name of a model of the hub$"
+    ):
+        fetch_model(path, "model.path")
+    assert not fake_hub.requests
+
+
+def test_the_older_of_two_formats_of_weights_is_not_needed(fake_hub):
+    fake_hub.files["pytorch_model.bin.index.json"] = b'{"weight_map": {"a": "pytorch_model-1.bin"}}'
+    fake_hub.files["pytorch_model-1.bin"] = b""
+    assert {path.suffix for path in Path(local_folder("org/model")).iterdir()} == {".json", ".safetensors"}
 
 
 def test_folders_are_left_alone(fake_hub, tmp_path):

@@ -1,6 +1,7 @@
 """What a model's config says, and how often it is read."""
 
 import json
+import re
 import shutil
 import sys
 from collections import Counter
@@ -147,4 +148,17 @@ def test_values_over_a_models_config(model_config, tmp_path):
 )
 def test_values_that_a_model_does_not_have_are_named(model_config, overrides, message):
     with pytest.raises(ConfigError, match=rf"^model\.override_config\.{message}"):
+        ModelInfo.of(replace(model_config, override_config=overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"hidden_size": "wide"}, "'hidden_size' expected int"),
+        ({"num_hidden_layers": 2}, "`num_hidden_layers` .2. must"),
+    ],
+)
+def test_values_that_an_architecture_refuses_are_one_line(model_config, overrides, reason):
+    message = rf"^model\.override_config={re.escape(repr(overrides))}: qwen2 refuses it: .*{reason}.*$"
+    with pytest.raises(ConfigError, match=message):
         ModelInfo.of(replace(model_config, override_config=overrides))

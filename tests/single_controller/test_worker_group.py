@@ -73,6 +73,13 @@ def test_an_engine_without_memory_names_its_options():
     assert line.endswith(f"({CACHE})")
 
 
+@pytest.mark.parametrize(
+    "text", ["CUDA error: out of memory", "CUDA out of memory occurred when warming up sampler with"]
+)
+def test_memory_that_runs_out_in_the_driver_or_the_engines_warm_up(text):
+    assert is_out_of_memory(RuntimeError(text))
+
+
 def test_every_phase_has_its_options():
     """A method of a worker without an entry would tell to use more workers, whatever it is."""
     methods = {name for name in vars(HybridWorker) | vars(SFTWorker) | vars(Checkpointed) if not name.startswith("_")}

@@ -1,17 +1,19 @@
 """The loop of supervised fine-tuning, over workers that only count."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
-from verl.config import SFTConfig, load_config
+from verl.config import ConfigError, SFTConfig, load_config
 from verl.protocol import ConversationBatch
 from verl.run.display import RunDisplay
 from verl.run.tracking import Tracker
-from verl.trainer.sft_trainer import COLUMNS, SFTTrainer
+from verl.trainer.sft_trainer import COLUMNS, SFTTrainer, run_sft
 
 
 class CountingWorkers:
@@ -84,3 +86,14 @@ def test_when_a_run_validates_saves_and_stops(tiny_model, tmp_path, overrides, v
     length = ["trainer.total_training_steps=5", "trainer.total_epochs=5"]
     sft, steps = fitted(tiny_model, tmp_path, CountingWorkers(), *overrides, *length)
     assert (list(sft.validations), steps) == (validated, saved)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_named_before_anything_starts(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.add_tokens(["<another>"])
+    tokenizer.save_pretrained(tmp_path / "model")
+    message = r"^model\.path='.*': the tokenizer has tokens up to number 262, the model embeddings for 262"
+    with pytest.raises(ConfigError, match=message):
+        options = [f"model.path={tmp_path}/model", "device=cpu", f"trainer.default_local_dir={tmp_path}/run"]
+        run_sft(load_config(SFTConfig, "sft", options))

@@ -61,6 +61,9 @@ def test_responses_end_at_the_stop_tokens_of_the_prompts_template(small_config):
         assert end_tokens(changed(small_config, data={"template": name}), tokenizer) == ids
     more = changed(small_config, data={"template": "mistral"}, rollout={"stop_token_ids": [7]})
     assert end_tokens(more, tokenizer) == [2, 7, 262]
+    # No text shows a special token, so that a string to stop at would never be found.
+    asked = changed(small_config, rollout={"stop": ["<|endoftext|>", "\nQuestion:"]})
+    assert end_tokens(asked, tokenizer) == [2, 263]
 
 
 VARIANTS = {

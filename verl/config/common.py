@@ -179,8 +179,8 @@ class EngineConfig:
     """Workers, consecutive in rank, that form one engine and share one copy of the model. Must divide the number of
     workers."""
     engine_kwargs: dict[str, Any]
-    """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``quantization``; they come before what the options
-    above make of them. What the trainer depends on is refused by name."""
+    """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``; they come before what the
+    options above make of them. What the trainer depends on is refused by name."""
 
     def __post_init__(self) -> None:
         self._check_engine_kwargs()

@@ -83,6 +83,11 @@ class RolloutConfig(EngineConfig):
         overrides = self.engine_kwargs.get("hf_overrides")
         field = "rollout.engine_kwargs.hf_overrides"
         require(overrides is None, field, overrides, "set model.override_config, which the trained model obeys too")
+        drafts = self.engine_kwargs.get("speculative_config")
+        field = "rollout.engine_kwargs.speculative_config"
+        require(drafts is None, field, drafts, "its log-probabilities are not those of the samples; leave it out")
+        given = self.engine_kwargs if self.name == "hf" else {}
+        require(not given, "rollout.engine_kwargs", given, "rollout.name=hf has no such arguments; leave it empty")
         require(
             self.temperature > 0, "rollout.temperature", self.temperature, "training needs sampling; set it above 0"
         )

@@ -133,9 +133,9 @@ def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def stop_strings(name: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The strings of :func:`template_stops` that are not single tokens of the model, so that only text shows them."""
-    vocabulary = tokenizer.get_vocab()
-    return [stop for stop in template_stops(name) if stop not in vocabulary]
+    """The strings of :func:`template_stops` that text can hold: those that are no special tokens of the model."""
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return [stop for stop in template_stops(name) if stop not in special]
 
 
 def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) -> None:

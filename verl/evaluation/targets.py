@@ -136,6 +136,12 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
         model = base or _run_option(root, "model", "path")
         if model is None:
             raise ConfigError(f"{field}.base=null: {root}/config.yaml does not name model.path; name the base model")
+        changed = _run_option(root, "model", "override_config")
+        if base is None and changed:
+            raise ConfigError(
+                f"{field}.steps=0: {root} changed its base model by model.override_config={changed}, which evaluations "
+                f"do not; leave step 0 out, or name a folder of the changed model as {field}.base"
+            )
         require_model(f"{field}.base", str(model))
         return 0, _full_path(str(model))
     known = sorted(_step_of(folder) for folder in root.glob("global_step_*") if CHECKPOINT.fullmatch(folder.name))

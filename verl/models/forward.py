@@ -198,7 +198,9 @@ class ValueForward(ForwardPass):
         Args:
             input_ids, attention_mask: [B, S].
         """
-        layout = self._layout(input_ids, attention_mask)
+        # A policy with more rows of padding than this model may sample their numbers, which no tokenizer has.
+        rows = self.model.config.get_text_config().vocab_size
+        layout = self._layout(input_ids.clamp(max=rows - 1), attention_mask)
         logits: Tensor = self.model(**layout.inputs, use_cache=False).logits
         return layout.unpack(logits.flatten(0, 1).squeeze(-1).float())
 

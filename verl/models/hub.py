@@ -1,13 +1,20 @@
 """Models of the Hugging Face hub: one download per machine, and one clear line where there can be none."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import huggingface_hub
 from filelock import FileLock
 from huggingface_hub import constants
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
@@ -72,17 +79,29 @@ def is_complete(folder: Path) -> bool:
     """Whether the folder has a model's config and all files of its weights."""
     if not (folder / "config.json").is_file():
         return False
-    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+    # Where a model has both, its safetensors are read.
+    for index, weights in (
+        ("model.safetensors.index.json", "*.safetensors"),
+        ("pytorch_model.bin.index.json", "*.bin"),
+    ):
         if (folder / index).is_file():
             names = set(json.loads((folder / index).read_text())["weight_map"].values())
             return all((folder / name).is_file() for name in names)
-    return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+        if any(folder.glob(weights)):
+            return True
+    return False
 
 
-def _machine_lock(path: str) -> FileLock:
+@contextmanager
+def _machine_lock(path: str) -> Iterator[None]:
+    """Let one process of this machine at a time into the block; all of them at once where the cache is read-only."""
     folder = Path(constants.HF_HUB_CACHE) / ".locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    return FileLock(folder / f"verl--{path.replace('/', '--')}.lock")
+    lock = FileLock(folder / f"verl--{path.replace('/', '--')}.lock")
+    with ExitStack() as held:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(lock)
+        yield
 
 
 def _download(path: str, field: str) -> str:
@@ -92,6 +111,8 @@ def _download(path: str, field: str) -> str:
         if not is_complete(Path(folder)):
             further = FILES + OLDER_WEIGHTS
             folder = huggingface_hub.snapshot_download(path, allow_patterns=further, ignore_patterns=COPIES)
+    except HFValidationError as error:
+        raise ConfigError(f"{name}: neither a folder nor the name of a model of the hub") from error
     except GatedRepoError as error:
         state = "the token in use has no access" if huggingface_hub.get_token() else "HF_TOKEN is not set"
         raise ConfigError(

@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
@@ -149,7 +150,7 @@ def _overridden(config: PreTrainedConfig, path: str, overrides: dict[str, Any]) 
             raise ConfigError(
                 f"model.override_config.{name}={value!r}: {config.model_type} at {path!r} has no such option; {fix}"
             )
-    overrides = dict(overrides)
+    given, overrides = overrides, dict(overrides)
     rope = values.get(ROPE)
     if isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()):
         # The newer name holds the base of the embedding too, which the older ones leave as it is.
@@ -158,9 +159,9 @@ def _overridden(config: PreTrainedConfig, path: str, overrides: dict[str, Any]) 
         overrides[ROPE] = {"rope_theta": rope.get("rope_theta")} | scaling | base
     try:
         return type(config).from_dict(values | overrides)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"model.override_config={overrides!r}: {config.model_type} refuses it: {reason}") from error
+        raise ConfigError(f"model.override_config={given!r}: {config.model_type} refuses it: {reason}") from error
 
 
 def override_engine_config(model: ModelConfig, config: PreTrainedConfig) -> PreTrainedConfig:

@@ -38,6 +38,9 @@ ENGINE_MESSAGES = (
 )
 """Parts of the messages of vLLM's ``ValueError`` when an engine finds too little memory."""
 
+DRIVER_MESSAGES = ("can't allocate memory", "out of memory")
+"""Parts of the messages of ``RuntimeError``s that say so: of torch on a CPU, of CUDA, and of vLLM's warm-up."""
+
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether ``error`` says that a GPU's or the host's memory is exhausted."""
@@ -45,7 +48,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return (
         isinstance(error, torch.OutOfMemoryError | MemoryError)
         or (isinstance(error, ValueError) and any(part in text for part in ENGINE_MESSAGES))
-        or (isinstance(error, RuntimeError) and "can't allocate memory" in text)
+        or (isinstance(error, RuntimeError) and any(part in text for part in DRIVER_MESSAGES))
     )
 
 

@@ -13,7 +13,7 @@ from verl.data.conversations import ConversationDataset, collate_conversations, 
 from verl.models.hub import fetch_models
 from verl.models.info import check_length
 from verl.models.loading import check_model
-from verl.models.tokenizer import load_tokenizer
+from verl.models.tokenizer import check_embeds_tokens, load_tokenizer
 from verl.protocol import ConversationBatch
 from verl.run.display import RunDisplay
 from verl.run.session import TrainingRun
@@ -149,6 +149,7 @@ def run_sft(config: SFTConfig) -> None:
     fetch_models({"model": config.model})
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     check_model(config.model, "model", device_type)
+    check_embeds_tokens(config.model, "model.path", tokenizer)
     check_length(config.model, "model", config.data.max_length)
     data, trainer = config.data, config.trainer
     train_set = ConversationDataset(data.train_files, tokenizer, data)

@@ -129,6 +129,11 @@ class HybridWorker(Checkpointed):
 
 
 def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens that end a response: the model's own, those of the prompts' template, and those that the options name."""
-    named = [*config.rollout.stop_token_ids, *stop_token_ids(config.data.template, tokenizer)]
-    return ModelInfo.of(config.model).end_tokens(tokenizer, named)
+    """Tokens that end a response: the model's own, those of the prompts' template, and those that the options name.
+
+    A string of ``rollout.stop`` that is a token of the model is one of them: the text in which engines look for strings
+    has no special tokens.
+    """
+    vocabulary, options = tokenizer.get_vocab(), config.rollout
+    named = [*options.stop_token_ids, *(vocabulary[string] for string in options.stop if string in vocabulary)]
+    return ModelInfo.of(config.model).end_tokens(tokenizer, [*named, *stop_token_ids(config.data.template, tokenizer)])
