@@ -103,7 +103,7 @@ def test_the_shipped_command_becomes_the_config_it_means(capsys: pytest.CaptureF
     folder = "trainer.default_local_dir=run"  # its default holds the time
     assert config_of(*SHIPPED, folder) == load_config(PPOConfig, "ppo_trainer", [*MEANT, indicators, folder])
     notes = [line.split()[:2] for line in capsys.readouterr().err.splitlines()]
-    expected = "--model_name: --micro_rollout_batch_size --return_hidden_states --return_decode"
+    expected = "--model_name: --micro_rollout_batch_size --dataset_name: --return_hidden_states --return_decode"
     assert notes == [["note:", flag] for flag in expected.split()]
     # The other spelling of flags means the same.
     spelled = [f"{name}={value}" for name, value in zip(SHIPPED[::2], SHIPPED[1::2], strict=True)]

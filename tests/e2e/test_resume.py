@@ -10,7 +10,8 @@ from conftest import small_overrides
 
 from tests.e2e.runs import Run, records
 from verl.checkpoint.folders import checkpoints
-from verl.data.records import RL_SCHEMA, read_parquet, write_parquet
+from verl.data.files import read_rows
+from verl.data.records import RL_SCHEMA, write_parquet
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +93,7 @@ def test_dynamic_sampling_resumes_to_the_bit(tiny_model, arithmetic_prompts, tmp
     folder = tmp_path / "run"
     (tmp_path / "chance.py").write_text(CHANCE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    rows = read_parquet(str(arithmetic_prompts), [])
+    rows = read_rows(str(arithmetic_prompts))
     rows = [row | {"data_source": f"set {number % 2}"} for number, row in enumerate(rows)]
     write_parquet(tmp_path / "two_sets.parquet", rows, RL_SCHEMA)
     overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), *DYNAMIC]

@@ -80,10 +80,11 @@ def test_weights_are_streamed_one_at_a_time_as_the_files_have_them(two, model_co
         "mlp.gate.e_score_correction_bias": Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **routed)),
     }
     for name, model in models.items():
-        model.save_pretrained(tmp_path)
-        expected = load_file(tmp_path / "model.safetensors")
+        folder = tmp_path / type(model).__name__
+        model.save_pretrained(folder)
+        expected = load_file(folder / "model.safetensors")
         assert f"model.layers.1.{name}" in expected
-        for _, found in two.run(cases.streamed, replace(model_config, path=str(tmp_path))):
+        for _, found in two.run(cases.streamed, replace(model_config, path=str(folder))):
             torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
