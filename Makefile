@@ -11,10 +11,12 @@ checks: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/make_training_config.py --check
+	$(BIN)/python scripts/make_from_verl.py --check
 
-# TRAINING_CONFIG.md, from the docstrings in verl/config/ and the values in configs/.
+# TRAINING_CONFIG.md, from the docstrings in verl/config/ and the values in configs/; docs/from_verl.md, from verl/cli/.
 docs: setup
 	$(BIN)/python scripts/make_training_config.py
+	$(BIN)/python scripts/make_from_verl.py
 
 # Three tiers: without processes, what continuous integration runs, and what takes minutes a test.
 quick:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.algorithms.losses import rollout_weights
+from verl.algorithms.losses import gmpo_loss, mean_rollout_weight, ppo_clip_loss, rollout_weights
 
 
 def f64(values):
@@ -90,3 +90,18 @@ def test_bounded_additive_and_one_where_the_engines_agree(seed, level, cap):
     agreeing, metrics = rollout_weights(old, old, mask, level, 1.0)
     assert torch.equal(agreeing, mask.double())
     assert metrics["tis_capped"].item() == 0
+
+
+def test_weights_divided_by_their_mean_are_advantages_divided_by_it():
+    old, rollout, mask = f64(RATIOS).log(), torch.zeros(3, 3, dtype=torch.float64), torch.tensor(MASK)
+    # 5.25 over 6 tokens; (2 + 1/16 + 1.5) over 3 responses
+    assert mean_rollout_weight(old, rollout, mask, "token", 2.0) == 0.875
+    mean = mean_rollout_weight(old, rollout, mask, "sequence", 2.5)
+    assert mean == 1.1875
+    assert mean_rollout_weight(old, rollout + 100, mask, "token", 2.0) == 1.0
+    weights, _ = rollout_weights(old, rollout, mask, "sequence", 2.5)
+    logprobs, advantages = old + f64([[0.5, -0.5, 0], [0.1, 0.9, -2], [2, 0, 0]]), f64([[1.0], [-2.0], [-1.0]])
+    for loss in (gmpo_loss, lambda *parts: ppo_clip_loss(*parts, clip_ratio_c=3.0)):
+        by_weight, _ = loss(logprobs, old, advantages.expand(3, 3), mask, 0.2, 0.2)
+        by_advantage, _ = loss(logprobs, old, advantages.expand(3, 3) / mean, mask, 0.2, 0.2)
+        torch.testing.assert_close(by_weight * (weights / mean), by_advantage * weights)

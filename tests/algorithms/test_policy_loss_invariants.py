@@ -73,6 +73,8 @@ def test_metrics_add_over_micro_batches_and_padding_width_does_not_matter(name, 
 @each_loss
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 0.2), (1.1, 0.2), (0.2, -0.1), (0.2, NAN)])
 def test_clip_ranges_are_checked(name, low, high):
+    if name == "gmpo" and low > 1:
+        low = NAN  # it clips log-ratios, which may be below -1
     ones = torch.ones(1, 1)
     with pytest.raises(ValueError, match="clip_"):
         POLICY_LOSSES[name](ones, ones, ones, ones, low, high)

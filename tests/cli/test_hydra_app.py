@@ -43,7 +43,7 @@ def test_showing_the_config_loads_nothing_heavy(tmp_path: Path):
         ("main_ppo", "ref=5", "ref=5: is a group of options; set one of ref.param_offload"),
         ("main_ppo", "ref=[1,2]", "ref=[1,2]: is a group of options; set one of ref.param_offload"),
         ("main_ppo", "critic=null", "critic=null: must be one of default"),
-        ("main_ppo", "preset=null", "preset=null: must be one of embedded, paper, paper_4096"),
+        ("main_ppo", "preset=null", "preset=null: must be one of embedded, paper, paper_4096, verl"),
         ("main_eval", "n_samplng=3", "n_samplng: unknown key; did you mean n_sampling?"),
         ("main_eval", "benchmarks=a", "model.path=None: name a training run or a model"),
         ("main_eval", "--benchmark=a", "--benchmark: unknown flag; TRAINING_CONFIG.md lists them"),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from verl.cli.release_flags import FLAGS, FlagError, translate
+from verl.cli.release_flags import FLAGS, translate
+from verl.cli.values import FlagError
 from verl.config import PPOConfig, load_config
 
 RELEASE_FLAGS = """

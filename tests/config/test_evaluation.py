@@ -4,7 +4,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from verl.cli.eval_arguments import plain_arguments
-from verl.cli.release_flags import FlagError
+from verl.cli.values import FlagError
 from verl.config import CONFIG_DIR, ConfigError
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
 

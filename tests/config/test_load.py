@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, load_config
 from verl.config.load import parse_run_config
+from verl.config.rollout_correction import Rejection
 
 
 @pytest.mark.slow
@@ -31,6 +32,7 @@ WORLD = "trainer.nnodes*trainer.n_gpus_per_node"
 TOTAL = "data.max_prompt_length+data.max_response_length=200"
 BATCH, MINI, LONG = "data.train_batch_size", "actor.ppo_mini_batch_size", "reward_score.overlong_buffer"
 FILTER = "algorithm.filter_groups.enable=true"
+CORRECTION = "algorithm.rollout_correction.rollout_rs"
 JUDGE = "reward_model.enable=true reward_model.rule_weight=0"
 ENGINE, TURNS = "rollout.engine_kwargs", "rollout.multi_turn"
 NO_TURNS = "unknown key; multi-turn rollout with tools is not supported: a response is one turn"
@@ -63,6 +65,9 @@ REFUSALS = [
     ("seed=-1", "seed=-1: must be from 0 to 4294967295"),
     ("actor.optim.lr=0", "actor.optim.lr=0.0: must be greater than 0"),
     ("actor.clip_ratio_c=0.5", "actor.clip_ratio_c=0.5: must be above 1, or null"),
+    ("actor.optim.lr_warmup_steps=-2", "actor.optim.lr_warmup_steps=-2: must be at least 0, or -1 for lr_warmup_steps"),
+    ("actor.optim.lr_warmup_steps_ratio=2", "actor.optim.lr_warmup_steps_ratio=2.0: must be in [0, 1]"),
+    ("actor.optim.lr_warmup_steps_ratio=0.1", "actor.optim.lr_warmup_steps_ratio=0.1: lr_warmup_steps=4 comes first"),
     ("algorithm.gamma=1.5", "algorithm.gamma=1.5: must be in [0, 1]"),
     ("algorithm.lam=-0.1", "algorithm.lam=-0.1: must be in [0, 1]"),
     ("trainer.total_training_steps=-1", "trainer.total_training_steps=-1: must be at least 0"),
@@ -101,11 +106,23 @@ REFUSALS = [
     (f"{RANKS}_add=[avg_log_probs,avg_log_probs]", f"{RANKS}_add=['avg_log_probs', 'avg_log_probs']: name each once"),
     (f"{RANKS}_add=[avg_logprobs]", f"{RANKS}_add[0]='avg_logprobs': must be one of avg_log_probs, avg_response_entr"),
     (f"{RANKS}=[5]", f"{RANKS}=[5]: indices run from 0 to 4: ['Response Entropy"),
+    (f"{CORRECTION}=token_k1", f"{CORRECTION}_threshold=None: needs one threshold, or one for each of the 1 rules"),
+    (f"{CORRECTION}_threshold=2", f"{CORRECTION}_threshold=[2]: is used only with {CORRECTION}; set that"),
+    (f"{CORRECTION}=seq_k1 {CORRECTION}_threshold=2", f"{CORRECTION}='seq_k1': must be one of token_k1, token_k2, t"),
+    (
+        f"{CORRECTION}=token_k3 {CORRECTION}_threshold='0.5_2.0'",
+        f"{CORRECTION}_threshold='0.5_2.0': token_k3 takes one",
+    ),
+    (
+        f"{CORRECTION}=seq_mean_k1 {CORRECTION}_threshold='2_0.5'",
+        f"{CORRECTION}_threshold='2_0.5': seq_mean_k1 takes two",
+    ),
+    (f"{CORRECTION}=token_k1 {CORRECTION}_threshold=x", f"{CORRECTION}_threshold='x': token_k1 takes two ratios such"),
     # Choices.
     ("algorithm.adv_estimator=grop", "algorithm.adv_estimator='grop': must be one of grpo, rloo, "),
     ("algorithm.kl_ctrl.type=adaptve", "algorithm.kl_ctrl.type='adaptve': must be one of fixed, adaptive; did you"),
     ("algorithm.filter_groups.metric=accuracy", "algorithm.filter_groups.metric='accuracy': must be one of acc, "),
-    ("actor.policy_loss=ppo", "actor.policy_loss='ppo': must be one of ppo_clip, gspo, cispo"),
+    ("actor.policy_loss=ppo", "actor.policy_loss='ppo': must be one of ppo_clip, gspo, cispo, gmpo"),
     ("actor.loss_agg_mode=token_mean", "actor.loss_agg_mode='token_mean': must be one of token-mean"),
     ("actor.tis_level=tokens", "actor.tis_level='tokens': must be one of none, token, sequence; did you mean"),
     ("actor.optim.lr_scheduler_type=step", "actor.optim.lr_scheduler_type='step': must be one of constant, linear,"),
@@ -120,7 +137,15 @@ REFUSALS = [
         "reward_manager.baseline_start=zeros",
         "reward_manager.baseline_start='zeros': must be one of first_batch, zero; ",
     ),
-    ("trainer.logger=wandbb", "trainer.logger[0]='wandbb': must be one of console, tensorboard, wandb; did you mean"),
+    (
+        "trainer.logger=wandbb",
+        "trainer.logger[0]='wandbb': must be one of console, tensorboard, wandb, mlflow, swanlab",
+    ),
+    (
+        "trainer.logger=[console,clearml]",
+        "trainer.logger[1]='clearml': must be one of console, tensorboard, wandb, mlf",
+    ),
+    ("trainer.logger=[vemlp_wandb]", "trainer.logger[0]='vemlp_wandb': must be one of console, tensorboard, wandb, ml"),
     # What an engine may be told, and what the trainer depends on.
     ("rollout.min_p=1.5", "rollout.min_p=1.5: must be in [0, 1]"),
     ("rollout.val_kwargs.repetition_penalty=0", "rollout.val_kwargs.repetition_penalty=0.0: must be greater than 0"),
@@ -183,6 +208,23 @@ REFUSALS = [
     ("trainer.resume_from_path=a/b", "trainer.resume_from_path='a/b': is used only with trainer.resume_mode=path"),
     ("trainer.val_only=true data.val_files=[]", "trainer.val_only=True: there are no validation prompts"),
     (f"{LONG}.enable=true {LONG}.len=160", f"{LONG}.len=160: must be below data.max_response_length=160"),
+    (
+        "data.gen_batch_size=96",
+        "data.gen_batch_size=96: without algorithm.filter_groups a step samples data.train_batch",
+    ),
+    (f"{FILTER} data.gen_batch_size=0", "data.gen_batch_size=0: must be greater than 0"),
+    (
+        f"{FILTER} data.gen_batch_size=33",
+        "data.gen_batch_size=33: must be divisible by trainer.nnodes*trainer.n_gpus_pe",
+    ),
+    (
+        f"{FILTER} data.gen_batch_size=20 algorithm.filter_groups.max_num_gen_batches=2",
+        "algorithm.filter_groups.max_num_gen_batches=2: so many batches of data.gen_batch_size=20 prompts do not fill",
+    ),
+    (
+        f"{FILTER} algorithm.filter_groups.metric=seq_final_reward algorithm.use_kl_in_reward=true",
+        "algorithm.filter_groups.metric='seq_final_reward': the KL penalty of algorithm.use_kl_in_reward makes every",
+    ),
     (f"{FILTER} algorithm=gae rollout.n=1", "rollout.n=1: algorithm.filter_groups compares the responses to one prom"),
     (f"{JUDGE} reward_model.weight=0", "reward_model.weight=0.0: both weights are 0; set one"),
     ("rollout.name=hf rollout.tensor_parallel_size=2", "rollout.tensor_parallel_size=2: rollout.name=hf has no tensor"),
@@ -268,6 +310,36 @@ def test_what_an_engine_and_a_model_may_be_told_goes_through():
     assert config.model.override_config == {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
     assert config.critic.model.override_config == config.model.override_config
     assert config.rollout.train_kwargs.min_p == 0.1 and config.rollout.stop == ["x", "\n\n"]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "limit", "expected"),
+    [
+        (10, 80, "80 steps: trainer.total_training_steps=80 comes before trainer.total_epochs=10 (210 steps, 21 each)"),
+        (2, 80, "42 steps: trainer.total_epochs=2 (42 steps, 21 each) before trainer.total_training_steps=80"),
+        (2, 42, "42 steps: trainer.total_epochs=2 (42 steps, 21 each)"),
+        (2, 0, "42 steps: trainer.total_epochs=2 (42 steps, 21 each)"),
+    ],
+)
+def test_one_line_says_what_ends_the_run(epochs: int, limit: int, expected: str):
+    overrides = [f"trainer.total_epochs={epochs}", f"trainer.total_training_steps={limit}"]
+    note = load_config(PPOConfig, "ppo_trainer", overrides).trainer.length_note(21)
+    assert note == f"the run ends after {expected}"
+
+
+@pytest.mark.parametrize(
+    ("rules", "bounds", "expected"),
+    [
+        ("null", "null", []),
+        ("token_k1", "2.0", [("token_k1", 0.5, 2.0)]),
+        ("seq_mean_k1", "'0.999_1.001'", [("seq_mean_k1", 0.999, 1.001)]),
+        ("'token_k1,seq_max_k2'", "'0.25_4.0,2'", [("token_k1", 0.25, 4.0), ("seq_max_k2", None, 2.0)]),
+        ("[token_k2,seq_sum_k3]", "0.5", [("token_k2", None, 0.5), ("seq_sum_k3", None, 0.5)]),
+    ],
+)
+def test_rejection_rules_are_written_as_in_verl(rules: str, bounds: str, expected: list[Rejection]):
+    config = load_config(PPOConfig, "ppo_trainer", [f"{CORRECTION}={rules}", f"{CORRECTION}_threshold={bounds}"])
+    assert config.algorithm.rollout_correction.rejections == expected
 
 
 def test_integers_pass_as_floats_and_a_lone_element_as_a_list_and_nothing_changes_later():

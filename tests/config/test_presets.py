@@ -35,7 +35,8 @@ EXPERIMENTS = {
 
 
 def test_the_tables_name_every_shipped_file():
-    assert sorted(PRESETS) == sorted(path.stem for path in (CONFIG_DIR / "preset").glob("*.yaml"))
+    # preset=verl is compared with veRL's defaults in tests/cli/test_verl_options.py
+    assert sorted([*PRESETS, "verl"]) == sorted(path.stem for path in (CONFIG_DIR / "preset").glob("*.yaml"))
     assert sorted(EXPERIMENTS) == sorted(path.stem for path in (CONFIG_DIR / "experiment").glob("*.yaml"))
 
 
@@ -82,6 +83,7 @@ def test_the_papers_settings():
         (["actor.policy_loss=gspo", "preset=paper"], (3e-4, 4e-4), "seq-mean-token-mean"),
         (["actor.policy_loss=gspo", "actor.loss_agg_mode=token-mean"], (3e-4, 4e-4), "token-mean"),
         (["actor.policy_loss=cispo"], (0.2, 0.2), "token-mean"),
+        (["actor.policy_loss=gmpo"], (0.4, 0.4), "seq-mean-token-mean"),
     ],
 )
 def test_a_policy_loss_brings_its_clip_range_and_aggregation(overrides, clip_range, aggregation):

@@ -125,6 +125,14 @@ def test_fewer_prompts_than_a_batch_are_an_error(tmp_path: Path):
         train_loader(dataset_of(tmp_path, 3), data_config(train_batch_size=4), pad_token_id=0, seed=0)
 
 
+def test_batches_have_the_size_of_a_generation_batch(tmp_path: Path):
+    config = data_config(train_batch_size=2, gen_batch_size=5)
+    loader = train_loader(dataset_of(tmp_path, 12), config, pad_token_id=0, seed=0)
+    assert [len(batch.records) for batch in loader] == [5, 5] and len(loader) == 2
+    with pytest.raises(ConfigError, match="^data.gen_batch_size=5: there are only 3 training prompts; lower it$"):
+        train_loader(dataset_of(tmp_path, 3), config, pad_token_id=0, seed=0)
+
+
 def epochs(dataset: PromptDataset, seed: int, shuffle: bool = True) -> list[list[list[int]]]:
     """The uids of two epochs, batch by batch."""
     loader = train_loader(dataset, data_config(train_batch_size=4, shuffle=shuffle), pad_token_id=0, seed=seed)

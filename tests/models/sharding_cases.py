@@ -24,7 +24,7 @@ from verl.models.lora import adapters_disabled, is_adapter
 from verl.models.offload import full_tensor, is_offloaded
 from verl.models.value_models import load_sharded_value_model
 
-OPTIM = OptimConfig(1e-3, [0.9, 0.99], 1e-8, 0.1, "constant", lr_warmup_steps=0, min_lr_ratio=0.1, grad_clip=0.01)
+OPTIM = OptimConfig(1e-3, [0.9, 0.99], 1e-8, 0.1, "constant", 0, 0.0, min_lr_ratio=0.1, grad_clip=0.01)
 """With so low a bound every gradient is clipped."""
 
 

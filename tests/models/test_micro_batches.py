@@ -40,6 +40,14 @@ def test_further_parts_come_from_the_largest():
         split_to_count([[0, 1, 2]], 4)
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(1, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (3, [3, 2]), (5, [5]), (8, [5])])
+def test_rows_need_not_divide_the_share_of_a_worker(rows: int, expected: list[int]):
+    ones, zeros = torch.ones(5, 2, dtype=torch.int64), torch.zeros(5, 1)
+    batch = ValueBatch(ones, ones, ones[:, :1], zeros, zeros, batch_size=[5])
+    cuts = MicroBatching(rows, max_tokens=None, packed=False).cut(batch)
+    assert [len(cut) for cut in cuts] == expected and torch.cat(cuts).tolist() == [0, 1, 2, 3, 4]
+
+
 def test_results_come_back_in_the_order_of_the_rows(single_mesh):
     attention_mask = torch.tensor([[0, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [0, 1, 1, 0, 0]])
     response_mask = attention_mask[:, 2:]

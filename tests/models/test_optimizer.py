@@ -10,7 +10,7 @@ from verl.models.optimizer import clip_gradients, lr_multiplier, make_optimizer
 
 
 def optim_config(kind: str, warmup: int = 3, floor: float = 0.1) -> OptimConfig:
-    return OptimConfig(0.5, [0.9, 0.99], 1e-8, 0.25, kind, lr_warmup_steps=warmup, min_lr_ratio=floor, grad_clip=1.0)
+    return OptimConfig(0.5, [0.9, 0.99], 1e-8, 0.25, kind, warmup, 0.0, min_lr_ratio=floor, grad_clip=1.0)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,18 @@ def optim_config(kind: str, warmup: int = 3, floor: float = 0.1) -> OptimConfig:
 def test_warm_up_then_decay(kind: str, warmup: int, floor: float, total_steps: int, expected: list[float]):
     multiplier = lr_multiplier(optim_config(kind, warmup, floor), total_steps)
     assert [multiplier(step) for step in range(len(expected))] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("steps", "ratio", "total_steps", "expected"),
+    [(-1, 0.1, 39, 3), (-1, 0.0, 39, 0), (-1, 1.0, 39, 39), (4, 0.0, 39, 4)],
+)
+def test_warm_up_in_steps_or_as_a_share_of_optimizer_steps(steps, ratio, total_steps, expected):
+    config = replace(optim_config("constant"), lr_warmup_steps=steps, lr_warmup_steps_ratio=ratio)
+    multiplier = lr_multiplier(config, total_steps)
+    assert [multiplier(step) for step in (0, max(0, expected - 1), expected)] == pytest.approx(
+        [1 / (expected + 1), max(1, expected) / (expected + 1), 1.0]
+    )
 
 
 def test_the_optimizer_takes_trainable_parameters_and_follows_the_schedule():

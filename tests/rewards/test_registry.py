@@ -5,8 +5,8 @@ import pytest
 
 from verl.config.errors import ConfigError
 from verl.evaluation.results import ScoredSample
-from verl.evaluation.statistics.majority import answer_classes
 from verl.rewards import check_ground_truth, compute_score, register_verifier
+from verl.rewards.majority import answer_classes
 from verl.rewards.registry import (
     DEEPSEEK_R1,
     KNIGHTS_AND_KNAVES,
@@ -215,3 +215,8 @@ def test_importing_the_package_loads_no_algebra():
     code = "import sys, verl.rewards, verl.rewards.pool; print({'sympy', 'math_verify', 'torch'} & sys.modules.keys())"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("source", ["math_dapo", "math_dapo_reasoning", "aime2024", "numina_olympiads"])
+def test_verls_names_of_mathematics_have_the_verifier_of_mathematics(source: str):
+    assert find_scorer(source).path == VERIFIERS["math"]

@@ -89,6 +89,10 @@ def test_all_batches_are_described_together_and_by_source():
         **{"reward_extra/right/mean": 0.5, "reward_extra/right/count": 8.0, "gsm8k/reward_extra/right/mean": 0.75},
     }
     assert {name: metrics[f"val/{name}"] for name in expected} == expected
+    # Two responses to each prompt, of which uid 2 has two and uids 0 and 3 have one correct; scores are 1 and -1.
+    assert [metrics[f"val/{source}pass@2"] for source in ("", "gsm8k/", "math/")] == [0.75, 1.0, 0.5]
+    assert [metrics[f"val/{source}best@2/mean"] for source in ("", "gsm8k/", "math/")] == [0.5, 1.0, 0.0]
+    assert [metrics[f"val/{source}worst@2/mean"] for source in ("", "gsm8k/", "math/")] == [-0.5, 0.0, -1.0]
     # Without the auxiliary reward, scores are logged alone.
     assert "val/rewards/mean" not in metrics
 

@@ -71,6 +71,12 @@ VARIANTS = {
     "dual clip, tokens reweighed": {"clip_ratio_c": 1.5, "tis_level": "token", "tis_cap": 1.1},
     "gspo, sequence mean": {"policy_loss": "gspo", "loss_agg_mode": "seq-mean-token-mean"},
     "cispo, sequence sum": {"policy_loss": "cispo", "loss_agg_mode": "seq-mean-token-sum", "tis_level": "sequence"},
+    "straight-through KL, weighted": {
+        "use_kl_loss": True,
+        "kl_loss_coef": 1.0,
+        "kl_loss_type": "k3+",
+        "use_unbiased_kl": True,
+    },
     "constant length, entropy": {"loss_agg_mode": "seq-mean-token-sum-norm", "entropy_coeff": 0.01},
 }
 

@@ -1,7 +1,13 @@
 """KL(policy || reference): estimators per token, the penalty in the rewards, and the controllers of its coefficient.
 
-Estimators: Schulman 2020, "Approximating KL divergence". Each takes ``logprobs [B, R]`` and ``ref_logprobs [B, R]`` in
-nats, returns ``[B, R]`` and is differentiable in ``logprobs``.
+Estimators: Schulman 2020, "Approximating KL divergence", under veRL's names. Each takes ``logprobs [B, R]`` and
+``ref_logprobs [B, R]`` in nats, returns ``[B, R]`` and is differentiable in ``logprobs``.
+
+As a loss, an estimator needs a good gradient, not a good value. On policy, with x = log p - log p_ref, the gradient of
+the divergence is the mean of x grad log p. That of k2 is x grad log p: right. That of k1 is grad log p, whose mean is
+0, and that of k3 is (1 - exp(-x)) grad log p, which agrees for small x only. ``abs`` has the gradient of the sum of
+|p - p_ref| over tokens. A name with the suffix ``+`` has the value of its estimator and the gradient of k2
+(straight-through).
 
 Penalty and controllers: Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences" (arXiv 1909.08593),
 section 2.2. The reward becomes r - coef * KL(policy || reference), and the coefficient may follow a target KL.
@@ -15,7 +21,12 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""``low_var_kl`` clamps ref - policy to this, so that exp stays finite; beyond it the gradient is 0."""
+"""``low_var_kl`` clamps log p_ref - log p to [-20, 20], and the weight of :func:`kl_loss` its log-ratio, so
+that exp stays finite."""
+
+MAX_LOW_VAR_KL = 10.0
+"""``low_var_kl`` is at most this, as in veRL: an outlier, a token 13 times as likely under the reference, does not
+dominate a batch. Beyond it the gradient is 0."""
 
 ERROR_LIMIT = 0.2
 """The adaptive controller clips its proportional error to [-0.2, 0.2]."""
@@ -39,20 +50,58 @@ def mse_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def low_var_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """k3: exp(x) - x - 1 with x = log p_ref - log p. Unbiased, low variance, never negative.
 
-    x as a whole is clamped to ``MAX_LOG_RATIO``: if only the exponent were clamped, the remaining -x would push a token
-    away from the reference.
+    x is clamped to +-``MAX_LOG_RATIO``, the whole to ``MAX_LOW_VAR_KL``; the estimate is unbiased within these bounds.
     """
-    x = (ref_logprobs - logprobs).clamp(max=MAX_LOG_RATIO)
-    return x.expm1() - x
+    x = (ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (x.expm1() - x).clamp(max=MAX_LOW_VAR_KL)
 
 
-KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+KLEstimator = Callable[[Tensor, Tensor], Tensor]
+
+_BY_VALUE: dict[str, KLEstimator] = {
     "kl": kl,
+    "k1": kl,
     "abs": abs_kl,
     "mse": mse_kl,
+    "k2": mse_kl,
     "low_var_kl": low_var_kl,
+    "k3": low_var_kl,
 }
+
+
+def straight_through(estimator: KLEstimator) -> KLEstimator:
+    """The value of ``estimator`` with the gradient of k2, which no clamp stops."""
+
+    def estimate(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+        carrier = mse_kl(logprobs, ref_logprobs)
+        # Zero first: adding a large k2 and taking it away again would round the value.
+        return (carrier - carrier.detach()) + estimator(logprobs, ref_logprobs).detach()
+
+    return estimate
+
+
+KL_ESTIMATORS = _BY_VALUE | {f"{name}+": straight_through(estimator) for name, estimator in _BY_VALUE.items()}
 """Name in the configuration -> estimator."""
+
+
+def kl_loss(kl_type: str, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None) -> Tensor:
+    """The estimate ``[B, R]`` that is added to the policy's loss.
+
+    Args:
+        kl_type: a key of ``KL_ESTIMATORS``.
+        old_logprobs: ``[B, R]``, under the policy that sampled the tokens: the estimate is weighted by the ratio
+            r = exp(logprobs - old_logprobs), so that value and gradient stay right once the policy has moved away from
+            it (DeepSeek-V3.2, arXiv 2512.02556, section 3.1). None: no weight.
+
+    With k1, k3 and ``abs`` the gradient passes through the weight as well: with k3 the sum is r x grad log p, with k1
+    r (x + 1) grad log p, whose mean is the same, on policy too. k2, and every name with a ``+``, have the factor
+    x grad log p already, so the weight is a constant there.
+    """
+    estimate = KL_ESTIMATORS[kl_type](logprobs, ref_logprobs)
+    if old_logprobs is None:
+        return estimate
+    ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return (ratio.detach() if kl_type.endswith("+") or kl_type in ("mse", "k2") else ratio) * estimate
 
 
 class FixedKLController:

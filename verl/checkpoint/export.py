@@ -9,9 +9,11 @@ from peft import PeftConfig, PeftModel
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from transformers import PreTrainedModel
 
 from verl.checkpoint.folders import latest_checkpoint, step_of, verify_checkpoint
 from verl.checkpoint.shards import ADAPTERS, MODEL, check_same_architecture, saved_shapes
+from verl.checkpoint.verl_shards import holds_verl_shards, merge_verl_shards
 from verl.config.errors import ConfigError
 from verl.models.huggingface import AUTO_CLASSES, empty_model, read_buffers, write_huggingface
 from verl.models.info import ModelInfo
@@ -22,7 +24,8 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
     """Write the model of a checkpoint as ``transformers`` and vLLM load it; returns the folder.
 
     Args:
-        source: a checkpoint, or a run's folder, whose latest checkpoint is used.
+        source: a checkpoint, or a run's folder, whose latest checkpoint is used. Or one of veRL, whose shards are
+            merged; then the weights are in bfloat16.
         out: a new folder; None: ``<checkpoint>/<part>/huggingface``.
         part: ``actor`` or ``critic``.
 
@@ -30,6 +33,11 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
         ConfigError: there is no intact checkpoint, it does not hold the whole model, or ``out`` exists.
     """
     folder = source.resolve()
+    if holds_verl_shards(folder / part):
+        if out is None:
+            raise ConfigError(f"{folder}: is a checkpoint of veRL; name a new folder with --out")
+        model, weights = merge_verl_shards(folder / part, trust_remote_code)
+        return _write(model, weights, folder / part / "huggingface", out, trust_remote_code)
     if step_of(folder) is None:
         latest = latest_checkpoint(folder)
         if latest is None:
@@ -49,7 +57,15 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         weights = read_parameters(folder / part / "shards", shapes)
     weights |= read_buffers(architecture)
-    # Renamed to its final name once it is complete.
+    return _write(model, weights, architecture, target, trust_remote_code)
+
+
+def _write(
+    model: PreTrainedModel, weights: dict[str, Tensor], architecture: Path, target: Path, trust_remote_code: bool
+) -> Path:
+    """Write ``target``, with the tokenizer in ``architecture``; renamed to its final name once it is complete."""
+    if target.exists():
+        raise ConfigError(f"{target}: already exists; name another folder")
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.unfinished")
     try:
         tokenizer = load_tokenizer(str(architecture), trust_remote_code, needs_chat_template=False)

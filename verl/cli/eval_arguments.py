@@ -5,7 +5,8 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from verl.cli.release_flags import MULTIRUN, FlagError, sort_arguments
+from verl.cli.release_flags import MULTIRUN, sort_arguments
+from verl.cli.values import FlagError
 
 LITERAL = ("[", "{", "'", '"', "$")
 """First characters of a value that is passed to Hydra unchanged."""

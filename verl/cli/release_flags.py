@@ -5,17 +5,17 @@ byte. A flag sets one option. What the release's script set without a flag is le
 ``--model_name`` starts from the paper's preset. The release's spellings end here; the schema holds each option once.
 """
 
-import ast
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
+from verl.cli.values import FlagError, listed, literal, nearest, note, override_key, quoted, scalar
+from verl.cli.verl_options import translate_overrides
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR, compose_config
 from verl.config.ppo import PPOConfig
@@ -37,10 +37,6 @@ HYDRA_FLAGS = {
 
 RETIRED_OPTIONS = {"trainer.remove_previous_ckpt", "calculator.svd_niter", "calculator.compute_log_effective_rank"}
 """Former options of the schema; as overrides they mean what the flags of the same names mean."""
-
-
-class FlagError(ValueError):
-    """A command line that cannot be translated; the message names the flag and the fix."""
 
 
 @dataclass(frozen=True)
@@ -70,43 +66,6 @@ class Flag:
     """Turns its value, which is not empty, into overrides."""
     note: str = ""
     """A note for the user, printed unless the value is false."""
-
-
-def scalar(text: str) -> str:
-    """A number, a boolean in any case, or a word; several of them, separated by commas, are a sweep."""
-    return ",".join(_word(part.strip()) for part in text.split(","))
-
-
-def quoted(text: str) -> str:
-    """Quoted text, which Hydra takes literally."""
-    # Inside quotes a backslash is literal, except before a quote.
-    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", r"\'")
-    return f"'{escaped}'"
-
-
-def listed(text: str) -> str:
-    """A list in Python's form, ``['a b', 'c']``, in Hydra's, ``[a b,c]``, or without brackets, ``40,80``."""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        if text.startswith("["):
-            return text
-        value = [part.strip() for part in text.split(",")]
-    return _literal(list(value) if isinstance(value, list | tuple) else [value])
-
-
-def _word(text: str) -> str:
-    if text.lower() in ("true", "false"):
-        return text.lower()
-    if text.lower() in ("none", "null"):
-        return "null"
-    return text if re.fullmatch(r"[\w.+/-]+", text) else quoted(text)
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{','.join(_literal(element) for element in value)}]"
-    return quoted(value) if isinstance(value, str) else scalar(str(value))
 
 
 def sets(*options: str, convert: Callable[[str], str] = scalar) -> Flag:
@@ -155,7 +114,7 @@ def _dataset(value: str, line: CommandLine) -> list[str]:
     named = [f"{option}=[{quoted(f'{folder}/{name}')}]" for option, name in files.items()]
     if not value.startswith("simplelr_") or "data" in line.keys:
         return named
-    _note("--dataset_name: prompts of SimpleRL-Zoo's files are read as they are, as configs/data/simplerl.yaml has it")
+    note("--dataset_name: prompts of SimpleRL-Zoo's files are read as they are, as configs/data/simplerl.yaml has it")
     return ["data=simplerl", *named]
 
 
@@ -165,7 +124,7 @@ def _model(value: str, line: CommandLine) -> list[str]:
     overrides = [f"model.path={quoted(path)}"]
     if "preset" not in line.keys:
         # The embedded task's learning rate would ruin a pretrained model; the release's script uses another.
-        _note(
+        note(
             "--model_name: other options come from configs/preset/paper.yaml; preset=embedded uses the embedded task's"
         )
         overrides.insert(0, "preset=paper")
@@ -188,7 +147,7 @@ def _estimator(value: str, line: CommandLine) -> list[str]:
     known = sorted(path.stem for path in (CONFIG_DIR / "algorithm").glob("*.yaml"))
     for name in value.split(","):
         if name not in known:
-            raise FlagError(f"must be one of {', '.join(known)}{_nearest(name, known)}")
+            raise FlagError(f"must be one of {', '.join(known)}{nearest(name, known)}")
     return [f"algorithm={value}"]
 
 
@@ -211,7 +170,7 @@ def _critic(value: str, line: CommandLine) -> list[str]:
     if {"algorithm", "algorithm.adv_estimator", "experiment"} & line.keys:
         estimator = "gae"  # or another, which does not load the critic whatever its path
     if "gae" not in estimator.split(","):
-        _note(f"--critic_model_path is ignored: {estimator} has no critic; --adv_estimator gae has one")
+        note(f"--critic_model_path is ignored: {estimator} has no critic; --adv_estimator gae has one")
         return []
     return [f"critic.model.path={quoted(value)}"]
 
@@ -247,7 +206,7 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
         raise
     indices = found if isinstance(found, ListConfig) else [found]
     wanted = [*(index for index in indices if index is not None), BASE_METRICS.index("Log Effective Rank")]
-    return [*(o for o in overrides if override_key(o) != key), f"{key}={_literal(list(dict.fromkeys(wanted)))}"]
+    return [*(o for o in overrides if override_key(o) != key), f"{key}={literal(list(dict.fromkeys(wanted)))}"]
 
 
 CAPTURED = "the hidden states of all response tokens are always measured, see `calculator.enable`"
@@ -356,6 +315,8 @@ def translate(arguments: Sequence[str]) -> list[str]:
         ConfigError: an override that does not fit.
     """
     line = _without_retired_options(sort_arguments(arguments))
+    overrides_of_line, flags_of_hydra = translate_overrides(line.overrides, line.hydra)
+    line = replace(line, overrides=overrides_of_line, hydra=flags_of_hydra)
     hydra = {argument.partition("=")[0] for argument in line.hydra}
     if MULTIRUN & hydra and {"--cfg", "-c", "--info", "-i"} & hydra:
         raise FlagError("--multirun: --cfg and --info show one configuration; leave out one of the two")
@@ -367,7 +328,7 @@ def translate(arguments: Sequence[str]) -> list[str]:
         except FlagError as error:
             raise FlagError(f"--{name} {value}: {error}") from None
         if flag.note and value and value.lower() != "false":
-            _note(f"--{name} {value} {flag.note}")
+            note(f"--{name} {value} {flag.note}")
         overrides |= {override_key(override): override for override in translated}
     # Hydra refuses a group that is chosen twice, so an override replaces the flag. Hydra's parser expects all overrides
     # next to each other, so its own flags come last.
@@ -403,21 +364,17 @@ def sort_arguments(arguments: Sequence[str]) -> CommandLine:
             elif not has_value and name in ("--info", "-i") and rest and rest[0] in HYDRA_INFO:
                 line.hydra.append(rest.pop(0))
         elif not argument.startswith("--"):
-            line.overrides.append(argument)
+            if argument.strip():  # a line of a script that ends in a backslash and a blank leaves a word of blanks
+                line.overrides.append(argument)
         elif name.removeprefix("--") in FLAGS:
             text = value if has_value else _next_value(name, rest)
             line.flags[name.removeprefix("--")] = "" if text.strip() in ("", '""', "''") else text.strip()
         else:
-            hint = _nearest(name, [*(f"--{flag}" for flag in FLAGS), *HYDRA_FLAGS]) or "; TRAINING_CONFIG.md lists them"
+            hint = nearest(name, [*(f"--{flag}" for flag in FLAGS), *HYDRA_FLAGS]) or "; TRAINING_CONFIG.md lists them"
             if "." in name:
                 hint = f"; options are set without dashes: {name.lstrip('-')}=VALUE"
             raise FlagError(f"{name}: unknown flag{hint}")
     return line
-
-
-def override_key(override: str) -> str:
-    """The option or group that a Hydra override sets: ``trainer.test_freq`` of ``++trainer.test_freq=5``."""
-    return override.partition("=")[0].lstrip("+~")
 
 
 def main() -> None:
@@ -434,15 +391,6 @@ def _next_value(name: str, rest: list[str]) -> str:
     if not rest or rest[0].startswith("--") or rest[0] in HYDRA_FLAGS:
         raise FlagError(f"{name}: needs a value after it")
     return rest.pop(0)
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from verl.config.checks import require, require_choice, require_not_negative, require_positive
 
 Device = Literal["auto", "cpu", "cuda"]
-Logger = Literal["console", "tensorboard", "wandb"]
+Logger = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab", "file"]
 
 _INSIDE_WORKERS = "the engine runs inside the run's own workers"
 _SAMPLING = "the run's own options decide how responses are sampled and where they end"
@@ -142,9 +142,16 @@ class OptimConfig:
     weight_decay: float
     """Decoupled weight decay."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
-    """``constant``, ``linear`` or ``cosine`` decay after the warm-up."""
+    """``constant``, ``linear`` or ``cosine`` decay (half a wave) after the warm-up, until the run's last optimizer
+    step."""
     lr_warmup_steps: int
-    """Optimizer steps of linear warm-up from 0 to ``lr``."""
+    """Optimizer steps of linear warm-up: the rate is lr / (n + 1), 2 lr / (n + 1), ... and ``lr`` after n of them; -1:
+    ``lr_warmup_steps_ratio`` decides. veRL counts training steps here, each with ``ppo_epochs`` passes of
+    ``data.train_batch_size`` / ``ppo_mini_batch_size`` optimizer steps, changes the rate between them only, and starts
+    from a rate of 0, so its first training step changes nothing."""
+    lr_warmup_steps_ratio: float
+    """Share of the run's optimizer steps that are warm-up, in [0, 1], rounded down; with ``lr_warmup_steps=-1``. As a
+    share it means the same as in veRL."""
     min_lr_ratio: float
     """The decay ends at ``lr * min_lr_ratio``."""
     grad_clip: float
@@ -154,9 +161,17 @@ class OptimConfig:
         require_positive("optim.lr", self.lr)
         require(len(self.betas) == 2, "optim.betas", self.betas, "needs two numbers")
         require_positive("optim.eps", self.eps)
-        require_not_negative("optim.lr_warmup_steps", self.lr_warmup_steps)
+        steps, ratio = self.lr_warmup_steps, self.lr_warmup_steps_ratio
+        require(steps >= -1, "optim.lr_warmup_steps", steps, "must be at least 0, or -1 for lr_warmup_steps_ratio")
+        require(0 <= ratio <= 1, "optim.lr_warmup_steps_ratio", ratio, "must be in [0, 1]")
+        unused = f"lr_warmup_steps={steps} comes first; set lr_warmup_steps=-1 too, or this to 0"
+        require(ratio == 0 or steps == -1, "optim.lr_warmup_steps_ratio", ratio, unused)
         require(0 <= self.min_lr_ratio <= 1, "optim.min_lr_ratio", self.min_lr_ratio, "must be in [0, 1]")
         require_positive("optim.grad_clip", self.grad_clip)
+
+    def warmup_steps(self, total_steps: int) -> int:
+        """Optimizer steps of warm-up in a run of ``total_steps``."""
+        return int(self.lr_warmup_steps_ratio * total_steps) if self.lr_warmup_steps < 0 else self.lr_warmup_steps
 
 
 @dataclass(frozen=True)
@@ -224,15 +239,18 @@ class RunConfig:
     default_local_dir: str
     """Folder for everything that the run writes. If it holds an unfinished run, ``resume_mode`` decides."""
     logger: list[Logger]
-    """Trackers besides ``metrics.jsonl``, which is always written: ``console``, ``tensorboard``, ``wandb``."""
+    """Trackers besides ``metrics.jsonl``, which is always written (docs/metrics.md#trackers): ``console``,
+    ``tensorboard``, ``wandb``; ``mlflow`` and ``swanlab``, whose packages you install; ``file``, which writes the file
+    that ``VERL_FILE_LOGGER_PATH`` names as well. Missing packages and keys are found before anything starts."""
     nnodes: int
     """Machines of the Ray cluster to use."""
     n_gpus_per_node: int
     """Workers per machine: one per GPU, or this many CPU processes."""
     total_epochs: int
-    """Passes over the training data."""
+    """Passes over the training data. An incomplete last batch is left out."""
     total_training_steps: int
-    """Stop after this many steps; 0: only ``total_epochs`` counts."""
+    """Stop after this many steps; 0: only ``total_epochs`` counts. The run ends with whichever comes first, which one
+    line says at the start, and learning rates decay until then."""
     test_freq: int
     """Validate every so many steps and after the last; 0: only after the last; -1: never."""
     save_freq: int
@@ -289,6 +307,18 @@ class RunConfig:
         """Steps of the whole run: ``total_epochs`` passes, or ``total_training_steps`` if set and smaller."""
         by_epochs = self.total_epochs * steps_per_epoch
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
+
+    def length_note(self, steps_per_epoch: int) -> str:
+        """Which of ``total_epochs`` and ``total_training_steps`` ends the run, and when."""
+        steps, limit = self.num_steps(steps_per_epoch), self.total_training_steps
+        by_epochs = self.total_epochs * steps_per_epoch
+        epochs = f"trainer.total_epochs={self.total_epochs} ({by_epochs} steps, {steps_per_epoch} each)"
+        if not limit:
+            return f"the run ends after {steps} steps: {epochs}"
+        steps_alone = f"trainer.total_training_steps={limit}"
+        if limit < by_epochs:
+            return f"the run ends after {steps} steps: {steps_alone} comes before {epochs}"
+        return f"the run ends after {steps} steps: {epochs}" + ("" if limit == by_epochs else f" before {steps_alone}")
 
 
 def require_seed(seed: int) -> None:

@@ -110,6 +110,10 @@ class DataConfig:
     ``+data.apply_chat_template_kwargs.enable_thinking=false`` adds one."""
     train_batch_size: int
     """Prompts per training step, over all workers."""
+    gen_batch_size: int | None
+    """Prompts per generation batch of dynamic sampling (``algorithm.filter_groups``), over all workers; null:
+    ``train_batch_size``. More of them find a full batch in fewer rounds. Prompts that are not needed are dropped, and
+    an epoch has as many steps as batches of this size."""
     val_batch_size: int
     """Prompts per validation batch, over all workers."""
     val_sample_size: int
@@ -131,6 +135,16 @@ class DataConfig:
     sampler: SamplerConfig
 
     @property
+    def prompts_per_batch(self) -> int:
+        """Prompts that are read and sampled together in training."""
+        return self.train_batch_size if self.gen_batch_size is None else self.gen_batch_size
+
+    @property
+    def batch_field(self) -> str:
+        """The option that sets ``prompts_per_batch``."""
+        return "data.train_batch_size" if self.gen_batch_size is None else "data.gen_batch_size"
+
+    @property
     def filters(self) -> bool:
         """Whether prompts that are too long are left out."""
         return self.filter_overlong_prompts or self.truncation == "filter"
@@ -146,6 +160,7 @@ class DataConfig:
         require(len(self.train_files) > 0, "data.train_files", self.train_files, "name at least one file")
         for field in ("train_batch_size", "val_batch_size", "max_prompt_length", "max_response_length"):
             require_positive(f"data.{field}", getattr(self, field))
+        require_positive("data.gen_batch_size", self.prompts_per_batch)
         for field in ("val_sample_size", "train_max_samples"):
             value = getattr(self, field)
             require(value == -1 or value > 0, f"data.{field}", value, "must be -1 or at least 1")

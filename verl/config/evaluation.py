@@ -91,7 +91,8 @@ class EvaluationTrainerConfig:
     """Folder of all output. If it holds the same evaluation, finished or not, that evaluation is resumed. Null: a
     folder named after what is evaluated, in ``<runs_dir>/evaluation/<experiment_name>/``."""
     logger: list[Logger]
-    """Trackers, of ``console``, ``tensorboard``, ``wandb``; ``metrics.jsonl`` is always written."""
+    """Trackers, as in training: ``console``, ``tensorboard``, ``wandb``, ``mlflow``, ``swanlab``, ``file``;
+    ``metrics.jsonl`` is always written."""
     nnodes: int
     """Machines of the Ray cluster to use."""
     n_gpus_per_node: int | None

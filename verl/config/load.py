@@ -148,12 +148,28 @@ def require_model(field: str, path: str) -> None:
     folder = Path(path)
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
     hub_id = hub_id and not _in_data(folder)
+    _refuse_shards_of_verl(field, folder)
     if not hub_id and not (folder / "config.json").is_file():
         shipped = "restore the shipped model with `git checkout data`, or " if _in_data(folder) else ""
         raise ConfigError(
             f"{field}={path!r}: no config.json there; {shipped}name a folder saved by save_pretrained or a hub id such "
             "as Qwen/Qwen2.5-1.5B"
         )
+
+
+def _refuse_shards_of_verl(field: str, folder: Path) -> None:
+    """Raise ``ConfigError`` if the model in a checkpoint of veRL has not been merged from its shards."""
+    if any(folder.glob("*.safetensors")):
+        return
+    for part in (folder.parent, folder, folder / "actor"):
+        if any(part.glob("model_world_size_*_rank_0.pt")) and not any((part / "huggingface").glob("*.safetensors")):
+            raise ConfigError(
+                f"{field}={str(folder)!r}: a checkpoint of veRL whose model is in shards; merge them with `verl-export "
+                f"merge --backend fsdp --local_dir {part} --target_dir merged`, and name merged"
+            )
+    for exported in (folder / "huggingface", folder / "actor" / "huggingface"):
+        if not (folder / "config.json").is_file() and (exported / "config.json").is_file():
+            raise ConfigError(f"{field}={str(folder)!r}: is part of a checkpoint; name its model, {exported}")
 
 
 def _in_data(path: Path) -> bool:

@@ -30,9 +30,12 @@ from verl.config.signal import (
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
-CLIP_RANGES = {"ppo_clip": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (0.2, 0.2)}
-"""``actor.policy_loss`` -> lower and upper clip range: of PPO (arXiv 1707.06347) and of GSPO (arXiv 2507.18071, section
-5.1), whose ratio is that of a mean over tokens."""
+CLIP_RANGES = {"ppo_clip": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (0.2, 0.2), "gmpo": (0.4, 0.4)}
+"""``actor.policy_loss`` -> lower and upper clip range: of PPO (arXiv 1707.06347), of GSPO (arXiv 2507.18071, section
+5.1), whose ratio is that of a mean over tokens, and of GMPO (arXiv 2507.20673), in log-ratios."""
+
+SEQUENCE_LOSSES = ("gspo", "gmpo")
+"""Values of ``actor.policy_loss`` whose ratio is that of a whole response."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,13 @@ class ActorConfig:
     """The policy update."""
 
     ppo_mini_batch_size: int
-    """Prompts per optimizer step, over all workers; must divide ``data.train_batch_size``."""
+    """Prompts per optimizer step, over all workers; must divide ``data.train_batch_size``, and the workers must divide
+    it. veRL rounds a worker's share down instead; here the nearest size that fits is named."""
     ppo_epochs: int
     """Passes over each rollout batch."""
     micro_batch_size_per_gpu: int
-    """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient."""
+    """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient. Need not
+    divide the worker's share of a mini-batch (veRL refuses that): the last pass takes what is left, with its weight."""
     log_prob_micro_batch_size_per_gpu: int
     """Responses per forward pass on one worker when only log-probabilities are computed, of the policy or the
     reference."""
@@ -57,14 +62,16 @@ class ActorConfig:
     sequence."""
     log_prob_max_token_len_per_gpu: int
     """The same when only log-probabilities are computed."""
-    policy_loss: Literal["ppo_clip", "gspo", "cispo"]
+    policy_loss: Literal["ppo_clip", "gspo", "cispo", "gmpo"]
     """``ppo_clip`` clips the probability ratio of each token, ``gspo`` that of the whole response; ``cispo`` weights
-    the log-probability of each token by its clipped ratio."""
+    the log-probability of each token by its clipped ratio; ``gmpo`` takes the geometric mean of a response's ratios,
+    each of whose logarithms is clipped to [-``clip_ratio_low``, ``clip_ratio_high``]."""
     clip_ratio_low: float | None
     """Lower clip of the probability ratio: 1 - ``clip_ratio_low``, in (0, 1]. Null: what suits ``policy_loss``, 3e-4
-    for ``gspo`` and 0.2 for the others."""
+    for ``gspo``, 0.4 for ``gmpo`` and 0.2 for the others."""
     clip_ratio_high: float | None
-    """Upper clip of the probability ratio: 1 + ``clip_ratio_high``. Null: 4e-4 for ``gspo`` and 0.2 for the others."""
+    """Upper clip of the probability ratio: 1 + ``clip_ratio_high``. Null: 4e-4 for ``gspo``, 0.4 for ``gmpo`` and 0.2
+    for the others."""
     clip_ratio_c: float | None
     """Dual clip of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
     -``clip_ratio_c`` * A; null: no bound."""
@@ -72,8 +79,8 @@ class ActorConfig:
     """How token losses, those of entropy and KL divergence included, become one number. ``token-mean``: the mean over
     all response tokens of the optimizer step; ``seq-mean-token-mean``: the mean over responses of each one's mean;
     ``seq-mean-token-sum``: of each one's sum; ``seq-mean-token-sum-norm``: of each one's sum, divided by
-    ``data.max_response_length`` (Dr.GRPO). Null: ``seq-mean-token-mean`` for ``gspo``, ``token-mean`` for the
-    others."""
+    ``data.max_response_length`` (Dr.GRPO). Null: ``seq-mean-token-mean`` for ``gspo`` and ``gmpo``,
+    ``token-mean`` for the others."""
     entropy_coeff: float
     """Weight of the entropy bonus in the loss, at least 0."""
     tis_level: Literal["none", "token", "sequence"]
@@ -82,12 +89,22 @@ class ActorConfig:
     whole response."""
     tis_cap: float
     """Largest weight of ``tis_level``, above 0."""
+    tis_normalize: bool
+    """Divide the weights by their mean over the batch, of tokens or responses by ``tis_level``."""
     use_kl_loss: bool
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: float
     """Weight of the KL divergence in the loss, at least 0."""
     kl_loss_type: KLType
-    """Estimator of that divergence: ``kl``, ``abs``, ``mse`` or ``low_var_kl``."""
+    """Estimator of that divergence, by token: ``kl`` or ``k1``, the log-ratio; ``abs``, its absolute value; ``mse`` or
+    ``k2``, half its square; ``low_var_kl`` or ``k3``, whose log-ratio is clamped to [-20, 20] and whose value to 10,
+    where its gradient ends. With the suffix ``+``, as in ``k3+``, the same value with the gradient of ``k2``, which is
+    that of the divergence on policy and is never clamped. The gradient of ``k1`` alone vanishes on policy, and a
+    warning says so."""
+    use_unbiased_kl: bool
+    """Weight that estimate by the probability ratio of the policy to the one that sampled, log-ratio within [-20, 20],
+    so that its gradient stays right in later mini-batches and epochs (DeepSeek-V3.2, arXiv 2512.02556). ``k1`` then has
+    the right gradient too."""
     optim: OptimConfig
 
     def __post_init__(self) -> None:
@@ -124,9 +141,15 @@ class ActorConfig:
         return self.policy_loss == "gspo" and max(self.clip_range) >= 0.05
 
     @property
+    def kl_gradient_vanishes(self) -> bool:
+        """Whether the KL divergence in the loss has a gradient of mean 0 on policy."""
+        k1 = self.use_kl_loss and self.kl_loss_coef > 0 and self.kl_loss_type in ("kl", "k1")
+        return k1 and not self.use_unbiased_kl
+
+    @property
     def loss_aggregation(self) -> LossAggMode:
         """``loss_agg_mode``, or that of the policy loss if it is null."""
-        return self.loss_agg_mode or ("seq-mean-token-mean" if self.policy_loss == "gspo" else "token-mean")
+        return self.loss_agg_mode or ("seq-mean-token-mean" if self.policy_loss in SEQUENCE_LOSSES else "token-mean")
 
 
 @dataclass(frozen=True)
@@ -152,7 +175,8 @@ class CriticConfig:
     ppo_epochs: int
     """Passes over each rollout batch."""
     micro_batch_size_per_gpu: int
-    """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient."""
+    """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient. Need not
+    divide the worker's share of a mini-batch."""
     use_dynamic_bsz: bool
     """Fill micro-batches by their number of tokens instead of responses, and balance tokens over workers."""
     ppo_max_token_len_per_gpu: int
@@ -212,7 +236,9 @@ class TrainerConfig(RunConfig):
     """Further steps to save a checkpoint after, besides those of ``save_freq``; ``max_ckpt_to_keep`` never removes
     these."""
     critic_warmup: int
-    """Number of first steps in which only the critic learns; ``gae`` only."""
+    """Number of first steps in which only the critic learns; ``gae`` only. veRL's policy learns from step
+    ``critic_warmup`` on, so there one step fewer is the critic's alone. The policy's learning rate starts with its own
+    first update, here and in veRL."""
     remove_clip: bool
     """Leave responses that were cut at ``data.max_response_length`` out of the losses. They still count in the
     statistics of their group and in the logs."""
@@ -279,9 +305,7 @@ class PPOConfig:
             True,
             "there are no validation prompts; set data.val_files",
         )
-        if self.algorithm.filter_groups.enable:
-            fix = "algorithm.filter_groups compares the responses to one prompt; set rollout.n>=2"
-            require(n >= 2, "rollout.n", n, fix)
+        self._check_filtering()
         overlong = self.reward_score.overlong_buffer
         require(
             not overlong.enable or overlong.len < self.data.max_response_length,
@@ -342,6 +366,34 @@ class PPOConfig:
         """Optimizer steps of the critic in a run of ``total_steps``."""
         per_pass = self.data.train_batch_size // self.critic.ppo_mini_batch_size
         return total_steps * self.critic.ppo_epochs * per_pass
+
+    def _check_filtering(self) -> None:
+        """Check the options of dynamic sampling."""
+        n, batch, filtering = self.rollout.n, self.data.train_batch_size, self.algorithm.filter_groups
+        field, generated = "data.gen_batch_size", self.data.prompts_per_batch
+        if not filtering.enable:
+            fix = (
+                f"without algorithm.filter_groups a step samples data.train_batch_size={batch} prompts; set it to null"
+            )
+            require(generated == batch, field, generated, fix)
+            return
+        fix = "algorithm.filter_groups compares the responses to one prompt; set rollout.n>=2"
+        require(n >= 2, "rollout.n", n, fix)
+        world = "trainer.nnodes*trainer.n_gpus_per_node"
+        check_divisible(field, generated, world, self.trainer.world_size)
+        limit = filtering.max_num_gen_batches
+        require(
+            limit <= 0 or limit * generated >= batch,
+            "algorithm.filter_groups.max_num_gen_batches",
+            limit,
+            f"so many batches of {field}={generated} prompts do not fill data.train_batch_size={batch}; raise either",
+        )
+        require(
+            filtering.metric != "seq_final_reward" or not self.algorithm.use_kl_in_reward,
+            "algorithm.filter_groups.metric",
+            filtering.metric,
+            "the KL penalty of algorithm.use_kl_in_reward makes every reward differ; set seq_reward",
+        )
 
     def _check_engine(self) -> None:
         """Check the parts of the training engine against each other and against the number of workers."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl.config.checks import require, require_distinct, require_literals, require_not_negative, require_positive
+from verl.config.rollout_correction import RolloutCorrectionConfig
 
 BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
 """The metrics of one response and layer, in the order that ``calculator.metric_indices`` indexes."""
@@ -15,7 +16,9 @@ BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Cur
 TokenMetric = Literal["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
 """Metrics of a response's tokens, which need no hidden states, by the names of the paper's later release."""
 
-KLType = Literal["kl", "abs", "mse", "low_var_kl"]
+KLType = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
+]
 SVDMethod = Literal["full", "lowrank"]
 ScoreMode = Literal["independent", "mix"]
 
@@ -57,14 +60,15 @@ class FilterGroupsConfig:
 
     enable: bool
     """Drop the prompts whose responses all have the same ``metric``, and sample other prompts in their place."""
-    metric: Literal["acc", "score"]
-    """``acc``: whether the response is correct; ``score``: its score without auxiliary rewards."""
+    metric: Literal["acc", "score", "seq_reward", "seq_final_reward"]
+    """``acc``: whether the response is correct; ``score``: the verifier's score; ``seq_reward``: the whole reward, with
+    that of the reward model and the overlong penalty; ``seq_final_reward``: the same less the KL penalty, which is
+    known only after filtering, so it needs ``use_kl_in_reward=false`` and is then ``seq_reward``. Rank shaping never
+    counts."""
     max_num_gen_batches: int
-    """Most batches of ``data.train_batch_size`` prompts to sample for one step, at least 1. The step then learns from
-    the groups found so far. Batches after the first do not count towards an epoch."""
-
-    def __post_init__(self) -> None:
-        require_positive("algorithm.filter_groups.max_num_gen_batches", self.max_num_gen_batches)
+    """Most batches of ``data.gen_batch_size`` prompts to sample for one step; the step then learns from the groups
+    found so far, where veRL would end the run. 0 or less: no limit, but a run ends that finds nothing to learn from in
+    100 batches. Batches after the first do not count towards an epoch."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,10 @@ class AlgorithmConfig:
     use_kl_in_reward: bool
     """Subtract the KL divergence from the reference policy from every token's reward."""
     kl_penalty: KLType
-    """Estimator of that divergence: ``kl``, ``abs``, ``mse`` or ``low_var_kl``."""
+    """Estimator of that divergence, as ``actor.kl_loss_type``; rewards have no gradient, so a ``+`` changes nothing."""
     kl_ctrl: KLControlConfig
     filter_groups: FilterGroupsConfig
+    rollout_correction: RolloutCorrectionConfig
 
     def __post_init__(self) -> None:
         require(0 <= self.gamma <= 1, "algorithm.gamma", self.gamma, "must be in [0, 1]")

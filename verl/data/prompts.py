@@ -125,17 +125,16 @@ class PromptCollator:
 
 
 def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, seed: int) -> StatefulDataLoader:
-    """Batches of exactly ``train_batch_size`` prompts; the incomplete last batch of an epoch is dropped.
+    """Batches of exactly ``prompts_per_batch`` prompts; the incomplete last batch of an epoch is dropped.
 
     Raises:
-        ConfigError: there are fewer prompts than ``train_batch_size``; or ``data.sampler`` cannot be used.
+        ConfigError: there are fewer prompts than that; or ``data.sampler`` cannot be used.
     """
-    if len(dataset) < config.train_batch_size:
-        raise ConfigError(
-            f"data.train_batch_size={config.train_batch_size}: there are only {len(dataset)} training prompts; lower it"
-        )
+    size = config.prompts_per_batch
+    if len(dataset) < size:
+        raise ConfigError(f"{config.batch_field}={size}: there are only {len(dataset)} training prompts; lower it")
     collate = PromptCollator(config.max_prompt_length, pad_token_id)
-    return whole_batches(dataset, config.train_batch_size, _order(dataset, config, seed), collate)
+    return whole_batches(dataset, size, _order(dataset, config, seed), collate)
 
 
 def _order(dataset: PromptDataset, config: DataConfig, seed: int) -> Sampler[int]:

@@ -84,10 +84,10 @@ class CustomSampler(Sampler[int]):
         with user_code(f"{self.where}: its len()"):
             self.length = len(self.inner)
         self.num_prompts = len(dataset)  # type: ignore[arg-type]  # torch's data sets have a length
-        self.batch_size = config.train_batch_size
+        self.batch_size = config.prompts_per_batch
         if self.length < self.batch_size:
             raise ConfigError(
-                f"{self.where}: has {self.length} prompts a pass, fewer than data.train_batch_size={self.batch_size}; "
+                f"{self.where}: has {self.length} prompts a pass, fewer than {config.batch_field}={self.batch_size}; "
                 "lower that"
             )
         has = [hasattr(self.inner, method) for method in ("state_dict", "load_state_dict")]

@@ -38,6 +38,7 @@ from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel
 from verl.run.exit_codes import INTERRUPTED
 from verl.run.session import RaySession
+from verl.run.sinks import check_trackers
 from verl.single_controller import WorkerError, WorkerGroup
 from verl.single_controller.cluster import resolve_device
 
@@ -92,6 +93,7 @@ def run_evaluation(config: EvaluationConfig) -> None:
 
 
 def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Failures) -> None:
+    check_trackers(config.trainer.logger)
     device_type = resolve_device(config.device)
     workers_per_node = count_workers(config, device_type)
     selection = select_targets(config)

@@ -23,7 +23,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> t
 
 def lr_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], float]:
     """The factor on the peak learning rate at a 0-based optimizer step: linear warm-up, then the chosen decay."""
-    warmup, floor = config.lr_warmup_steps, config.min_lr_ratio
+    warmup, floor = config.warmup_steps(total_steps), config.min_lr_ratio
     decay_steps = max(1, total_steps - warmup)
 
     def multiplier(step: int) -> float:

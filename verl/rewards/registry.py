@@ -27,6 +27,8 @@ VERIFIERS: dict[str, str] = {
     "openai/gsm8k": GSM8K,
     "gsm8k": GSM8K,
     "math": MATH,
+    "math_dapo": MATH,
+    "math_dapo_reasoning": MATH,
     "DigitalLearningGmbH/MATH-lighteval": MATH,
     "lighteval/MATH": MATH,
     "HuggingFaceH4/MATH-500": MATH,
@@ -47,6 +49,8 @@ where it is needed. ``math`` serves every data set whose answers are numbers or 
 
 PREFIXES: dict[str, str] = {
     "simplelr_": MATH,
+    "aime": MATH,
+    "numina_": MATH,
     "deepseek_r1_": DEEPSEEK_R1,
     "kk_": KNIGHTS_AND_KNAVES,
     "kk/": KNIGHTS_AND_KNAVES,

@@ -1,14 +1,11 @@
-"""Where a run's metrics go: always ``metrics.jsonl``, optionally TensorBoard and wandb."""
+"""Where a run's metrics go: always ``metrics.jsonl``, and the trackers of ``trainer.logger``."""
 
 import json
-import math
-import os
 import platform
 import shutil
 import subprocess
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -18,6 +15,7 @@ import yaml
 
 import verl
 from verl.config.errors import ConfigError
+from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, jsonl_sink
 from verl.utils.files import replace_text
 
 TIMING_PREFIXES = ("timing_s/", "perf/")
@@ -26,25 +24,14 @@ TIMING_PREFIXES = ("timing_s/", "perf/")
 METRICS = "metrics.jsonl"
 """File of a run's records: one JSON object per step."""
 
-WANDB_ID = "wandb_id.txt"
-"""File in a run's folder by which a resumed run finds its wandb run."""
-
-Metrics = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class _Sink:
-    log: Callable[[int, Metrics], None]
-    close: Callable[[], None]
-
 
 class Tracker:
     """Appends one record per step to every sink; :func:`drop_records` first removes those of steps to be repeated.
 
     Args:
         folder: the run's folder; ``metrics.jsonl`` and ``tensorboard/`` are written there.
-        loggers: ``tensorboard`` and ``wandb`` open a sink each; ``console`` is left to the progress display.
-        config: the run's configuration dataclass, stored as ``config.yaml`` and given to wandb.
+        loggers: those in ``SINKS`` open a sink each; ``console`` is left to the progress display.
+        config: the run's configuration dataclass, stored as ``config.yaml`` and given to the trackers.
         last_step: the step that the run resumes from; None if it starts from scratch.
     """
 
@@ -61,11 +48,10 @@ class Tracker:
         folder.mkdir(parents=True, exist_ok=True)
         values = asdict(config)
         replace_text(folder / "config.yaml", yaml.safe_dump(values, sort_keys=False))
-        self._sinks = [_jsonl_sink(folder / METRICS)]
-        if "tensorboard" in loggers:
-            self._sinks.append(_tensorboard_sink(folder / "tensorboard", last_step))
-        if "wandb" in loggers:
-            self._sinks.append(_wandb_sink(folder, project, experiment, values))
+        self._sinks = [jsonl_sink(folder / METRICS)]
+        for name in dict.fromkeys(loggers):
+            if name in SINKS:
+                self._sinks.append(SINKS[name](RunInfo(folder, project, experiment, values, last_step)))
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Record the scalars of one step, under sorted names."""
@@ -89,7 +75,8 @@ def drop_records(folder: Path, last_step: int | None) -> None:
     path = folder / METRICS
     if last_step is None:
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-        (folder / WANDB_ID).unlink(missing_ok=True)
+        for name in (WANDB_ID, MLFLOW_ID):
+            (folder / name).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     elif path.exists():
         lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -132,47 +119,3 @@ def git_revision() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _jsonl_sink(path: Path) -> _Sink:
-    file = path.open("a", buffering=1)
-
-    def log(step: int, metrics: Metrics) -> None:
-        # JSON has no NaN and no infinity.
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        file.write(json.dumps({"step": step, **finite}) + "\n")
-        # The record must be on the disk before the checkpoint of its step.
-        os.fsync(file.fileno())
-
-    return _Sink(log, file.close)
-
-
-def _tensorboard_sink(folder: Path, last_step: int | None) -> _Sink:
-    from torch.utils.tensorboard import SummaryWriter
-
-    # TensorBoard hides what earlier files recorded from this step on.
-    writer = SummaryWriter(str(folder), purge_step=None if last_step is None else last_step + 1)
-
-    def log(step: int, metrics: Metrics) -> None:
-        for name, value in metrics.items():
-            writer.add_scalar(name, value, step)
-        # If the run is killed, the resumed one does not record these steps again.
-        writer.flush()
-
-    return _Sink(log, writer.close)
-
-
-def _wandb_sink(folder: Path, project: str, experiment: str, config: dict[str, Any]) -> _Sink:
-    import wandb
-
-    id_file = folder / WANDB_ID
-    if not id_file.exists():
-        replace_text(id_file, f"{uuid.uuid4().hex[:8]}\n")
-    # All processes of this run share one wandb run. wandb leaves out steps that it has seen; they would be the same.
-    own_id = id_file.read_text().strip()
-    run = wandb.init(project=project, name=experiment, dir=str(folder), config=config, id=own_id, resume="allow")
-
-    def log(step: int, metrics: Metrics) -> None:
-        run.log(dict(metrics), step=step)
-
-    return _Sink(log, run.finish)

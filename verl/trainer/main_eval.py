@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from verl.cli.eval_arguments import plain_arguments
 from verl.cli.hydra_app import run_hydra
-from verl.cli.release_flags import FlagError
+from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
 from verl.config.load import CONFIG_DIR

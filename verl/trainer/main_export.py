@@ -1,19 +1,40 @@
 """Entry point of the export: ``python -m verl.trainer.main_export <checkpoint or run>``."""
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line, in our form or in that of ``python -m verl.model_merger``."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["merge"]:
+        return _parse_merge(arguments[1:])
     parser = argparse.ArgumentParser(
-        prog="verl-export", description="Write the model of a checkpoint as transformers and vLLM load it."
+        prog="verl-export",
+        description="Write the model of a checkpoint as transformers and vLLM load it.",
+        epilog="In veRL's form: verl-export merge --backend fsdp --local_dir CHECKPOINT/actor --target_dir OUT",
     )
     parser.add_argument("source", type=Path, help="a checkpoint (.../global_step_N), or a run, whose latest is used")
     parser.add_argument("--out", type=Path, help="new folder to write (default: <checkpoint>/<part>/huggingface)")
     parser.add_argument("--part", choices=["actor", "critic"], default="actor", help="which model (default: actor)")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code from the model's folder")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def _parse_merge(arguments: Sequence[str]) -> argparse.Namespace:
+    """veRL's ``merge --backend fsdp --local_dir .../actor --target_dir out`` as our own arguments."""
+    parser = argparse.ArgumentParser(prog="verl-export merge")
+    parser.add_argument("--backend", choices=["fsdp"], required=True)
+    parser.add_argument("--local_dir", type=Path, required=True, help="a checkpoint's part, .../global_step_N/actor")
+    parser.add_argument("--target_dir", type=Path, required=True, help="new folder to write")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code from the model's folder")
+    given = parser.parse_args(arguments)
+    folder = given.local_dir.resolve()
+    return argparse.Namespace(
+        source=folder.parent, out=given.target_dir, part=folder.name, trust_remote_code=given.trust_remote_code
+    )
 
 
 def main() -> None:

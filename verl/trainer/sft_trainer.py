@@ -17,6 +17,7 @@ from verl.models.tokenizer import check_embeds_tokens, load_tokenizer
 from verl.protocol import ConversationBatch
 from verl.run.display import RunDisplay
 from verl.run.session import TrainingRun
+from verl.run.sinks import check_trackers
 from verl.run.tracking import Tracker, write_summary
 from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import resolve_device
@@ -145,6 +146,7 @@ def run_sft(config: SFTConfig) -> None:
         ConfigError: the config does not fit the data or the machine.
         WorkerError: a worker raised or died.
     """
+    check_trackers(config.trainer.logger)
     device_type = resolve_device(config.device)
     fetch_models({"model": config.model})
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -169,6 +171,7 @@ def run_sft(config: SFTConfig) -> None:
                 summary = _summary(config, resumption.step, state["metrics"], state["seconds_by_phase"])
                 run.report_complete(resumption, summary)
                 return
+        run.display.say(trainer.length_note(len(loader)))
         tracker, workers = run.start("verl.workers.sft:SFTWorker", (steps,), environment={})
         sft = SFTTrainer(config, loader, held_out, workers, tracker, run.display)
         if resumption is not None:

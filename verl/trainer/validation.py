@@ -13,9 +13,11 @@ from verl.protocol import RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
+from verl.rewards import Score
 from verl.rewards.extras import extra_metrics
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import dataset_scalars, with_prefix
+from verl.trainer.logging.sample_metrics import sample_figures
 from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures
 from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler, score_tensors
 
@@ -40,17 +42,19 @@ class Validator:
             ``val/pass@1`` (share of correct responses, the mean over prompts and samples), mean score, verdicts by
             reason, numbers that custom reward functions returned, lengths, rank metrics split by correctness, and
             those of all responses together; with several data sources the same for each, ``val/<source>/pass@1`` and
-            so on (``logged_sources``).
+            so on (``logged_sources``). With several responses to a prompt also what they achieve together
+            (``sample_figures``).
         """
         rollouts: list[Any] = []  # torch.cat is not annotated for tensorclasses
-        scores, corrects, extras = [], [], []
+        scores, corrects, samples = [], [], 1
+        results: list[Score] = []
         reasons: Counter[str] = Counter()
         sources: list[str] = []
         for batch in self.batches:
             generated = self._generate(batch)
             pending = self.sampler.verify(batch, generated)
             batch_scores, verdicts, counts = score_tensors(pending)
-            extras += [result["reward_extra_info"] for result in pending.result()]
+            results += pending.result()
             reasons.update(counts)
             rollouts.append(generated)
             scores.append(batch_scores)
@@ -62,7 +66,9 @@ class Validator:
         rewards = score + self._auxiliary_rewards(rollout.rank_metrics)
 
         def describe(rows: Tensor) -> dict[str, float]:
-            own = extra_metrics(extras[i] for i in rows.nonzero().flatten().tolist())
+            chosen = [results[i] for i in rows.nonzero().flatten().tolist()]
+            own = extra_metrics(result["reward_extra_info"] for result in chosen)
+            own |= sample_figures(score[rows], correct[rows], chosen, samples)
             return self._describe(rollout[rows], score[rows], rewards[rows], correct[rows]) | own
 
         metrics = describe(torch.ones(len(score), dtype=torch.bool))

@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from verl.algorithms.kl import KL_ESTIMATORS
+from verl.algorithms.kl import kl_loss
 from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, rollout_weights
 from verl.config.common import ModelConfig
 from verl.config.ppo import ActorConfig
@@ -76,7 +76,9 @@ class Actor(Policy):
             policy_loss = partial(policy_loss, clip_ratio_c=config.clip_ratio_c)
         per_token, metrics = policy_loss(logprobs, old, advantages, mask, *config.clip_range)
         if config.tis_level != "none":
-            weights, tis_metrics = rollout_weights(old, rollout, mask, config.tis_level, config.tis_cap)
+            # Some tokens of a response may have been rejected; its ratio is that of all it sampled.
+            sampled = attention_mask[:, -num_response:]
+            weights, tis_metrics = rollout_weights(old, rollout, mask, config.tis_level, config.tis_cap, sampled)
             per_token, metrics = per_token * weights, metrics | tis_metrics
         del metrics["num_tokens"]
         aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]
@@ -86,7 +88,7 @@ class Actor(Policy):
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropy
         if config.use_kl_loss:
-            kl = KL_ESTIMATORS[config.kl_loss_type](logprobs, ref)
+            kl = kl_loss(config.kl_loss_type, logprobs, ref, old if config.use_unbiased_kl else None)
             metrics["kl_loss"] = (kl * mask).sum()
             per_token = per_token + config.kl_loss_coef * kl
         return aggregate(per_token, mask, size), metrics

@@ -39,6 +39,7 @@ def test_the_config_offers_what_is_implemented(implemented: dict[str, Any], sche
 
 def test_the_names_of_the_paper_mean_what_they_say():
     named = {"ppo_clip": losses.ppo_clip_loss, "gspo": losses.gspo_loss, "cispo": losses.cispo_loss}
+    named |= {"gmpo": losses.gmpo_loss}
     assert named == core_algos.POLICY_LOSSES
     assert core_algos.KL_ESTIMATORS["low_var_kl"] is kl.low_var_kl
 

@@ -20,7 +20,7 @@ from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
 from verl.rank.reward_manager import RewardManager
 from verl.trainer.ppo import run as run_module
-from verl.trainer.ppo.run import run_ppo
+from verl.trainer.ppo.run import run_ppo, start_warnings
 
 LENGTH = r"^data.max_prompt_length\+data.max_response_length"
 
@@ -44,6 +44,7 @@ def refused(tiny_model: Path, arithmetic_prompts: Path, tmp_path: Path) -> Calla
     ("overrides", "message"),
     [
         ("reward_score.custom_functions=['*=no_such_module:score']", "importing no_such_module raised ModuleNotFound"),
+        ("trainer.logger=[console,mlflow]", "^trainer.logger='mlflow': mlflow is not installed; `pip install mlflow`"),
         ("algorithm=gae trainer.critic_warmup=2", "^trainer.critic_warmup=2: the run has 2 steps, which leaves none"),
         ("data.max_response_length=500", rf"{LENGTH}=\d+: model.path=.* takes sequences of 512 tokens"),
         (
@@ -125,3 +126,28 @@ def test_validation_alone_names_no_model(small_config, checkpoint, tmp_path, mon
     assert lines[0] == f"resuming from {checkpoint}" and lines[-1] == f"metrics: {folder}/metrics.jsonl"
     assert not [line for line in lines if line.startswith("model: ")]
     assert json.loads((folder / "summary.json").read_text())["after"] == {"val/pass@1": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("options", "vanishes"),
+    [
+        ("actor.kl_loss_type=k1", True),
+        ("actor.kl_loss_type=kl", True),
+        ("actor.kl_loss_type=k1 actor.use_unbiased_kl=true", False),
+        ("actor.kl_loss_type=k1 actor.kl_loss_coef=0", False),
+        ("actor.kl_loss_type=k1 actor.use_kl_loss=false", False),
+        ("actor.kl_loss_type=k1+", False),
+        ("actor.kl_loss_type=abs", False),
+        ("actor.kl_loss_type=low_var_kl", False),
+    ],
+)
+def test_a_kl_loss_whose_gradient_vanishes_is_warned_of(options: str, vanishes: bool):
+    lines = start_warnings(load_config(PPOConfig, "ppo_trainer", options.split()))
+    assert [line.partition(" in expectation")[0] for line in lines] == (
+        [f"{options.split()[0]}: as a loss its gradient vanishes"] if vanishes else []
+    )
+
+
+def test_a_clip_range_that_never_acts_is_warned_of():
+    (line,) = start_warnings(load_config(PPOConfig, "ppo_trainer", ["experiment=dapo", "actor.policy_loss=gspo"]))
+    assert "the clip range (0.2, 0.28) is one of tokens" in line

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import rank_metrics
 
-from verl.config import PPOConfig
+from verl.config import ConfigError, PPOConfig
 from verl.data.prompts import PromptRecord, TokenizedPrompts
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rewards.pool import VerifierPool
@@ -128,6 +128,45 @@ def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_token
     sampled = sampler.sample_step(stream, 2, PhaseTimer(lambda name: None)).sampled
     assert [record.uid for record in sampled.prompts.records] == [3, 3]
     assert sampled.rollout.group_ids.tolist() == [0, 0, 1, 1]
+
+
+def sampled_uids(sampler: Sampler, *batches: TokenizedPrompts) -> tuple[list[int], dict[str, float]]:
+    sampled, _, _, metrics = sampler.sample_step(iter(batches), 1, PhaseTimer(lambda name: None))
+    return [record.uid for record in sampled.prompts.records], metrics
+
+
+def test_a_generation_batch_may_be_of_another_size(small_config, tiny_tokenizer, pool):
+    answers = {0: MIXED, 1: RIGHT, 2: MIXED, 3: MIXED, 4: WRONG}
+    # Larger: one round is enough, and what is left over is dropped. Smaller: more rounds.
+    sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
+    found, metrics = sampled_uids(sampler, prompts_of(1, 0, 2, 3))
+    assert (found, metrics["train/num_gen_batches"], metrics["score/mean"]) == ([0, 2], 1.0, 5 / 8)
+    found, metrics = sampled_uids(sampler, prompts_of(1), prompts_of(3), prompts_of(4), prompts_of(2))
+    assert (found, metrics["train/num_gen_batches"], metrics["train/filler_groups"]) == ([3, 2], 4.0, 0.0)
+
+
+def test_without_a_limit_batches_are_sampled_until_the_step_is_full(small_config, tiny_tokenizer, pool, monkeypatch):
+    answers = {0: RIGHT, 1: MIXED}
+    sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, max_num_gen_batches=0)
+    dull, good = [prompts_of(0, 0)] * 12, [prompts_of(0, 1)] * 2
+    found, metrics = sampled_uids(sampler, *dull, *good)
+    assert (found, metrics["train/num_gen_batches"]) == ([1, 1], 14.0)
+    monkeypatch.setattr("verl.trainer.ppo.sampling.MAX_FRUITLESS_BATCHES", 3)
+    with pytest.raises(ConfigError, match="metric='acc': no prompt of 3 batches has responses that differ"):
+        sampled_uids(sampler, *dull)
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"), [("acc", [2, 3]), ("seq_reward", [0, 2]), ("seq_final_reward", [0, 2])]
+)
+def test_groups_are_compared_by_verls_metrics(small_config, tiny_tokenizer, pool, metric: str, expected: list[int]):
+    # Both responses to prompt 0 are wrong, but one is so long that it is punished.
+    answers = {0: ["8", "8" * 12], 1: RIGHT, 2: MIXED, 3: MIXED}
+    sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, metric=metric)
+    config = sampler.config
+    overlong = replace(config.reward_score.overlong_buffer, enable=True, len=4, penalty_factor=0.5)
+    sampler.config = replace(config, reward_score=replace(config.reward_score, overlong_buffer=overlong))
+    assert sampled_uids(sampler, prompts_of(0, 1), prompts_of(2, 3))[0] == expected
 
 
 def test_rewards_add_up(small_config, tiny_tokenizer, pool):

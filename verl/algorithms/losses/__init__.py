@@ -7,12 +7,13 @@ from torch import Tensor
 
 from verl.algorithms.losses.aggregate import constant_length, sequence_mean, sequence_sum, token_mean
 from verl.algorithms.losses.cispo import cispo_loss
+from verl.algorithms.losses.gmpo import gmpo_loss
 from verl.algorithms.losses.gspo import gspo_loss
-from verl.algorithms.losses.importance import rollout_weights
+from verl.algorithms.losses.importance import mean_rollout_weight, rollout_weights
 from verl.algorithms.losses.ppo_clip import ppo_clip_loss
 from verl.algorithms.losses.value import value_loss
 
-POLICY_LOSSES = {"ppo_clip": ppo_clip_loss, "gspo": gspo_loss, "cispo": cispo_loss}
+POLICY_LOSSES = {"ppo_clip": ppo_clip_loss, "gspo": gspo_loss, "cispo": cispo_loss, "gmpo": gmpo_loss}
 """Name -> f(logprobs, old_logprobs, advantages, response_mask, clip_low, clip_high) -> (losses [B, R], metrics).
 
 All tensors are ``[B, R]``. ``ppo_clip`` also takes ``clip_ratio_c``.
@@ -46,7 +47,9 @@ __all__ = [
     "StepSize",
     "cispo_loss",
     "constant_length",
+    "gmpo_loss",
     "gspo_loss",
+    "mean_rollout_weight",
     "ppo_clip_loss",
     "rollout_weights",
     "sequence_mean",

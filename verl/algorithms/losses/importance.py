@@ -13,7 +13,12 @@ LEVELS = ("token", "sequence")
 
 
 def rollout_weights(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    response_mask: Tensor,
+    level: str,
+    cap: float,
+    sampled_mask: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Weights min(exp(old - rollout), cap) by which the per-token policy losses are multiplied.
 
@@ -26,6 +31,8 @@ def rollout_weights(
         response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
         level: ``token`` or ``sequence``.
         cap: largest weight, finite and above 0; the paper's C.
+        sampled_mask: ``[B, R]``, all tokens of the responses, if ``response_mask`` leaves some out; the ratio of a
+            whole response is over these.
 
     Returns:
         Weights ``[B, R]``, detached, 0 outside the mask, and metrics as sums over tokens: ``tis_weight``,
@@ -39,7 +46,8 @@ def rollout_weights(
     if not 0 < cap < float("inf"):
         raise ValueError(f"cap={cap}: must be finite and above 0")
     mask = response_mask.bool()
-    log_ratio = torch.where(mask, (old_logprobs - rollout_logprobs).detach(), 0.0)
+    sampled = mask if sampled_mask is None else sampled_mask.bool()
+    log_ratio = torch.where(sampled, (old_logprobs - rollout_logprobs).detach(), 0.0)
     if level == "sequence":
         log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
     # Clamped from above only: a vanishing weight is correct, and no gradient passes here.
@@ -51,3 +59,19 @@ def rollout_weights(
         "num_tokens": mask.sum().to(weights.dtype),
     }
     return weights, metrics
+
+
+def mean_rollout_weight(
+    old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
+) -> float:
+    """Mean of :func:`rollout_weights` over the batch, of tokens or of responses by ``level``; 1 if it vanishes.
+
+    Weights divided by it have a mean of 1. Policy losses are proportional to advantages, so advantages divided by it
+    give the same losses.
+    """
+    weights, _ = rollout_weights(old_logprobs, rollout_logprobs, response_mask, level, cap)
+    mask = response_mask.bool()
+    if level == "sequence":
+        weights, mask = weights.max(-1).values, mask.any(-1)
+    mean = (weights.sum() / mask.sum().clamp(min=1)).item()
+    return mean if mean > 1e-8 else 1.0

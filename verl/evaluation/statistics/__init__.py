@@ -1,1 +1,1 @@
-"""Statistics of an evaluation: pass@k, majority votes, bootstrap intervals, responses, and the summary of all."""
+"""Statistics of an evaluation: bootstrap intervals, responses, and the summary of all."""

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from verl.evaluation.results import REASONS, TaskResult, row_labels
 from verl.evaluation.statistics.bootstrap import Estimate, macro_estimates, mean_estimates
-from verl.evaluation.statistics.majority import answer_classes, majority_at_k
-from verl.evaluation.statistics.pass_at_k import k_grid, pass_at_k
 from verl.evaluation.statistics.responses import Spread, metric_spreads, repetition_rate
+from verl.rewards.majority import answer_classes, majority_at_k
+from verl.rewards.pass_at_k import k_grid, pass_at_k
 
 AVERAGE = "macro average"
 """The benchmark of rows that hold the mean over benchmarks."""

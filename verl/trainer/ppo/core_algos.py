@@ -2,7 +2,7 @@
 
 from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, EstimatorOptions, gae_advantages
 from verl.algorithms.kl import KL_ESTIMATORS, kl_controller, kl_penalised_rewards
-from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, token_mean
+from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, mean_rollout_weight, token_mean
 from verl.algorithms.overlong import overlong_penalty
 from verl.rank.shaping import shaped_advantages
 
@@ -15,6 +15,7 @@ __all__ = [
     "gae_advantages",
     "kl_controller",
     "kl_penalised_rewards",
+    "mean_rollout_weight",
     "overlong_penalty",
     "shaped_advantages",
     "token_mean",

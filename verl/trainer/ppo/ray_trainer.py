@@ -3,7 +3,7 @@
 Legend: B responses of a step, R response columns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from verl.algorithms.rollout_correction import mismatch_metrics, rejection_mask
 from verl.checkpoint.resume import Resumption, best_validation, saved_validations
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config.ppo import PPOConfig
@@ -39,7 +40,13 @@ from verl.trainer.logging.source_metrics import metrics_by_source, response_figu
 from verl.trainer.logging.speed import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.logging.step_profiler import StepProfiler
 from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.core_algos import ADVANTAGE_ESTIMATORS, EstimatorOptions, kl_controller, kl_penalised_rewards
+from verl.trainer.ppo.core_algos import (
+    ADVANTAGE_ESTIMATORS,
+    EstimatorOptions,
+    kl_controller,
+    kl_penalised_rewards,
+    mean_rollout_weight,
+)
 from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors, verdict_metrics
 from verl.trainer.schedule import endless, is_due
 from verl.trainer.validation import Validator
@@ -174,6 +181,7 @@ class RayPPOTrainer:
         self.timer.count("old_log_prob", work)
         mask = rollout.response_mask
         self.metrics |= logprob_agreement(rollout.rollout_logprobs, policy.logprobs, mask)
+        self.metrics |= self._mismatch(rollout, policy.logprobs)
         self.metrics["actor/entropy"] = (policy.entropy.double().sum() / mask.sum()).item()
         ref_logprobs, values = policy.logprobs, None
         if self.reference is not None:
@@ -188,6 +196,13 @@ class RayPPOTrainer:
         measured = policy if calculator.measured_by("actor") else rollout
         rank_metrics = with_token_metrics(measured.rank_metrics, calculator.token_metrics, rollout, policy)
         return ModelOutputs(policy.logprobs, ref_logprobs, values, rank_metrics)
+
+    def _mismatch(self, rollout: RolloutBatch, old_logprobs: Tensor) -> dict[str, float]:
+        """How far the engine's policy is from the trainer's."""
+        actor = self.config.actor
+        level = "sequence" if actor.tis_level == "sequence" else "token"
+        figures = mismatch_metrics(old_logprobs, rollout.rollout_logprobs, rollout.response_mask, level, actor.tis_cap)
+        return with_prefix("rollout_corr", figures)
 
     def _collect_scores(self, sampled: Sampled, rank_metrics: RankMetrics) -> Tensor:
         """Wait for the verifiers; their scores [B]."""
@@ -218,7 +233,7 @@ class RayPPOTrainer:
     def _compute_advantages(self, sample: StepSample, scores: Tensor, outputs: ModelOutputs) -> LearningSignal:
         """From the verifiers' ``scores`` [B] to what the updates learn from."""
         rollout, algorithm = sample.sampled.rollout, self.config.algorithm
-        mask, learned_mask = rollout.response_mask, self._learned_mask(sample.sampled)
+        mask, learned_mask = rollout.response_mask, self._learned_mask(sample.sampled, outputs.old_logprobs)
         with self.timer.phase("reward"):
             rewards, metrics = self.sampler.rewards(sample.sampled)
             greedy_scores = None if sample.greedy is None else self._greedy_scores(sample.greedy)
@@ -280,12 +295,18 @@ class RayPPOTrainer:
         control.update(mean_kl.item(), len(mask))
         return rewards
 
-    def _learned_mask(self, sampled: Sampled) -> Tensor:
-        """[B, R] int64, 1 on the tokens that enter the losses."""
-        learned = sampled.learned
+    def _learned_mask(self, sampled: Sampled, old_logprobs: Tensor) -> Tensor:
+        """[B, R] int64, 1 on the tokens that enter the losses and their denominators."""
+        learned, rollout = sampled.learned, sampled.rollout
         if self.config.trainer.remove_clip:
-            learned = learned & ~sampled.rollout.truncated
-        return sampled.rollout.response_mask * learned.long()[:, None]
+            learned = learned & ~rollout.truncated
+        mask = rollout.response_mask * learned.long()[:, None]
+        rules = self.config.algorithm.rollout_correction.rejections
+        if rules:
+            keep, metrics = rejection_mask(old_logprobs, rollout.rollout_logprobs, rollout.response_mask, rules)
+            self.metrics |= with_prefix("rollout_corr", metrics)
+            mask = mask * keep.long()
+        return mask
 
     def _update_critic(self, rollout: RolloutBatch, outputs: ModelOutputs, signal: LearningSignal) -> None:
         """Optimizer steps of the critic on consecutive mini-batches."""
@@ -307,7 +328,12 @@ class RayPPOTrainer:
         """Optimizer steps of the policy on consecutive mini-batches, once the critic is warm."""
         if self.step <= self.config.trainer.critic_warmup:
             return
-        config = self.config.actor
+        config, advantages = self.config.actor, signal.advantages
+        if config.tis_normalize and config.tis_level != "none":
+            pair = (outputs.old_logprobs, rollout.rollout_logprobs)
+            mean = mean_rollout_weight(*pair, rollout.response_mask, config.tis_level, config.tis_cap)
+            self.metrics["rollout_corr/rollout_is_batch_norm_factor"] = mean
+            advantages = advantages / mean
         batch = PolicyBatch(
             rollout.input_ids,
             rollout.attention_mask,
@@ -315,7 +341,7 @@ class RayPPOTrainer:
             outputs.old_logprobs,
             rollout.rollout_logprobs,
             outputs.ref_logprobs,
-            signal.advantages,
+            advantages,
             batch_size=[len(rollout)],
         )
         self.metrics |= filtered_length_metrics(signal.mask, self.config.data.max_response_length)
@@ -330,17 +356,12 @@ class RayPPOTrainer:
         epochs: int,
         update: Callable[[Any, int, int], dict[str, float]],
     ) -> None:
-        """Update on ``batch`` in mini-batches of ``mini_batch_size`` prompts; logs the mean of their metrics.
-
-        A mini-batch without tokens to learn from is skipped.
-        """
+        """Update on ``batch`` in mini-batches of ``mini_batch_size`` prompts; logs the mean of their metrics."""
         updates = []
         for _ in range(epochs):
-            for mini in batch.split(mini_batch_size * self.config.rollout.n):
-                num_tokens, num_sequences = int(mini.response_mask.sum()), int(mini.response_mask.any(dim=1).sum())
-                if num_tokens:
-                    updates.append(update(mini, num_tokens, num_sequences))
-                    self.timer.count(phase, Work.of(mini.attention_mask.sum(dim=1)))
+            for mini, num_tokens, num_sequences in mini_batches(batch, mini_batch_size * self.config.rollout.n):
+                updates.append(update(mini, num_tokens, num_sequences))
+                self.timer.count(phase, Work.of(mini.attention_mask.sum(dim=1)))
         if updates:
             self.metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
 
@@ -405,6 +426,18 @@ class RayPPOTrainer:
         self.tracker.log(self.step, metrics)
         self.display.step(self.step, metrics)
         self.metrics = {}
+
+
+def mini_batches(batch: Any, num_rows: int) -> Iterator[tuple[Any, int, int]]:
+    """The consecutive mini-batches of ``num_rows`` responses, with their tokens and responses that are learned from.
+
+    A mini-batch without such tokens, of filler or rejected responses alone, is left out: an optimizer step on gradients
+    of 0 would still move the parameters, by AdamW's moments and weight decay.
+    """
+    for mini in batch.split(num_rows):
+        num_tokens = int(mini.response_mask.sum())
+        if num_tokens:
+            yield mini, num_tokens, int(mini.response_mask.any(dim=1).sum())
 
 
 def _step_metrics(config: PPOConfig, workers: WorkerGroup) -> StepMetrics:

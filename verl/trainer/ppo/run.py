@@ -26,6 +26,7 @@ from verl.rewards.pool import VerifierPool
 from verl.rollout import check_engine_model, engine_environment
 from verl.run.display import RunDisplay
 from verl.run.session import TrainingRun
+from verl.run.sinks import check_trackers
 from verl.run.tracking import write_summary
 from verl.single_controller.cluster import resolve_device
 from verl.trainer.logging.source_metrics import logged_sources
@@ -51,6 +52,7 @@ def run_ppo(config: PPOConfig) -> None:
         ConfigError: the config does not fit the data or the machine.
         WorkerError: a worker raised or died.
     """
+    check_trackers(config.trainer.logger)
     device_type = resolve_device(config.device)
     use_custom_functions(config.reward_score.paths_of_custom_functions())
     fetch_models(config.models)
@@ -104,11 +106,9 @@ def run_ppo(config: PPOConfig) -> None:
         for kind, lines in notes.items():
             for line in lines:
                 run.display.say(f"warning: {kind}: {line}")
-        if config.actor.clips_nothing:
-            run.display.say(
-                f"warning: actor.policy_loss=gspo: the clip range {config.actor.clip_range} is one of tokens and "
-                "hardly ever acts on whole responses; actor.clip_ratio_low=null actor.clip_ratio_high=null sets GSPO's"
-            )
+        run.display.say(trainer.length_note(len(loader)))
+        for line in start_warnings(config):
+            run.display.say(f"warning: {line}")
         verifiers = run.enter_context(VerifierPool(config.reward_score))
         environment = engine_environment(device_type, config.rollout.name)
         strings = [*config.rollout.stop, *stop_strings(config.data.template, tokenizer)]
@@ -122,6 +122,22 @@ def run_ppo(config: PPOConfig) -> None:
         write_summary(run.folder, _summary(config, ppo.step, ppo.validations, ppo.timer.totals))
     _show_validations(run.display, ppo.validations)
     run.report(ppo.timer.totals)
+
+
+def start_warnings(config: PPOConfig) -> list[str]:
+    """What is allowed, but hardly meant."""
+    lines, actor = [], config.actor
+    if actor.clips_nothing:
+        lines.append(
+            f"actor.policy_loss=gspo: the clip range {actor.clip_range} is one of tokens and hardly ever acts on whole "
+            "responses; actor.clip_ratio_low=null actor.clip_ratio_high=null sets GSPO's"
+        )
+    if actor.kl_gradient_vanishes:
+        lines.append(
+            f"actor.kl_loss_type={actor.kl_loss_type}: as a loss its gradient vanishes in expectation on policy, so "
+            "the policy is not held to the reference; set it to k1+, k2, k3 or k3+, or set actor.use_unbiased_kl=true"
+        )
+    return lines
 
 
 def _check_lengths(config: PPOConfig) -> None:

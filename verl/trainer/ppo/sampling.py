@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from verl.algorithms.overlong import overlong_penalty
+from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
@@ -31,6 +32,9 @@ from verl.trainer.logging.timing import PhaseTimer, Work
 
 VALIDATION_STEP = 1 << 20
 """Takes the place of the step in the seed of validation: the same at every validation, and never used in training."""
+
+MAX_FRUITLESS_BATCHES = 100
+"""Batches of one step without a group to learn from after which a run without a limit of batches ends."""
 
 REFILL_STEP = 1 << 21
 """Added to the step in the seed for each further batch of a step, so that a prompt drawn twice gets new responses."""
@@ -146,6 +150,9 @@ class Sampler:
         ``algorithm.filter_groups``, or its ``max_num_gen_batches`` is reached. Prompts without a difference then fill
         the batch up, and are not learned from.
 
+        Raises:
+            ConfigError: there is no limit of batches, and ``MAX_FRUITLESS_BATCHES`` held nothing to learn from.
+
         Returns:
             The batch, the scores of the responses that were dropped, and metrics of all that was sampled.
         """
@@ -154,20 +161,26 @@ class Sampler:
         others: list[Sampled] = []
         results: list[Score] = []
         sources: list[str] = []
-        missing = self.config.data.train_batch_size
-        num_batches = 0
-        while missing > 0 and num_batches < filtering.max_num_gen_batches:
+        size = missing = self.config.data.train_batch_size
+        num_batches, limit = 0, filtering.max_num_gen_batches
+        while missing > 0 and (limit <= 0 or num_batches < limit):
             sampled = self._sample_timed(next(prompts), sampling, step + num_batches * REFILL_STEP, timer)
             with timer.phase("reward"):
-                batch_scores, correct, _ = score_tensors(sampled.pending)
+                values = self._filter_values(sampled)
             num_batches += 1
             results += sampled.pending.result()
             sources += sampled.sources
-            differs = groups_that_differ(correct if filtering.metric == "acc" else batch_scores, sampling.n)
+            differs = groups_that_differ(values, sampling.n)
             taken = differs & (differs.cumsum(dim=0) <= missing)
             informative.append(_select(sampled, taken.nonzero().flatten(), sampling.n))
             others.append(_select(sampled, (~taken).nonzero().flatten(), sampling.n))
             missing -= int(taken.sum())
+            if limit <= 0 and missing == size and num_batches == MAX_FRUITLESS_BATCHES:
+                raise ConfigError(
+                    f"algorithm.filter_groups.metric={filtering.metric!r}: no prompt of {num_batches} batches has "
+                    "responses that differ, so there is nothing to learn from; use easier or harder prompts, or set "
+                    "algorithm.filter_groups.max_num_gen_batches"
+                )
         chosen, dropped = _join(informative), _join(others)
         if missing:
             filler = _select(dropped, torch.arange(missing), sampling.n)
@@ -180,6 +193,17 @@ class Sampler:
         metrics = verdict_metrics(results, group_ids, sources, self.sources)
         metrics |= {"train/num_gen_batches": float(num_batches), "train/filler_groups": float(missing)}
         return chosen, score_tensors(dropped.pending)[0], metrics
+
+    def _filter_values(self, sampled: Sampled) -> Tensor:
+        """What groups are compared by, [B]."""
+        scores, correct, _ = score_tensors(sampled.pending)
+        metric = self.config.algorithm.filter_groups.metric
+        if metric in ("acc", "score"):
+            return correct if metric == "acc" else scores
+        if self.config.uses_reward_model:
+            # The reward model needs the memory that the engine holds while it samples; further batches wake it.
+            self.policy.finish_generation()
+        return self.rewards(sampled)[0]
 
     def rewards(self, sampled: Sampled) -> tuple[Tensor, dict[str, float]]:
         """The reward of each response, [B] float64, and the means of what was added to the verifier's score.

@@ -1,4 +1,6 @@
-"""pass@k: the probability that at least one of k samples is correct, without bias."""
+"""pass@k and best@k: the chance that one of k samples is correct, and the best score among k, without bias."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -31,6 +33,30 @@ def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
     n, c = num_samples.double()[:, None], num_correct.double()[:, None]
     i = torch.arange(k, dtype=torch.float64)
     return 1 - ((n - c - i).clamp(min=0) / (n - i)).prod(dim=1)
+
+
+def best_at_k(scores: Tensor, k: int) -> Tensor:
+    """Expected highest score among k of the n samples of each of P problems: the exact mean over all subsets of k.
+
+    With scores in ascending order, the i-th (from 1) is the highest of C(i - 1, k - 1) of the C(n, k) subsets. veRL's
+    figure of this name draws k samples with replacement, so it is lower. The lowest score is that of ``-scores``,
+    negated.
+
+    Args:
+        scores: ``[P, n]``.
+        k: from 1 to n.
+
+    Returns:
+        float64 ``[P]``.
+
+    Raises:
+        ValueError: k out of range.
+    """
+    n = scores.shape[1]
+    if not 1 <= k <= n:
+        raise ValueError(f"k={k}: must be between 1 and the number of samples ({n})")
+    shares = [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)]
+    return scores.double().sort(dim=1).values @ torch.tensor(shares, dtype=torch.float64)
 
 
 def k_grid(num_samples: int) -> list[int]:

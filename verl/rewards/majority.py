@@ -4,18 +4,28 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verl.evaluation.results import ScoredSample
 from verl.rewards.answers import normalise, plain_number
 
 NEGLIGIBLE = 1e-17
 """Numbers of votes that are less likely are skipped: their share is lost in float64."""
 
 Array = NDArray[Any]
+
+
+class Answered(Protocol):
+    """A response that was verified."""
+
+    @property
+    def correct(self) -> bool: ...
+
+    @property
+    def answer(self) -> str:
+        """What the verifier found in the response; empty if it found nothing."""
 
 
 def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> float:
@@ -42,7 +52,7 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
     return _election(len(classes), k, supporters, tuple(sorted(votes.values())))
 
 
-def answer_classes(samples: Sequence[ScoredSample]) -> tuple[list[int], int | None]:
+def answer_classes(samples: Sequence[Answered]) -> tuple[list[int], int | None]:
     """Class ids for a vote, one per sample, and the id of the correct answer (None if no sample is correct).
 
     Correct samples form one class: their answers equal the reference answer. The others are grouped by their normalised

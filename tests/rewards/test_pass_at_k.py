@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from verl.evaluation.statistics.pass_at_k import k_grid, pass_at_k
+from verl.rewards.pass_at_k import best_at_k, k_grid, pass_at_k
 
 
 def one(n: int, c: int, k: int) -> float:
@@ -52,3 +52,19 @@ def test_counts_out_of_range(n: int, c: int, k: int, words: str):
 )
 def test_k_grid(n: int, ks: list[int]):
     assert k_grid(n) == ks
+
+
+def test_best_at_k_of_literal_scores():
+    # Pairs of (0, 1, 3): 1, 3 and 3; of (2, 2, -1): 2, 2 and 2. With replacement it would be 16 / 9 for the first.
+    scores = torch.tensor([[1.0, 3.0, 0.0], [2.0, 2.0, -1.0]])
+    assert best_at_k(scores, 1).tolist() == pytest.approx([4 / 3, 1.0])
+    assert best_at_k(scores, 2).tolist() == pytest.approx([7 / 3, 2.0])
+    assert best_at_k(scores, 3).tolist() == [3.0, 2.0]
+    with pytest.raises(ValueError, match="k=4: must be between 1 and the number of samples \\(3\\)"):
+        best_at_k(scores, 4)
+
+
+@pytest.mark.parametrize("k", [1, 5, 32, 64])
+def test_best_at_k_of_verdicts_is_pass_at_k(k: int):
+    verdicts = (torch.arange(64) < 3).double()[None]
+    assert best_at_k(verdicts, k).item() == pytest.approx(one(64, 3, k), abs=1e-12)

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.evaluation.example_results import sample
-from verl.evaluation.statistics.majority import answer_classes, majority_at_k
+from verl.rewards.majority import answer_classes, majority_at_k
 
 
 def majority_by_enumeration(classes: list[int], correct: int | None, k: int) -> Fraction:

@@ -1,0 +1,117 @@
+import math
+
+import pytest
+import torch
+
+from verl.algorithms.losses import LOSS_AGGREGATIONS, StepSize, rollout_weights
+from verl.algorithms.rollout_correction import mismatch_metrics, rejection_mask
+
+# Ratios trainer / rollout 4, 0.5 | 0.5, 1, 0.25 | 1. Their products: 2, 1/8, 1; geometric means: sqrt(2), 1/2, 1.
+RATIOS = torch.tensor([[4.0, 0.5, 9.0], [0.5, 1.0, 0.25], [1.0, 9.0, 9.0]], dtype=torch.float64)
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
+ROLLOUT = torch.full_like(RATIOS, -2.0)
+OLD = ROLLOUT + RATIOS.log()
+LOG2 = math.log(2)
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept", "tokens", "sequences"),
+    [
+        # Bounds of the ratio rollout / trainer: 1/4, 2 | 2, 1, 4 | 1 by token, 1/2, 8, 1 by response.
+        ([("token_k1", 0.4, 2.5)], [[0, 1, 0], [1, 1, 0], [1, 0, 0]], 2 / 6, 2 / 3),
+        ([("token_k1", 0.2, 2.5)], [[1, 1, 0], [1, 1, 0], [1, 0, 0]], 1 / 6, 1 / 3),
+        ([("seq_sum_k1", 0.6, 9.0)], [[0, 0, 0], [1, 1, 1], [1, 0, 0]], 2 / 6, 1 / 3),
+        ([("seq_sum_k1", 0.4, 2.1)], [[1, 1, 0], [0, 0, 0], [1, 0, 0]], 3 / 6, 1 / 3),
+        ([("seq_mean_k1", 0.6, 2.1)], [[1, 1, 0], [1, 1, 1], [1, 0, 0]], 0, 0),
+        ([("seq_mean_k1", 0.8, 1.9)], [[0, 0, 0], [0, 0, 0], [1, 0, 0]], 5 / 6, 2 / 3),
+        # k2: 0.96, 0.24 | 0.24, 0, 0.96 | 0
+        ([("token_k2", None, 0.3)], [[0, 1, 0], [1, 1, 0], [1, 0, 0]], 2 / 6, 2 / 3),
+        ([("seq_mean_k2", None, 0.5)], [[0, 0, 0], [1, 1, 1], [1, 0, 0]], 2 / 6, 1 / 3),
+        # k3: 1.614, 0.193 | 0.193, 0, 0.636 | 0
+        ([("token_k3", None, 0.7)], [[0, 1, 0], [1, 1, 1], [1, 0, 0]], 1 / 6, 1 / 3),
+        ([("seq_max_k3", None, 0.7)], [[0, 0, 0], [1, 1, 1], [1, 0, 0]], 2 / 6, 1 / 3),
+        ([("seq_sum_k3", None, 0.8)], [[0, 0, 0], [0, 0, 0], [1, 0, 0]], 5 / 6, 2 / 3),
+        ([("token_k1", 0.4, 2.5), ("seq_max_k2", None, 0.5)], [[0, 0, 0], [0, 0, 0], [1, 0, 0]], 5 / 6, 2 / 3),
+    ],
+)
+def test_what_rules_reject(rules, kept, tokens, sequences):
+    keep, metrics = rejection_mask(OLD, ROLLOUT, MASK, rules)
+    assert keep.long().tolist() == kept
+    assert metrics["rollout_rs_masked_fraction"] == pytest.approx(tokens)
+    assert metrics["rollout_rs_seq_masked_fraction"] == pytest.approx(sequences)
+    if len(rules) == 1:
+        assert metrics[f"rollout_rs_{rules[0][0]}_masked_fraction"] == pytest.approx(tokens)
+
+
+def test_padding_and_extreme_ratios_do_no_harm():
+    old = torch.tensor([[-1.0, math.nan], [-900.0, -1.0]])
+    rollout = torch.tensor([[-1.0, math.inf], [-1.0, -1.0]])
+    mask = torch.tensor([[1, 0], [1, 1]])
+    for rule in ("token_k3", "seq_sum_k3"):
+        keep, metrics = rejection_mask(old, rollout, mask, [(rule, None, 18.0)])
+        assert keep.tolist() == [[True, False], [False, rule == "token_k3"]]
+        assert metrics["rollout_rs_seq_masked_fraction"] == 0.5
+    figures = mismatch_metrics(old, rollout, mask, "token", 2.0)
+    assert figures["kl"] == pytest.approx(899 / 3) and figures["k3_kl"] == pytest.approx((19 + math.exp(-20)) / 3)
+
+
+def test_figures_of_the_mismatch():
+    figures = mismatch_metrics(OLD, ROLLOUT, MASK, "token", 2.5)
+    expected = {
+        # log ratios trainer / rollout: 2, -1 | -1, 0, -2 | 0, times log 2
+        "kl": 2 / 6 * LOG2,
+        "k3_kl": (3 - 2 * LOG2 + 2 * (-0.5 + LOG2) - 0.75 + 2 * LOG2) / 6,
+        "chi2_token": (16 + 0.25 + 0.25 + 1 + 0.0625 + 1) / 6 - 1,
+        "chi2_seq": (4 + 1 / 64 + 1) / 3 - 1,
+        "rollout_ppl": math.exp(2),
+        "rollout_log_ppl": 2.0,
+        "training_log_ppl": 2 + (-0.5 + 1) * LOG2 / 3,
+        "log_ppl_diff": (-0.5 + 1) * LOG2 / 3,
+        "log_ppl_abs_diff": 1.5 * LOG2 / 3,
+        "log_ppl_diff_max": LOG2,
+        "log_ppl_diff_min": -0.5 * LOG2,
+        "ppl_ratio": (2**-0.5 + 2 + 1) / 3,
+        "rollout_is_mean": 7.25 / 6,
+        "rollout_is_max": 4.0,
+        "rollout_is_min": 0.25,
+        "rollout_is_ratio_fraction_high": 1 / 6,
+        "rollout_is_ratio_fraction_low": 1 / 6,
+        # weights within [0.4, 2.5]: 2.5, 0.5, 0.5, 1, 0.4, 1, of sum 5.9 and sum of squares 8.91
+        "rollout_is_eff_sample_size": 5.9**2 / 6 / 8.91,
+    }
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+    assert figures.keys() - expected == {"training_ppl"}
+
+
+def test_the_effective_sample_size_of_whole_responses():
+    figures = mismatch_metrics(OLD, ROLLOUT, MASK, "sequence", 4.0)
+    # Weights 2, 1/8 -> 1/4 and 1 on 2, 3 and 1 tokens.
+    assert figures["rollout_is_eff_sample_size"] == pytest.approx(5.75**2 / 6 / (8 + 3 / 16 + 1))
+    assert figures["rollout_is_ratio_fraction_low"] == 0.5
+    alike = mismatch_metrics(OLD, OLD, MASK, "sequence", 4.0)
+    assert (alike["rollout_is_eff_sample_size"], alike["chi2_seq"], alike["kl"], alike["k3_kl"]) == (1.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", 7 / 3),
+        ("seq-mean-token-mean", (2.0 + 2.5) / 2),
+        ("seq-mean-token-sum", (2.0 + 5.0) / 2),
+        ("seq-mean-token-sum-norm", (2.0 + 5.0) / 2 / 10),
+    ],
+)
+def test_what_is_rejected_is_in_no_denominator(mode, expected):
+    # One token of the first response is rejected, the second is kept, the third is rejected as a whole.
+    losses = torch.tensor([[2.0, 100.0, 0.0], [1.0, 4.0, 0.0], [100.0, 100.0, 100.0]])
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0]])
+    size = StepSize(int(mask.sum()), int(mask.any(dim=1).sum()), 10)
+    assert LOSS_AGGREGATIONS[mode](losses, mask, size).item() == pytest.approx(expected)
+
+
+def test_the_weight_of_a_response_is_over_all_that_it_sampled():
+    keep, _ = rejection_mask(OLD, ROLLOUT, MASK, [("token_k1", 0.4, 2.5)])
+    weights, metrics = rollout_weights(OLD, ROLLOUT, keep, "sequence", 5.0, MASK)
+    expected = torch.tensor([[0.0, 2.0, 0.0], [0.125, 0.125, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(weights, expected)
+    assert (metrics["tis_weight"].item(), metrics["num_tokens"].item()) == (pytest.approx(3.25), 4)

@@ -1,0 +1,443 @@
+"""veRL's command lines: every option of its trainer, and commands that it publishes.
+
+``verl_defaults.tsv`` holds every option of veRL's trainer with its default, ``verl_examples.jsonl`` the options of
+published example commands, both at veRL's commit b178a3cd56f58b2d502255daba591e92833930a7 or its recipes.
+"""
+
+import json
+import os
+import runpy
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from verl.cli.release_flags import translate
+from verl.cli.values import FlagError
+from verl.cli.verl_conversions import SCHEMA
+from verl.cli.verl_options import OPTIONS, lookup
+from verl.config import PPOConfig, load_config
+from verl.config.load import compose_config
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+DEFAULTS = dict(line.split("\t") for line in (HERE / "verl_defaults.tsv").read_text().splitlines())
+HOME = os.environ["HOME"]
+MODEL = "actor_rollout_ref.model.path=some/model"
+EXAMPLES = {
+    example["example"]: example["options"]
+    for example in map(json.loads, (HERE / "verl_examples.jsonl").read_text().splitlines())
+}
+
+
+def composed(*arguments: str) -> DictConfig:
+    return compose_config(PPOConfig, "ppo_trainer", translate(arguments))
+
+
+def config_of(*arguments: str) -> PPOConfig:
+    return load_config(PPOConfig, "ppo_trainer", translate(arguments))
+
+
+def leaves(tree: Any) -> dict[str, Any]:
+    """Every option with its value; interpolations resolved."""
+    values = OmegaConf.to_container(tree, resolve=True)
+
+    def walk(node: Any, prefix: str) -> dict[str, Any]:
+        if not isinstance(node, dict) or not node:
+            return {prefix: node}
+        return {name: leaf for key in node for name, leaf in walk(node[key], f"{prefix}.{key}".lstrip(".")).items()}
+
+    return walk(values, "")
+
+
+def test_every_option_of_verls_trainer_is_translated_accepted_or_refused_by_name():
+    assert len(DEFAULTS) == 556
+    unknown = [key for key in DEFAULTS if lookup(key) is None]
+    assert unknown == []
+    for key, option in OPTIONS.items():
+        assert option.meaning and "\n" not in option.meaning and "|" not in option.meaning, key
+
+
+def test_verls_defaults_change_nothing_in_the_preset_which_is_them():
+    given = [f"{key}={value}" for key, value in DEFAULTS.items() if value != "???"]
+    assert len(given) == 554
+    ours, preset = (leaves(composed(*arguments)) for arguments in (given, ["preset=verl"]))
+    # auto is cuda wherever there is a GPU
+    assert {key: (ours[key], preset[key]) for key in preset if ours[key] != preset[key]} == {"device": ("cuda", "auto")}
+
+
+@pytest.mark.parametrize("group", sorted({key.partition(".")[0] for key in DEFAULTS}))
+def test_each_default_alone_is_taken(group: str):
+    for key, value in DEFAULTS.items():
+        if key.startswith(f"{group}.") and value != "???":
+            assert translate([MODEL, f"{key}={value}"])[0] == "preset=verl", key
+
+
+# veRL's defaults that the preset must hold, apart from how the translator reads them.
+PRESET = {
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.template": "chat",
+    "data.truncation": "error",
+    "algorithm.adv_estimator": "gae",
+    "algorithm.kl_ctrl.kl_coef": 0.001,
+    "algorithm.use_kl_in_reward": False,
+    "actor.ppo_mini_batch_size": 256,
+    "actor.ppo_epochs": 1,
+    "actor.policy_loss": "ppo_clip",
+    "actor.clip_ratio_low": 0.2,
+    "actor.clip_ratio_high": 0.2,
+    "actor.clip_ratio_c": 3.0,
+    "actor.loss_agg_mode": "token-mean",
+    "actor.entropy_coeff": 0.0,
+    "actor.use_kl_loss": False,
+    "actor.kl_loss_type": "low_var_kl",
+    "actor.tis_level": "none",
+    "actor.tis_normalize": False,
+    "actor.optim.lr": 1e-6,
+    "actor.optim.betas": [0.9, 0.999],
+    "actor.optim.weight_decay": 0.01,
+    "actor.optim.lr_scheduler_type": "constant",
+    "actor.optim.lr_warmup_steps": 0,
+    "actor.optim.grad_clip": 1.0,
+    "critic.optim.lr": 1e-5,
+    "critic.cliprange_value": 0.5,
+    "critic.ppo_max_token_len_per_gpu": 32768,
+    "critic.model.use_remove_padding": False,
+    "model.use_remove_padding": True,
+    "model.gradient_checkpointing": True,
+    "model.lora.rank": 0,
+    "model.fsdp.param_offload": False,
+    "rollout.n": 1,
+    "rollout.temperature": 1.0,
+    "rollout.tensor_parallel_size": 2,
+    "rollout.gpu_memory_utilization": 0.5,
+    "rollout.val_kwargs.temperature": 0.0,
+    "reward_manager.add_adv": False,
+    "reward_manager.add_reward": False,
+    "reward_score.overlong_buffer.enable": False,
+    "reward_model.enable": False,
+    "reward_model.rule_weight": 0.0,
+    "trainer.total_epochs": 30,
+    "trainer.total_training_steps": 0,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+    "trainer.save_freq": -1,
+    "trainer.test_freq": -1,
+    "trainer.default_local_dir": "checkpoints/verl_examples/gsm8k",
+    "trainer.logger": ["console", "wandb"],
+}
+
+
+def test_the_preset_holds_verls_defaults():
+    found = leaves(composed("preset=verl"))
+    assert {key: found[key] for key in PRESET} == PRESET
+    assert config_of("preset=verl").model.path == f"{os.environ['HOME']}/models/deepseek-llm-7b-chat"
+
+
+ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{group}" for group in ("actor", "rollout", "ref"))
+CORRECTION = "algorithm.rollout_correction"
+
+# A value in veRL's command -> the option and the value that ours has.
+MEANT = [
+    (
+        "data.train_files=['~/a.parquet', '/x/b c.parquet']",
+        "data.train_files",
+        [f"{HOME}/a.parquet", "/x/b c.parquet"],
+    ),
+    ("data.train_files=\"['/a.parquet','/b.parquet']\"", "data.train_files", ["/a.parquet", "/b.parquet"]),
+    ("data.val_files=/a.parquet", "data.val_files", ["/a.parquet"]),
+    ("data.val_max_samples=7", "data.val_sample_size", 7),
+    ("data.seed=3", "seed", 3),
+    ("data.truncation='middle'", "data.truncation", "middle"),
+    (
+        "+data.apply_chat_template_kwargs.enable_thinking=False",
+        "data.apply_chat_template_kwargs.enable_thinking",
+        False,
+    ),
+    ('trainer.logger=["console","tensorboard"]', "trainer.logger", ["console", "tensorboard"]),
+    ("trainer.logger=\"['console','wandb']\"", "trainer.logger", ["console", "wandb"]),
+    ("trainer.logger=console", "trainer.logger", ["console"]),
+    ("trainer.total_training_steps=null", "trainer.total_training_steps", 0),
+    ("trainer.total_training_steps=None", "trainer.total_training_steps", 0),
+    ("trainer.total_training_steps=9", "trainer.total_training_steps", 9),
+    ("trainer.save_freq=0", "trainer.save_freq", -1),
+    ("trainer.test_freq=False", "trainer.test_freq", -1),
+    ("trainer.test_freq=5", "trainer.test_freq", 5),
+    ("trainer.critic_warmup=3", "trainer.critic_warmup", 2),
+    ("trainer.critic_warmup=0", "trainer.critic_warmup", 0),
+    ("trainer.max_actor_ckpt_to_keep=2", "trainer.max_ckpt_to_keep", 2),
+    ("trainer.max_actor_ckpt_to_keep=null", "trainer.max_ckpt_to_keep", 0),
+    ("trainer.device=cpu", "device", "cpu"),
+    ("trainer.default_local_dir=~/runs", "trainer.default_local_dir", f"{HOME}/runs"),
+    ("actor_rollout_ref.model.lora_rank=8", "model.lora.rank", 8),
+    ("actor_rollout_ref.model.target_modules='[q_proj,v_proj]'", "model.lora.target_modules", ["q_proj", "v_proj"]),
+    ("+actor_rollout_ref.model.override_config.rope_theta=5", "model.override_config.rope_theta", 5),
+    ("+actor_rollout_ref.model.override_config.attn_implementation=eager", "model.attn_implementation", "eager"),
+    (f"{ACTOR}.fsdp_config.param_offload=True", "model.fsdp.param_offload", True),
+    (f"{ACTOR}.fsdp_config.offload_policy=True", "model.fsdp.optimizer_offload", True),
+    (f"{ACTOR}.fsdp_config.dtype=fp32", "model.param_dtype", "float32"),
+    (f"{REF}.fsdp_config.param_offload=True", "ref.param_offload", True),
+    ("critic.model.fsdp_config.param_offload=True", "critic.model.fsdp.param_offload", True),
+    (f"{ACTOR}.ulysses_sequence_parallel_size=4", "model.ulysses_sequence_parallel_size", 4),
+    (f"{ACTOR}.ppo_micro_batch_size=64", "actor.micro_batch_size_per_gpu", 8),
+    (f"{ACTOR}.ppo_micro_batch_size=4", "actor.micro_batch_size_per_gpu", 1),
+    (f"{ROLLOUT}.log_prob_micro_batch_size=32", "actor.log_prob_micro_batch_size_per_gpu", 4),
+    (f"{ACTOR}.optim.lr_warmup_steps=10", "actor.optim.lr_warmup_steps", 40),
+    ("critic.optim.lr_warmup_steps=10", "critic.optim.lr_warmup_steps", 40),
+    (f"{ACTOR}.optim.warmup_style=cosine", "actor.optim.lr_scheduler_type", "cosine"),
+    (f"{ACTOR}.grad_clip=0.5", "actor.optim.grad_clip", 0.5),
+    (f"{ACTOR}.clip_ratio=0.1", "actor.clip_ratio_high", 0.1),
+    (f"{ACTOR}.clip_ratio_low=10", "actor.clip_ratio_low", 1.0),
+    (f"{ACTOR}.policy_loss.loss_mode=gspo", "actor.loss_agg_mode", "seq-mean-token-mean"),
+    (f"{ACTOR}.policy_loss.loss_mode=cispo", "actor.clip_ratio_c", None),
+    (f"{ACTOR}.policy_loss.loss_mode=geo_mean", "actor.policy_loss", "gmpo"),
+    (f"{ACTOR}.checkpoint.save_contents=['model','hf_model']", "trainer.save_hf_model", True),
+    (f"{ROLLOUT}.tensor_model_parallel_size=4", "rollout.tensor_parallel_size", 4),
+    (f"+{ROLLOUT}.engine_kwargs.vllm.block_size=32", "rollout.engine_kwargs.block_size", 32),
+    (f"{ROLLOUT}.quantization=fp8", "rollout.engine_kwargs.quantization", "fp8"),
+    (f"{CORRECTION}.rollout_is=token", "actor.tis_level", "token"),
+    (f"{CORRECTION}.rollout_is_batch_normalize=true", "actor.tis_normalize", True),
+    (f"{CORRECTION}.rollout_is=null", "actor.tis_level", "none"),
+    (f"{CORRECTION}.rollout_is_threshold=3.0", "actor.tis_cap", 3.0),
+    ("algorithm.adv_estimator=rloo_vectorized", "algorithm.adv_estimator", "rloo"),
+    ("algorithm.filter_groups.metric=acc", "algorithm.filter_groups.metric", "acc"),
+    ("+reward_model.reward_kwargs.overlong_buffer_cfg.len=64", "reward_score.overlong_buffer.len", 64),
+    ("reward_model.overlong_buffer.penalty_factor=0.5", "reward_score.overlong_buffer.penalty_factor", 0.5),
+    ("reward_model.enable=True", "reward_model.max_length", 1024),
+    ("custom_reward_function.path=my/reward.py", "reward_score.custom_functions", ["*=my/reward.py:compute_score"]),
+    ("reward_model.num_workers=8", "reward_score.num_workers", 8),
+]
+
+
+@pytest.mark.parametrize(("argument", "option", "value"), MEANT, ids=[argument for argument, *_ in MEANT])
+def test_a_value_means_here_what_it_means_in_verl(argument: str, option: str, value: Any):
+    parsed = OverridesParser.create().parse_overrides(translate([MODEL, argument]))
+    assert {override.key_or_group: override.value() for override in parsed}[option] == value
+    assert {override.key_or_group for override in parsed} - {"preset"} <= SCHEMA | {option}
+
+
+def test_values_that_depend_on_others():
+    sizes = ["trainer.n_gpus_per_node=8", "trainer.nnodes=2", f"{ACTOR}.ulysses_sequence_parallel_size=4"]
+    tree = composed(
+        *sizes, f"{ACTOR}.ppo_micro_batch_size=64", "reward_model.enable=true", "data.max_prompt_length=100"
+    )
+    assert tree.actor.micro_batch_size_per_gpu == 16  # 64 over 16 / 4 groups of workers
+    assert tree.reward_model.max_length == 612
+    steps = [f"{ACTOR}.optim.lr_warmup_steps=10", f"{ACTOR}.ppo_mini_batch_size=32", f"{ACTOR}.ppo_epochs=2"]
+    assert composed(*steps, "data.train_batch_size=512").actor.optim.lr_warmup_steps == 320
+    tree = composed(
+        f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_c=10", f"{ACTOR}.loss_agg_mode=token-mean"
+    )
+    assert (tree.actor.clip_ratio_c, tree.actor.loss_agg_mode) == (None, "seq-mean-token-mean")
+    tree = composed(f"{ACTOR}.clip_ratio=0.1", f"{ACTOR}.clip_ratio_high=0.3")
+    assert (tree.actor.clip_ratio_low, tree.actor.clip_ratio_high) == (0.1, 0.3)
+    tree = composed("custom_reward_function.name=f", "custom_reward_function.path=a.py")
+    assert list(tree.reward_score.custom_functions) == ["*=a.py:f"]
+    tree = composed(MODEL, "trainer.resume_mode=resume_path", "trainer.resume_from_path=/x/global_step_3")
+    assert (tree.trainer.resume_mode, tree.trainer.resume_from_path) == ("path", "/x/global_step_3")
+
+
+# What is refused -> a part of the message.
+REFUSED = [
+    (f"{ROLLOUT}.name=sglang", "rollout.name=sglang: the engine sglang is not supported; use vllm"),
+    (f"{ACTOR}.strategy=megatron", "Megatron needs veRL"),
+    (f"{ACTOR}.megatron.tensor_model_parallel_size=2", "Megatron is not supported"),
+    (f"{ROLLOUT}.multi_turn.enable=True", "a response is one turn"),
+    (f"{ROLLOUT}.agent.agent_loop_config_path=x.yaml", "rollout by agents"),
+    (f"{ROLLOUT}.logprobs_mode=raw_logprobs", "training needs the log-probabilities"),
+    (f"{ROLLOUT}.response_length=99", "data.max_response_length=512 sets it"),
+    (f"{ROLLOUT}.max_model_len=1000", "the longest prompt and response have 1024 tokens"),
+    (f"{ROLLOUT}.ignore_eos=true", "end-of-sequence"),
+    (f"{ACTOR}.freeze_vision_tower=true", "models that read images"),
+    (f"{ACTOR}.fsdp_config.model_dtype=bf16", "master weights are float32"),
+    (f"{ACTOR}.optim.optimizer=SGD", "the optimizer is AdamW"),
+    (f"{ACTOR}.shuffle=True", "mini-batches are taken in the batch's order"),
+    (f"{CORRECTION}.bypass_mode=true", "the policy's own log-probabilities"),
+    ("actor_rollout_ref.model.lora_adapter_path=/a", "merge the adapter"),
+    ("algorithm.use_pf_ppo=True", "not sampled again by their rewards"),
+    ("critic.loss_agg_mode=seq-mean-token-sum", "the mean over tokens"),
+    ("reward_model.reward_manager=batch", "responses are scored one by one"),
+    ("custom_reward_function.reward_kwargs.x=1", "give it the others' defaults"),
+    ("trainer.device=npu", "must be cuda or cpu"),
+    ("trainer.total_epoch=3", "did you mean trainer.total_epochs?"),
+    ("actor_rollout_ref.actor.optim.learning_rate=1", "unknown option; did you mean"),
+    ("actor_rollout_ref.actor={optim: 1}", "set the options of this group one by one"),
+    ("~actor_rollout_ref.actor.clip_ratio", "cannot be deleted"),
+]
+
+
+@pytest.mark.parametrize(("argument", "message"), REFUSED, ids=[argument for argument, _ in REFUSED])
+def test_what_is_not_here_is_refused_by_name(argument: str, message: str):
+    with pytest.raises(FlagError) as error:
+        translate([MODEL, argument])
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert str(error.value).startswith(argument.partition("=")[0].lstrip("+~") if "~" not in argument else "~")
+
+
+def test_a_configuration_file_of_verls_is_dropped_if_it_is_the_preset():
+    assert translate([MODEL, "--config-path", "./config", "--config-name=ppo_trainer.yaml", "--cfg", "job"])[-2:] == [
+        "--cfg",
+        "job",
+    ]
+    with pytest.raises(FlagError, match="ppo_megatron_trainer: Megatron is not supported"):
+        translate([MODEL, "--config-name=ppo_megatron_trainer"])
+
+
+def test_our_own_options_stand_beside_verls():
+    tree = composed(MODEL, "reward_manager=verl", "calculator.layers=[-2]", "actor.optim.eps=1e-6", "data.template=raw")
+    assert tree.reward_manager.add_adv and list(tree.calculator.layers) == [-2]
+    assert (tree.actor.optim.eps, tree.data.template, tree.model.path) == (1e-6, "raw", "some/model")
+    assert composed(f"{ROLLOUT}.n=8", "model=qwen2.5_1.5b", "trainer=gpus4").model.path == "Qwen/Qwen2.5-1.5B"
+    assert composed(f"{ROLLOUT}.n=8", "experiment=dapo").algorithm.filter_groups.enable
+    flags = composed(f"{ROLLOUT}.n=8", "--learning_rate", "3e-6")
+    assert (flags.actor.optim.lr, flags.rollout.n, flags.trainer.total_epochs) == (3e-6, 8, 30)
+
+
+def test_a_preset_of_the_users_stays_and_our_own_commands_are_left_alone(capsys: pytest.CaptureFixture[str]):
+    assert translate([f"{ROLLOUT}.n=8", "preset=paper"]) == ["rollout.n=8", "preset=paper"]
+    ours = ["trainer.test_freq=5", "algorithm.gamma=1.0", "critic.model.path=x", "critic.model.override_config.a=1"]
+    assert translate(ours) == ours
+    assert translate(["trainer.save_freq=0"]) == ["trainer.save_freq=0"]  # ours: after the last step
+    assert capsys.readouterr().err == ""
+
+
+def test_one_line_says_why_an_option_has_no_effect(capsys: pytest.CaptureFixture[str]):
+    translate(
+        [MODEL, f"{ROLLOUT}.layered_summon=True", "data.use_shm=True", f"{ROLLOUT}.mode=async", f"{ACTOR}.ppo_epochs=1"]
+    )
+    assert capsys.readouterr().err.splitlines() == [
+        f"note: {ROLLOUT}.layered_summon: no effect: weights are always handed over one parameter at a time",
+        "note: data.use_shm: no effect: speed only; results are the same",
+        f"note: {ROLLOUT}.mode: no effect: all responses of a step are sampled with its weights before the update, as "
+        "in veRL with either mode",
+        "note: a command of veRL's: options that it leaves out have veRL's defaults, preset=verl",
+    ]
+
+
+# veRL's option -> ours, and how the value is read from its text; apart from the translator's own table.
+NUMBERS = {
+    "data.train_batch_size": "data.train_batch_size",
+    "data.max_prompt_length": "data.max_prompt_length",
+    "data.max_response_length": "data.max_response_length",
+    f"{ACTOR}.optim.lr": "actor.optim.lr",
+    f"{ACTOR}.optim.weight_decay": "actor.optim.weight_decay",
+    f"{ACTOR}.ppo_mini_batch_size": "actor.ppo_mini_batch_size",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": "actor.micro_batch_size_per_gpu",
+    f"{ACTOR}.ppo_max_token_len_per_gpu": "actor.ppo_max_token_len_per_gpu",
+    f"{ACTOR}.clip_ratio_high": "actor.clip_ratio_high",
+    f"{ACTOR}.entropy_coeff": "actor.entropy_coeff",
+    f"{ACTOR}.kl_loss_coef": "actor.kl_loss_coef",
+    f"{ACTOR}.fsdp_config.fsdp_size": "model.fsdp.fsdp_size",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "model.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.model.lora_rank": "model.lora.rank",
+    f"{ROLLOUT}.n": "rollout.n",
+    f"{ROLLOUT}.temperature": "rollout.temperature",
+    f"{ROLLOUT}.gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    f"{ROLLOUT}.tensor_model_parallel_size": "rollout.tensor_parallel_size",
+    f"{ROLLOUT}.val_kwargs.n": "rollout.val_kwargs.n",
+    f"{ROLLOUT}.val_kwargs.top_p": "rollout.val_kwargs.top_p",
+    "algorithm.kl_ctrl.kl_coef": "algorithm.kl_ctrl.kl_coef",
+    "critic.optim.lr": "critic.optim.lr",
+    "critic.ppo_micro_batch_size_per_gpu": "critic.micro_batch_size_per_gpu",
+    "+reward_model.reward_kwargs.overlong_buffer_cfg.len": "reward_score.overlong_buffer.len",
+    "+reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": "reward_score.overlong_buffer.penalty_factor",
+    f"{CORRECTION}.rollout_is_threshold": "actor.tis_cap",
+    "trainer.n_gpus_per_node": "trainer.n_gpus_per_node",
+    "trainer.nnodes": "trainer.nnodes",
+    "trainer.save_freq": "trainer.save_freq",
+    "trainer.total_epochs": "trainer.total_epochs",
+    "trainer.total_training_steps": "trainer.total_training_steps",
+}
+WORDS = {
+    "actor_rollout_ref.model.path": "model.path",
+    "algorithm.adv_estimator": "algorithm.adv_estimator",
+    f"{ACTOR}.kl_loss_type": "actor.kl_loss_type",
+    f"{ROLLOUT}.name": "rollout.name",
+    "critic.model.path": "critic.model.path",
+    "reward_model.model.path": "reward_model.model.path",
+    "data.truncation": "data.truncation",
+    "trainer.experiment_name": "trainer.experiment_name",
+    "trainer.project_name": "trainer.project_name",
+    f"{CORRECTION}.rollout_is": "actor.tis_level",
+}
+SWITCHES = {
+    f"{ACTOR}.use_kl_loss": "actor.use_kl_loss",
+    f"{ACTOR}.use_dynamic_bsz": "actor.use_dynamic_bsz",
+    f"{ACTOR}.fsdp_config.param_offload": "model.fsdp.param_offload",
+    f"{ACTOR}.fsdp_config.optimizer_offload": "model.fsdp.optimizer_offload",
+    f"{REF}.fsdp_config.param_offload": "ref.param_offload",
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
+    "actor_rollout_ref.model.use_remove_padding": "model.use_remove_padding",
+    "algorithm.use_kl_in_reward": "algorithm.use_kl_in_reward",
+    "algorithm.filter_groups.enable": "algorithm.filter_groups.enable",
+    "critic.model.use_remove_padding": "critic.model.use_remove_padding",
+    "critic.model.fsdp_config.param_offload": "critic.model.fsdp.param_offload",
+    "data.filter_overlong_prompts": "data.filter_overlong_prompts",
+    "reward_model.enable": "reward_model.enable",
+    "+reward_model.reward_kwargs.overlong_buffer_cfg.enable": "reward_score.overlong_buffer.enable",
+    "trainer.val_before_train": "trainer.val_before_train",
+}
+
+
+@cache
+def example_leaves(name: str) -> dict[str, Any]:
+    return leaves(composed(*(f"{key}={value}" for key, value in EXAMPLES[name].items())))
+
+
+def test_there_are_examples_of_every_kind():
+    text = {name: json.dumps(options) for name, options in EXAMPLES.items()}
+    kinds = ["grpo", "gae", "rloo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+    for kind in [*kinds, "cispo", "geo_mean"]:
+        assert any(f'"{kind}"' in options for options in text.values()), kind
+    for part in ("lora_rank", "reward_model.enable", "overlong_buffer_cfg", "0.5B", "72B"):
+        assert any(part in options for options in text.values()), part
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_published_command_gives_the_values_it_names(name: str):
+    found, options = example_leaves(name), EXAMPLES[name]
+    checked = 0
+    for table, read in ((NUMBERS, float), (WORDS, str), (SWITCHES, lambda text: text.lower() == "true")):
+        for theirs, ours in table.items():
+            if theirs in options and options[theirs] != "null":
+                assert found[ours] == read(options[theirs]), (theirs, ours)
+                checked += 1
+    assert checked >= 18
+    assert found["data.train_files"] == [
+        part.strip("' ") for part in options["data.train_files"].strip("[]").split(",")
+    ]
+    assert found["reward_manager.add_adv"] is False
+
+
+def test_the_page_has_every_option_and_a_stale_one_is_told(tmp_path: Path, monkeypatch, capsys):
+    script = runpy.run_path(str(ROOT / "scripts" / "make_from_verl.py"))
+    assert script["main"](["--check"]) == 0, capsys.readouterr().err
+    rows = {line.split("`")[1] for line in script["PAGE"].read_text().splitlines() if line.startswith("| `")}
+    for key in DEFAULTS:
+        parts = key.split(".")
+        groups = {f"{'.'.join(parts[:length])}.*" for length in range(1, len(parts))}
+        assert rows & {key, *groups}, key
+    stale = tmp_path / "page.md"
+    stale.write_text(script["PAGE"].read_text().replace("`data.val_sample_size`", "`data.other`"))
+    monkeypatch.setitem(script["main"].__globals__, "PAGE", stale)
+    assert script["main"](["--check"]) == 1
+    assert "run: python scripts/make_from_verl.py" in capsys.readouterr().err
+    assert script["main"]([]) == 0
+    assert stale.read_text() == (ROOT / "docs" / "from_verl.md").read_text()
+
+
+@pytest.mark.slow
+def test_train_sh_shows_the_configuration_of_verls_command():
+    name = "tuning/0.5b/qwen2-0.5b_grpo-lora_1_h100_fsdp_vllm"
+    options = [f"{key}={value}" for key, value in EXAMPLES[name].items()]
+    command = ["bash", "train.sh", *options, "--cfg", "job", "--resolve"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    tree = shown.stdout[shown.stdout.index("data:\n") :]  # setup.sh may speak first
+    assert leaves(OmegaConf.create(tree)) == example_leaves(name)

@@ -1,0 +1,77 @@
+"""Published commands of veRL's train, with a tiny random model and a few rows in the place of theirs."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.test_verl_options import ACTOR, EXAMPLES, ROLLOUT
+from tests.e2e.runs import Run, records
+from tests.vllm_patches import zoo
+from verl.cli.release_flags import translate
+
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
+ROW = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "What is 2 + 2?"}],
+    "reward_model": {"ground_truth": "4", "style": "rule"},
+    "extra_info": {"index": 0, "split": "train"},
+}
+SMALL = {
+    "data.train_batch_size": "4",
+    "data.max_prompt_length": "100",
+    "data.max_response_length": "16",
+    f"{ACTOR}.ppo_mini_batch_size": "2",
+    f"{ROLLOUT}.tensor_model_parallel_size": "1",
+    "trainer.n_gpus_per_node": "1",
+    "trainer.nnodes": "1",
+    "trainer.total_training_steps": "2",
+    "trainer.save_freq": "-1",
+    "trainer.logger": "['console']",
+}
+# A command -> what must be smaller in it too, and a metric of its method.
+COMMANDS = {
+    "grpo_trainer/run_qwen2-7b": (
+        {
+            "algorithm.rollout_correction.rollout_is": "sequence",
+            "algorithm.rollout_correction.rollout_is_batch_normalize": "true",
+        },
+        "rollout_corr/rollout_is_batch_norm_factor",
+    ),
+    "ppo_trainer/run_qwen2-7b_seq_balance": ({}, "critic/vf_loss"),
+    "dapo/test_dapo_7b_math": (
+        {
+            "+reward_model.reward_kwargs.overlong_buffer_cfg.len": "4",
+            "+reward_model.reward_kwargs.max_resp_len": "16",
+            f"{ACTOR}.ulysses_sequence_parallel_size": "1",
+            f"{ACTOR}.fsdp_config.fsdp_size": "-1",
+            "+actor_rollout_ref.model.override_config.max_position_embeddings": "256",
+        },
+        "train/overlong_penalty/mean",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_published_command_trains_two_steps(name: str, tiny_tokenizer, tmp_path: Path):
+    model = zoo.build("qwen2", tmp_path / "model", vocab_size=len(tiny_tokenizer))
+    tiny_tokenizer.save_pretrained(model)
+    rows = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist([ROW] * 8), rows)
+    further, metric = COMMANDS[name]
+    ours = {
+        "actor_rollout_ref.model.path": str(model),
+        "data.train_files": str(rows),
+        "data.val_files": f"['{rows}']",
+        "trainer.default_local_dir": str(tmp_path / "run"),
+        **({"critic.model.path": str(model)} if "critic.model.path" in EXAMPLES[name] else {}),
+    }
+    options = EXAMPLES[name] | SMALL | further | ours
+    run = Run(translate([f"{key}={value}" for key, value in options.items()]), tmp_path / "log")
+    assert run.finish() == 0, run.log.read_text()
+    steps = [record for record in records(tmp_path / "run") if record["step"] > 0]
+    assert [record["step"] for record in steps] == [1, 2]
+    assert all(metric in record for record in steps), sorted(steps[0])
+    assert all("reward_manager/shaped_token_share" not in record for record in steps)

@@ -1,0 +1,96 @@
+"""Checkpoints of veRL: its FSDP shards, merged into a model as ``transformers`` and vLLM load it.
+
+``global_step_N/actor/`` of veRL holds ``model_world_size_<W>_rank_<R>.pt``, a state dict for each worker, and in
+``huggingface/`` configurations and tokenizer. The shards are pickles: only tensors are read from them.
+"""
+
+import pickle
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+from transformers import PreTrainedModel
+
+from verl.config.errors import ConfigError
+from verl.models.huggingface import empty_model
+from verl.models.info import ModelInfo
+
+SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+
+
+def holds_verl_shards(folder: Path) -> bool:
+    """Whether the folder has FSDP shards of veRL."""
+    return any(SHARD.fullmatch(path.name) for path in folder.glob("model_world_size_*.pt"))
+
+
+def merge_verl_shards(folder: Path, trust_remote_code: bool) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """The architecture on the meta device, and the parameters by name in bfloat16, as veRL's own merger has them.
+
+    Args:
+        folder: ``.../global_step_N/actor``, or the critic's.
+
+    Raises:
+        ConfigError: shards are missing, hold something else than tensors, or are not those of the architecture.
+    """
+    states = [_read(path, folder) for path in _shard_paths(folder)]
+    info = ModelInfo.read(str(folder / "huggingface"), trust_remote_code)
+    classes = getattr(info.config, "architectures", None) or [""]
+    part = "critic" if "ForTokenClassification" in classes[0] else "actor"
+    model = empty_model(part, info)
+    model.to(torch.bfloat16)  # type: ignore[arg-type]  # transformers wraps nn.Module.to
+    saved = model.state_dict().keys()
+    expected = dict(model.named_parameters()) | {n: buffer for n, buffer in model.named_buffers() if n in saved}
+    missing = [name for name in expected if name not in states[0]]
+    if missing:
+        raise ConfigError(f"{folder}: has no {missing[0]}, or under another name (adapters?); {_elsewhere(folder)}")
+    weights = {}
+    for name, tensor in expected.items():
+        whole = _joined([state[name] for state in states], tensor.shape)
+        if whole.shape != tensor.shape:
+            shapes = f"{list(whole.shape)}, where huggingface/config.json asks for {list(tensor.shape)}"
+            raise ConfigError(f"{folder}: {name} has the shape {shapes}; {_elsewhere(folder)}")
+        weights[name] = whole.to(torch.bfloat16)
+    return model, weights
+
+
+def _shard_paths(folder: Path) -> list[Path]:
+    """The shards of one saving in the order of their workers."""
+    found = [match for path in folder.iterdir() if (match := SHARD.fullmatch(path.name))]
+    sizes = sorted({int(match[1]) for match in found})
+    if len(sizes) != 1:
+        raise ConfigError(f"{folder}: has shards of {sizes} workers; leave those of one saving there")
+    paths = [folder / f"model_world_size_{sizes[0]}_rank_{rank}.pt" for rank in range(sizes[0])]
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"{path}: is missing; each of the {sizes[0]} workers saved one, copy all of them here")
+    return paths
+
+
+def _read(path: Path, folder: Path) -> dict[str, Tensor]:
+    try:
+        # Mapped, so that the shards of a large model are read one tensor at a time.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ConfigError(f"{path}: is damaged, or holds more than tensors; {_elsewhere(folder)}") from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ConfigError(f"{path}: is not a state dict of tensors; {_elsewhere(folder)}")
+    return state
+
+
+def _joined(parts: list[Tensor], shape: torch.Size) -> Tensor:
+    """The whole tensor from what each worker has of it; copies of other replicas come later and are not needed."""
+    first = parts[0]
+    if not isinstance(first, DTensor):
+        return first if first.shape == shape else torch.cat(parts)
+    placement, count = first.placements[-1], first.device_mesh.mesh.shape[-1]
+    locals_ = [part._local_tensor for part in parts[:count] if isinstance(part, DTensor)]
+    return torch.cat(locals_, dim=placement.dim) if isinstance(placement, Shard) else locals_[0]
+
+
+def _elsewhere(folder: Path) -> str:
+    return (
+        f"merge it where veRL is installed, `python -m verl.model_merger merge --backend fsdp --local_dir {folder} "
+        "--target_dir merged`, and set model.path=merged"
+    )

@@ -1,0 +1,222 @@
+"""The trackers of ``trainer.logger``: what each needs before a run starts, and how it takes the metrics of a step.
+
+Packages are imported only where they are asked for: mlflow and swanlab are not among the requirements.
+"""
+
+import json
+import math
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from verl.config.errors import ConfigError
+from verl.utils.files import replace_text
+
+WANDB_ID = "wandb_id.txt"
+"""File in a run's folder by which a resumed run finds its wandb run."""
+
+MLFLOW_ID = "mlflow_id.txt"
+"""The same for mlflow."""
+
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "swanlab": "swanlab"}
+"""Tracker -> the package that it needs."""
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Sink:
+    """One place that metrics go to."""
+
+    log: Callable[[int, Metrics], None]
+    close: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a tracker is told of a run."""
+
+    folder: Path
+    project: str
+    experiment: str
+    config: dict[str, Any]
+    last_step: int | None
+    """The step that the run resumes from; None if it starts from scratch."""
+
+
+def check_trackers(loggers: Sequence[str]) -> None:
+    """Find out before anything starts whether the trackers can be used.
+
+    Raises:
+        ConfigError: a package is missing, or a key.
+    """
+    for name in loggers:
+        field = f"trainer.logger={name!r}"
+        package = PACKAGES.get(name)
+        if package is not None and find_spec(package) is None:
+            raise ConfigError(f"{field}: {package} is not installed; `pip install {package}`, or leave it out")
+        if name == "wandb" and not _has_wandb_key():
+            raise ConfigError(
+                f"{field}: not logged in; run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to record "
+                "here"
+            )
+        if name == "swanlab" and not _has_swanlab_key():
+            raise ConfigError(
+                f"{field}: not logged in; run `swanlab login`, set SWANLAB_API_KEY, or set SWANLAB_MODE=local to "
+                "record here"
+            )
+
+
+def _has_wandb_key() -> bool:
+    import wandb
+
+    # Without the server: what it says of the key comes when the run is opened, still before the workers start.
+    return wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+
+
+def _has_swanlab_key() -> bool:
+    saved = Path(os.environ.get("SWANLAB_SAVE_DIR", Path.home() / ".swanlab")) / ".netrc"
+    needs_key = os.environ.get("SWANLAB_MODE", "cloud") == "cloud"
+    return not needs_key or "SWANLAB_API_KEY" in os.environ or saved.is_file()
+
+
+def jsonl_sink(path: Path) -> Sink:
+    """A line per step, the names beside ``step``."""
+    return _lines(path, "a", lambda step, metrics: {"step": step, **metrics})
+
+
+def _file_sink(run: RunInfo) -> Sink:
+    """The file of ``VERL_FILE_LOGGER_PATH``, as veRL writes it: names under ``data``. Nothing without it."""
+    path = os.environ.get("VERL_FILE_LOGGER_PATH")
+    if not path:
+        return Sink(lambda step, metrics: None, lambda: None)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    mode = "w" if run.last_step is None else "a"
+    return _lines(Path(path), mode, lambda step, metrics: {"step": step, "data": metrics})
+
+
+def _lines(path: Path, mode: str, record: Callable[[int, dict[str, float | None]], dict[str, Any]]) -> Sink:
+    file = path.open(mode, buffering=1)
+
+    def log(step: int, metrics: Metrics) -> None:
+        # JSON has no NaN and no infinity.
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        file.write(json.dumps(record(step, finite)) + "\n")
+        # The record must be on the disk before the checkpoint of its step.
+        os.fsync(file.fileno())
+
+    return Sink(log, file.close)
+
+
+def _tensorboard_sink(run: RunInfo) -> Sink:
+    from torch.utils.tensorboard import SummaryWriter
+
+    # TensorBoard hides what earlier files recorded from this step on.
+    purge_step = None if run.last_step is None else run.last_step + 1
+    writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge_step)
+
+    def log(step: int, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, step)
+        # If the run is killed, the resumed one does not record these steps again.
+        writer.flush()
+
+    return Sink(log, writer.close)
+
+
+def _wandb_sink(run: RunInfo) -> Sink:
+    import wandb
+
+    id_file = run.folder / WANDB_ID
+    if not id_file.exists():
+        replace_text(id_file, f"{uuid.uuid4().hex[:8]}\n")
+    # All processes of this run share one wandb run. wandb leaves out steps that it has seen; they would be the same.
+    own_id = id_file.read_text().strip()
+    try:
+        opened = wandb.init(
+            project=run.project,
+            name=run.experiment,
+            dir=str(run.folder),
+            config=run.config,
+            id=own_id,
+            resume="allow",
+        )
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"trainer.logger='wandb': {reason}; or set WANDB_MODE=offline to record here") from error
+
+    def log(step: int, metrics: Metrics) -> None:
+        opened.log(dict(metrics), step=step)
+
+    return Sink(log, opened.finish)
+
+
+def _mlflow_sink(run: RunInfo) -> Sink:
+    import mlflow
+
+    # Elsewhere than in the run's folder only if the user says so.
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        mlflow.set_tracking_uri(f"sqlite:///{(run.folder / 'mlflow.db').resolve()}")
+    id_file = run.folder / MLFLOW_ID
+    # Some platforms have opened a run already.
+    known = os.environ.get("MLFLOW_RUN_ID") or (id_file.read_text().strip() if id_file.exists() else None)
+    if known:
+        mlflow.start_run(run_id=known)
+    else:
+        mlflow.set_experiment(run.project)
+        opened = mlflow.start_run(run_name=run.experiment)
+        replace_text(id_file, f"{opened.info.run_id}\n")
+        mlflow.log_params({name: str(value)[:500] for name, value in _flat(run.config)})
+
+    def log(step: int, metrics: Metrics) -> None:
+        finite = {mlflow_name(name): value for name, value in metrics.items() if math.isfinite(value)}
+        mlflow.log_metrics(finite, step=step)
+
+    return Sink(log, mlflow.end_run)
+
+
+def mlflow_name(name: str) -> str:
+    """``name`` with the characters that mlflow allows, as veRL spells it: ``pass_at_1``."""
+    return re.sub(r"[^/\w.\- :]", "_", name.replace("@", "_at_"))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _swanlab_sink(run: RunInfo) -> Sink:
+    import swanlab
+
+    if "SWANLAB_API_KEY" in os.environ:
+        swanlab.login(os.environ["SWANLAB_API_KEY"])
+    swanlab.init(
+        project=run.project,
+        experiment_name=run.experiment,
+        config=run.config,
+        logdir=os.environ.get("SWANLAB_LOG_DIR", str(run.folder / "swanlog")),
+        mode=os.environ.get("SWANLAB_MODE", "cloud"),
+    )
+
+    def log(step: int, metrics: Metrics) -> None:
+        swanlab.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
+
+    return Sink(log, swanlab.finish)
+
+
+SINKS: dict[str, Callable[[RunInfo], Sink]] = {
+    "file": _file_sink,
+    "tensorboard": _tensorboard_sink,
+    "wandb": _wandb_sink,
+    "mlflow": _mlflow_sink,
+    "swanlab": _swanlab_sink,
+}
+"""Name in ``trainer.logger`` -> what opens it."""
