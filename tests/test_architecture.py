@@ -54,8 +54,7 @@ MODULES_BY_NAME = {
     "verl.single_controller.worker_group": "imports the worker role that it is given",
     "verl.rank.calculator": "names the function that reduces hidden states: vLLM's options are JSON",
     "vllm_patches.options": "imports the function that vLLM's options name",
-    "verl.rewards.custom": "imports a user's own reward function",
-    "verl.data.custom": "imports a user's own data set or sampler",
+    "verl.utils.user_code": "imports a user's own reward function, data set or sampler",
     "verl.evaluation.report.page": "opens the files of its own package",
 }
 """Modules that name a module in a string, which no other rule here sees, or import one by its name -> why."""

@@ -145,22 +145,31 @@ def test_mean_states_are_measured_together_and_by_source(make_calculator):
     assert lone[f"val/{name}"] == pytest.approx(1.0, abs=1e-6)
 
 
+class RecordingPolicy:
+    """A policy that remembers what it was asked for."""
+
+    def __init__(self, measures: bool) -> None:
+        self.measures = measures
+        self.calls: list[str | int] = []
+
+    def finish_generation(self) -> None:
+        self.calls.append("finish_generation")
+
+    def compute_logprobs(self, rollout: RolloutBatch) -> SimpleNamespace:
+        self.calls.append(len(rollout))
+        # A response to the prompt of uid u has tokens of log-probability u.
+        logprobs = rollout.group_ids[:, None] * rollout.response_mask
+        metrics = measured(rollout.group_ids) if self.measures else RankMetrics.none(len(rollout))
+        return SimpleNamespace(logprobs=logprobs, entropy=logprobs, rank_metrics=metrics)
+
+
 def test_the_policy_measures_where_the_engine_does_not():
     calculator = dataclasses.replace(CONFIG.calculator, source="actor")
     sampler = ScriptedSampler(VERDICTS, dataclasses.replace(CONFIG, calculator=calculator), measures=False)
-    calls = []
-
-    class Policy:
-        def finish_generation(self) -> None:
-            calls.append("finish_generation")
-
-        def compute_logprobs(self, rollout: RolloutBatch) -> SimpleNamespace:
-            calls.append(len(rollout))
-            return SimpleNamespace(rank_metrics=measured(rollout.group_ids))
-
+    policy = RecordingPolicy(measures=True)
     batches = [prompts(0, ["math"] * 3), prompts(3, ["math"])]
-    metrics = Validator(batches, sampler, Policy(), None, RewardManager(CONFIG.reward_manager)).validate()
-    assert calls == ["finish_generation", 6, "finish_generation", 2]
+    metrics = Validator(batches, sampler, policy, None, RewardManager(CONFIG.reward_manager)).validate()
+    assert policy.calls == ["finish_generation", 6, "finish_generation", 2]
     assert metrics["val/cal/overall/layer_1/Effective Rank/mean"] == 1.5
 
 
@@ -168,21 +177,10 @@ def test_the_policy_measures_where_the_engine_does_not():
 def test_the_policy_is_asked_where_a_metric_of_tokens_needs_it(names, passes):
     calculator = dataclasses.replace(CONFIG.calculator, metric_indices_add=names)
     sampler = ScriptedSampler(VERDICTS, dataclasses.replace(CONFIG, calculator=calculator))
-    calls = []
-
-    class Policy:
-        def finish_generation(self) -> None:
-            calls.append("finish_generation")
-
-        def compute_logprobs(self, rollout: RolloutBatch) -> SimpleNamespace:
-            calls.append(len(rollout))
-            # A response to the prompt of uid u has tokens of log-probability u.
-            logprobs = rollout.group_ids[:, None] * rollout.response_mask
-            return SimpleNamespace(logprobs=logprobs, entropy=logprobs, rank_metrics=RankMetrics.none(len(rollout)))
-
+    policy = RecordingPolicy(measures=False)
     manager = RewardManager(CONFIG.reward_manager)
-    metrics = Validator([prompts(0, ["math"] * 4)], sampler, Policy(), None, manager).validate()
-    assert calls == ["finish_generation", 8] * passes
+    metrics = Validator([prompts(0, ["math"] * 4)], sampler, policy, None, manager).validate()
+    assert policy.calls == ["finish_generation", 8] * passes
     assert metrics["val/cal/overall/layer_1/Effective Rank/mean"] == 1.5
     # Every token is the same.
     expected = {"avg_response_entropy": 0.0, "avg_log_probs": 1.5}

@@ -104,7 +104,7 @@ class DataConfig:
     """How a prompt is written for the model. ``chat``: by the tokenizer's chat template, with all messages. ``raw``:
     the text as it is, for files whose prompts are already in their form. Or any other key of
     ``verl.data.templates.TEMPLATES``, as in evaluation: the text is the question. For all but ``chat`` a prompt is
-    text or a single user message. The template's stop tokens end responses, in training and validation."""
+    text or a single user message. The template's stop tokens and strings end responses, in training and validation."""
     apply_chat_template_kwargs: dict[str, Any]
     """Arguments for the tokenizer's chat template. On the command line,
     ``+data.apply_chat_template_kwargs.enable_thinking=false`` adds one."""

@@ -1,8 +1,5 @@
 """Classes of a researcher's own, named by file or module: data sets and samplers."""
 
-import importlib
-import importlib.util
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.config.errors import ConfigError
+from verl.utils.user_code import import_user_module, is_file
 
 HERE = Path(__file__).parent
 
@@ -20,28 +18,17 @@ def load_class(path: str, name: str, path_field: str, name_field: str) -> type[A
     Raises:
         ConfigError: there is no such file, module or class, or importing it raised; names the option.
     """
-    is_file = path.endswith(".py")
-    if is_file and not Path(path).is_file():
+    if is_file(path) and not Path(path).is_file():
         raise ConfigError(f"{path_field}={path!r}: no such file; name a .py file or a module")
-    hint = "" if is_file else "; is its folder on PYTHONPATH? A file is named by its path, which ends in .py"
+    hint = "" if is_file(path) else "; is its folder on PYTHONPATH? A file is named by its path, which ends in .py"
     try:
-        module = _import_file(Path(path)) if is_file else importlib.import_module(path)
+        module = import_user_module(path)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise ConfigError(f"{path_field}={path!r}: importing it raised {_named(error)}{hint}") from error
     found = getattr(module, name, None)
     if not isinstance(found, type):
         raise ConfigError(f"{name_field}={name!r}: {path} has no class of this name")
     return found
-
-
-def _import_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None, path
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up while it is executed.
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 @contextmanager

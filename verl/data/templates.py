@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
+from verl.rewards.answers import THINK
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 
@@ -150,7 +151,7 @@ def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) ->
 
 def opens_thought(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a prompt ends in ``<think>``, as templates of reasoning models do: its response begins in a thought."""
-    return str(tokenizer.decode(list(ids[-8:]))).rstrip().endswith("<think>")
+    return str(tokenizer.decode(list(ids[-8:]))).rstrip().endswith(THINK)
 
 
 def render_prompt(

@@ -5,22 +5,17 @@ returns a number, a bool, or a dict with ``score``, optionally ``correctness`` (
 logged and kept with the sample.
 """
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from verl.config.errors import ConfigError
 from verl.rewards.answers import after_thinking, extract_boxed
 from verl.rewards.extras import plain_extras
 from verl.rewards.score import Verdict
+from verl.utils.user_code import import_user_module, is_file
 
 FIELD = "reward_score.custom_functions"
 
@@ -40,11 +35,10 @@ def load_function(path: str) -> Callable[..., Any]:
     veRL's four arguments.
     """
     module_name, _, name = path.rpartition(":")
-    is_file = module_name.endswith(".py")
     try:
-        module = _import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+        module = import_user_module(module_name)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
-        hint = "" if is_file else "; is its folder on PYTHONPATH?"
+        hint = "" if is_file(module_name) else "; is its folder on PYTHONPATH?"
         raise ConfigError(
             f"{FIELD}={path!r}: importing {module_name} raised {type(error).__name__}: {error}{hint}"
         ) from error
@@ -58,18 +52,6 @@ def load_function(path: str) -> Callable[..., Any]:
             f"{FIELD}={path!r}: {error}; it is called with data_source, solution_str, ground_truth and extra_info"
         ) from error
     return function
-
-
-def _import_file(file: Path) -> ModuleType:
-    """The module in ``file``, whatever folder that is in."""
-    # Two files may share a name, and neither may hide a library of that name.
-    name = f"{file.stem}_{hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None, "the name of a Python file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def custom_verdict(

@@ -67,7 +67,7 @@ def decode(
     sampling: SamplingConfig,
     end_tokens: list[int],
     layers: Sequence[int],
-    stops: "StopStrings | None" = None,
+    stops: StopStrings | None = None,
 ) -> Decoded:
     """Sample one response to each prompt.
 

@@ -14,11 +14,10 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
 from verl.rewards import Score
-from verl.rewards.extras import extra_metrics
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import dataset_scalars, with_prefix
 from verl.trainer.logging.sample_metrics import sample_figures
-from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures
+from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures, verdict_figures
 from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler, score_tensors
 
 
@@ -67,9 +66,9 @@ class Validator:
 
         def describe(rows: Tensor) -> dict[str, float]:
             chosen = [results[i] for i in rows.nonzero().flatten().tolist()]
-            own = extra_metrics(result["reward_extra_info"] for result in chosen)
-            own |= sample_figures(score[rows], correct[rows], chosen, samples)
-            return self._describe(rollout[rows], score[rows], rewards[rows], correct[rows]) | own
+            verdicts = verdict_figures(score[rows], correct[rows], chosen)
+            figures = self._describe(rollout[rows], rewards[rows], correct[rows])
+            return verdicts | figures | sample_figures(score[rows], correct[rows], chosen, samples)
 
         metrics = describe(torch.ones(len(score), dtype=torch.bool))
         metrics |= {f"verifier/{reason}": float(count) for reason, count in reasons.items()}
@@ -80,9 +79,9 @@ class Validator:
         """The data sources of the prompts."""
         return list(dict.fromkeys(record.data_source for batch in self.batches for record in batch.records))
 
-    def _describe(self, rollout: RolloutBatch, score: Tensor, rewards: Tensor, correct: Tensor) -> dict[str, float]:
-        """Scalars of these B responses, from the verifiers' ``score [B]`` and ``correct [B]``, and ``rewards [B]``."""
-        metrics = response_figures(rollout, rollout.rank_metrics, score, correct)
+    def _describe(self, rollout: RolloutBatch, rewards: Tensor, correct: Tensor) -> dict[str, float]:
+        """Scalars of these B responses besides the verdicts, from ``rewards [B]`` and ``correct [B]``."""
+        metrics = response_figures(rollout, rollout.rank_metrics, correct)
         if self.reward_manager.config.add_reward:
             metrics["rewards/mean"] = rewards.mean().item()
         return metrics | self._dataset_scalars(rollout.rank_metrics)
@@ -101,8 +100,6 @@ class Validator:
         return rollout.replace(rank_metrics=with_token_metrics(metrics, calculator.token_metrics, rollout, scores))
 
     def _dataset_scalars(self, rank_metrics: RankMetrics) -> dict[str, float]:
-        if self.calculator is None:
-            return {}
         stride = self.sampler.config.calculator.global_diff_stride_val
         return dataset_scalars(rank_metrics.mean_states, self.calculator, stride)
 

@@ -3,7 +3,7 @@ from conftest import rank_metrics
 
 from verl.protocol import RankMetrics, RolloutBatch
 from verl.rewards.score import Verdict, score_of
-from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures
+from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures, verdict_figures
 from verl.trainer.ppo.sampling import verdict_metrics
 
 
@@ -35,7 +35,8 @@ def test_figures_of_responses():
         batch_size=[3],
     )
     ranks = rank_metrics({"Effective Rank": torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)})
-    figures = response_figures(rollout, ranks, torch.tensor([1.0, -1.0, 0.5]), torch.tensor([True, False, True]))
+    correct = torch.tensor([True, False, True])
+    figures = verdict_figures(torch.tensor([1.0, -1.0, 0.5]), correct, []) | response_figures(rollout, ranks, correct)
     expected = {
         "pass@1": 2 / 3,
         "score/mean": 0.5 / 3,

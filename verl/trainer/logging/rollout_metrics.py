@@ -122,13 +122,16 @@ def rank_scalars(rank_metrics: RankMetrics, correct: Tensor) -> dict[str, float]
 
 
 def dataset_scalars(
-    mean_states: Tensor, calculator: RepresentationMetricsCalculator, diff_stride: int
+    mean_states: Tensor, calculator: RepresentationMetricsCalculator | None, diff_stride: int
 ) -> dict[str, float]:
-    """Rank metrics of each layer's matrix of mean states, ``cal/layer_1/global/Effective Rank`` and so on.
+    """Rank metrics of each layer's matrix of mean states, ``cal/layer_1/global/Effective Rank`` and so on; none without
+    a calculator.
 
     ``mean_states`` are [B, L, D]; ``diff_stride`` is the number of responses between two prefixes of the cumulative
     metrics.
     """
+    if calculator is None:
+        return {}
     return {
         f"cal/layer_{layer + 1}/{name}": value
         for layer in range(mean_states.shape[1])

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from verl.protocol import RankMetrics, RolloutBatch
+from verl.rewards import Score
+from verl.rewards.extras import extra_metrics
 from verl.trainer.logging.rollout_metrics import length_metrics, rank_scalars, response_metrics, with_prefix
 
 MAX_SOURCES = 16
@@ -43,13 +45,15 @@ def metrics_by_source(
     return metrics
 
 
-def response_figures(
-    rollout: RolloutBatch, rank_metrics: RankMetrics, score: Tensor, correct: Tensor
-) -> dict[str, float]:
-    """What is said of any group of responses: ``pass@1``, ``score/mean``, lengths and rank metrics.
+def verdict_figures(score: Tensor, correct: Tensor, results: Iterable[Score]) -> dict[str, float]:
+    """What verdicts say of any group of responses: ``pass@1``, ``score/mean``, and what custom functions returned.
 
-    ``score [B]`` and ``correct [B]`` are the verifiers'.
+    ``score [B]`` and ``correct [B]`` are those of ``results``, B verdicts.
     """
-    metrics = {"pass@1": correct.double().mean().item(), "score/mean": score.double().mean().item()}
-    metrics |= length_metrics(rollout) | response_metrics(rollout, correct)
-    return metrics | rank_scalars(rank_metrics, correct)
+    shares = {"pass@1": correct.double().mean().item(), "score/mean": score.double().mean().item()}
+    return shares | extra_metrics(result["reward_extra_info"] for result in results)
+
+
+def response_figures(rollout: RolloutBatch, rank_metrics: RankMetrics, correct: Tensor) -> dict[str, float]:
+    """What is said of any group of responses besides the verdicts: lengths and rank metrics, by ``correct [B]`` too."""
+    return length_metrics(rollout) | response_metrics(rollout, correct) | rank_scalars(rank_metrics, correct)

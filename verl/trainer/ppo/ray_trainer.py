@@ -212,7 +212,7 @@ class RayPPOTrainer:
         logged, results = self.sampler.sources, sampled.pending.result()
 
         def describe(rows: Tensor) -> dict[str, float]:
-            figures = response_figures(rollout[rows], rank_metrics[rows], scores[rows], correct[rows])
+            figures = response_figures(rollout[rows], rank_metrics[rows], correct[rows])
             return figures | self._dataset_scalars(rank_metrics[rows])
 
         with self.timer.phase("rank_metrics"):
@@ -225,8 +225,6 @@ class RayPPOTrainer:
         return scores
 
     def _dataset_scalars(self, rank_metrics: RankMetrics) -> dict[str, float]:
-        if self.calculator is None:
-            return {}
         stride = self.config.calculator.global_diff_stride_train
         return dataset_scalars(rank_metrics.mean_states, self.calculator, stride)
 

@@ -27,7 +27,7 @@ from verl.rewards.pool import PendingScores, VerifierPool
 from verl.single_controller import WorkerGroup
 from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
 from verl.trainer.logging.rollout_metrics import group_metrics, with_prefix
-from verl.trainer.logging.source_metrics import metrics_by_source
+from verl.trainer.logging.source_metrics import metrics_by_source, verdict_figures
 from verl.trainer.logging.timing import PhaseTimer, Work
 
 VALIDATION_STEP = 1 << 20
@@ -259,9 +259,8 @@ def verdict_metrics(
     scores, correct, counts = score_tensors(finished(results))
 
     def describe(rows: Tensor) -> dict[str, float]:
-        chosen = [results[i]["reward_extra_info"] for i in rows.nonzero().flatten().tolist()]
-        shares = {"pass@1": correct[rows].double().mean().item(), "score/mean": scores[rows].double().mean().item()}
-        return shares | extra_metrics(chosen)
+        chosen = [results[i] for i in rows.nonzero().flatten().tolist()]
+        return verdict_figures(scores[rows], correct[rows], chosen)
 
     metrics = group_metrics(scores, correct, group_ids)
     metrics |= {f"verifier/{reason}": float(count) for reason, count in counts.items()}
