@@ -71,7 +71,10 @@ def test_a_run_takes_from_model_what_it_does_not_say():
         ),
         ("benchmarks=a model.path=m calculator.source=actor", "calculator.source='actor': an evaluation has no actor"),
         ("benchmarks=a model.path=m data.max_problems=0", "data.max_problems=0: must be -1 or at least 1"),
-        (f"benchmarks=a model.path=m {TP}=2 trainer.n_gpus_per_node=3", f"{TP}=2: must divide {WORLD}=3"),
+        (
+            f"benchmarks=a model.path=m {TP}=2 trainer.n_gpus_per_node=3",
+            f"{TP}=2: must divide trainer.n_gpus_per_node=3",
+        ),
     ],
 )
 def test_a_wrong_option_is_named_with_its_value_and_fix(arguments: str, message: str):

@@ -41,7 +41,7 @@ def dataset_of(folder: Path, num_prompts: int) -> PromptDataset:
 
 def test_prompts_are_padded_on_the_left(tmp_path: Path):
     dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1", "1+2"])], TOKENIZER, data_config())
-    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, multiple=1, seed=0)
+    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, seed=0)
     assert sample.tokens.input_ids.tolist() == [[0, 0, 0, 0, *SHORT], [0, 0, *LONG]]
     assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]]
     assert sample.tokens.input_ids.dtype == sample.tokens.attention_mask.dtype == torch.int64
@@ -50,7 +50,7 @@ def test_prompts_are_padded_on_the_left(tmp_path: Path):
 def test_a_pad_token_inside_the_prompt_is_still_a_real_token(tmp_path: Path):
     # Many models pad with their end-of-turn token, which is part of every prompt.
     dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1"])], TOKENIZER, data_config())
-    (sample,) = val_batches(dataset, data_config(), pad_token_id=2, multiple=1, seed=0)
+    (sample,) = val_batches(dataset, data_config(), pad_token_id=2, seed=0)
     assert sample.tokens.input_ids.tolist() == [[2, 2, 2, 2, *SHORT]]
     assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
 
@@ -58,7 +58,7 @@ def test_a_pad_token_inside_the_prompt_is_still_a_real_token(tmp_path: Path):
 def test_uids_count_over_all_files(tmp_path: Path):
     files = [write_prompts(tmp_path / "a.parquet", ["1", "2"]), write_prompts(tmp_path / "b.parquet", ["3"])]
     dataset = PromptDataset(files, TOKENIZER, data_config())
-    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, multiple=1, seed=0)
+    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, seed=0)
     assert sample.tokens.uid.tolist() == [0, 1, 2]
     assert [(r.uid, r.data_source, r.ground_truth) for r in sample.records] == [
         (0, "arithmetic", "=1"),
@@ -154,21 +154,18 @@ def test_without_shuffling_batches_follow_the_file_and_the_rest_is_left_out(tmp_
 
 
 @pytest.mark.parametrize(
-    ("num_prompts", "val_batch_size", "multiple", "sizes"),
+    ("num_prompts", "val_batch_size", "sizes"),
     [
-        (4, 4, 1, [4]),
-        (10, 4, 1, [3, 3, 4]),
-        (10, 4, 2, [3, 3, 4]),
-        (5, 4, 2, [2, 3]),
-        # A batch must give every worker a prompt, even where that makes it larger than asked.
-        (5, 4, 3, [5]),
-        (7, 1, 3, [3, 4]),
-        (3, 100, 3, [3]),
+        (4, 4, [4]),
+        (10, 4, [3, 3, 4]),
+        (5, 4, [2, 3]),
+        (3, 1, [1, 1, 1]),
+        (3, 100, [3]),
     ],
 )
-def test_validation_batches(tmp_path: Path, num_prompts: int, val_batch_size: int, multiple: int, sizes: list[int]):
+def test_validation_batches(tmp_path: Path, num_prompts: int, val_batch_size: int, sizes: list[int]):
     config = data_config(val_batch_size=val_batch_size)
-    batches = val_batches(dataset_of(tmp_path, num_prompts), config, pad_token_id=0, multiple=multiple, seed=0)
+    batches = val_batches(dataset_of(tmp_path, num_prompts), config, pad_token_id=0, seed=0)
     assert [len(batch.records) for batch in batches] == sizes
     assert torch.cat([batch.tokens.uid for batch in batches]).tolist() == list(range(num_prompts))
 
@@ -176,18 +173,12 @@ def test_validation_batches(tmp_path: Path, num_prompts: int, val_batch_size: in
 def test_a_sample_of_the_validation_prompts(tmp_path: Path):
     dataset, config = dataset_of(tmp_path, 20), data_config(val_batch_size=4, val_sample_size=6)
     drawn = {
-        seed: torch.cat([b.tokens.uid for b in val_batches(dataset, config, 0, multiple=1, seed=seed)]).tolist()
-        for seed in (0, 1)
+        seed: torch.cat([b.tokens.uid for b in val_batches(dataset, config, 0, seed=seed)]).tolist() for seed in (0, 1)
     }
     assert [len(set(uids)) for uids in drawn.values()] == [6, 6]
     assert drawn[0] != drawn[1] and drawn[0] == sorted(drawn[0])
     more = data_config(val_batch_size=100, val_sample_size=100)
-    assert val_batches(dataset, more, 0, multiple=1, seed=0)[0].tokens.uid.tolist() == list(range(20))
-
-
-def test_every_worker_needs_a_validation_prompt(tmp_path: Path):
-    with pytest.raises(ConfigError, match="^data.val_files: 1 prompts cannot be split over 2 workers; add some$"):
-        val_batches(dataset_of(tmp_path, 1), data_config(), pad_token_id=0, multiple=2, seed=0)
+    assert val_batches(dataset, more, 0, seed=0)[0].tokens.uid.tolist() == list(range(20))
 
 
 def test_a_row_that_no_verifier_can_score_is_named(tmp_path: Path):

@@ -18,6 +18,7 @@ from verl.protocol import RolloutBatch
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel, SampleRequest
 from verl.single_controller import WorkerError, WorkerGroup, concat
+from verl.single_controller.roles import PolicyWorkers
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +115,9 @@ def test_all_engines_sample_alike(alone, together, through_transformers, prompts
     drawn = generate(together, prompts, sampling, 5, copies=2)
     assert torch.equal(drawn.input_ids, both[0].input_ids)
     agree(together, drawn, 1e-4)
+    # As many engines as workers, and one of them without a prompt of its own.
+    shared = PolicyWorkers(through_transformers, config).generate(prompts.tokens[:1], GREEDY, 5)
+    same_rollout(one[: GREEDY.n], shared)
 
 
 @pytest.mark.parametrize("engine", ["alone", "through_transformers"])

@@ -28,7 +28,12 @@ class ExampleWorker:
 
     def count_tokens(self, batch: ConversationBatch, factor: int) -> dict[str, float]:
         """Tokens of the share."""
+        self.share = batch
         return {"tokens": float(batch.attention_mask.sum() * factor), "rank": float(self.rank)}
+
+    def learned(self) -> tuple[int, list[int]]:
+        """Rows of the last share that was counted, and the first tokens of those that have something to learn."""
+        return len(self.share), self.share.input_ids[self.share.loss_mask.any(dim=1), 0].tolist()
 
     def hold(self, mebibytes_by_rank: list[int]) -> int:
         """Use so much memory for a moment; returns the rank."""

@@ -46,8 +46,19 @@ def test_an_update_balances_tokens(workers):
     assert RoleWorkers(workers, balance=False).run_update("count_tokens", batch, 2) == first
     assert RoleWorkers(workers, balance=True).run_update("count_tokens", batch, 2) == first | {"tokens": 18.0}
     assert RoleWorkers(workers, 2, True).run_update("count_tokens", batch, 2) == first | {"tokens": 36.0}
-    with pytest.raises(AssertionError, match="7 rows cannot be split evenly over 4"):
-        RoleWorkers(workers, balance=False).run_update("count_tokens", batch[:7], 2)
+
+
+@pytest.mark.parametrize("balance", [False, True])
+@pytest.mark.parametrize(("copies", "sizes"), [(1, {1: 1, 3: 1, 5: 2, 8: 2}), (2, {1: 1, 3: 2, 5: 3, 8: 4})])
+def test_an_update_learns_from_each_row_once(workers, balance: bool, copies: int, sizes: dict[int, int]):
+    for size, in_share in sizes.items():
+        batch = batch_of([2 + (5 * i) % 7 for i in range(size)])
+        RoleWorkers(workers, copies, balance).run_update("count_tokens", batch, 1)
+        shares = workers.run("learned")
+        assert [rows for rows, _ in shares] == [in_share] * 4
+        assert shares[::copies] == shares[copies - 1 :: copies]
+        assert sorted(row for _, rows in shares[::copies] for row in rows) == list(range(size))
+        assert batch.loss_mask.any(dim=1).all()
 
 
 CALLS = {"run", "run_split", "map_rows", "run_update"}

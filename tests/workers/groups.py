@@ -26,7 +26,7 @@ def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Tokeni
     """The training prompts in one batch."""
     data = config.data
     dataset = PromptDataset(data.train_files, tokenizer, data)
-    (batch,) = val_batches(dataset, data, tokenizer.pad_token_id, multiple=2, seed=0)
+    (batch,) = val_batches(dataset, data, tokenizer.pad_token_id, seed=0)
     return batch
 
 

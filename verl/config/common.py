@@ -191,8 +191,8 @@ class EngineConfig:
     max_num_batched_tokens: int
     """Most tokens that one engine step computes; at least one whole sequence. On a CPU prompts are not split."""
     tensor_parallel_size: int
-    """Workers, consecutive in rank, that form one engine and share one copy of the model. Must divide the number of
-    workers."""
+    """Workers, consecutive in rank, that form one engine and share one copy of the model. Must divide the workers
+    of a machine."""
     engine_kwargs: dict[str, Any]
     """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``; they come before what the
     options above make of them. What the trainer depends on is refused by name."""
@@ -340,17 +340,6 @@ def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
     sequence, size = model.ulysses_sequence_parallel_size, model.fsdp.fsdp_size
     check_divides(f"{prefix}.ulysses_sequence_parallel_size", sequence, world, workers)
     check_divides(f"{prefix}.fsdp.fsdp_size", workers if size == -1 else size, world, workers)
-
-
-def check_divisible(field: str, value: int, divisor_name: str, divisor: int) -> None:
-    """Raise ``ConfigError`` naming both fields unless ``divisor`` divides ``value``."""
-    nearest = max(divisor, round(value / divisor) * divisor)
-    require(
-        value % divisor == 0,
-        field,
-        value,
-        f"must be divisible by {divisor_name}={divisor}; the nearest value that is: {nearest}",
-    )
 
 
 def check_divides(field: str, value: int, dividend_name: str, dividend: int) -> None:

@@ -169,8 +169,8 @@ class EvaluationConfig:
         self._check_sampling()
         parallel, trainer = self.rollout.tensor_parallel_size, self.trainer
         if trainer.n_gpus_per_node is not None:
-            workers = trainer.nnodes * trainer.n_gpus_per_node
-            check_divides("rollout.tensor_parallel_size", parallel, "trainer.nnodes*trainer.n_gpus_per_node", workers)
+            field = "rollout.tensor_parallel_size"
+            check_divides(field, parallel, "trainer.n_gpus_per_node", trainer.n_gpus_per_node)
 
     def _check_sampling(self) -> None:
         require(self.n_sampling >= 1, "n_sampling", self.n_sampling, "must be at least 1")

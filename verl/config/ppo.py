@@ -3,6 +3,7 @@
 The dataclasses are the schema, ``configs/`` holds the values.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,6 @@ from verl.config.common import (
     OptimConfig,
     RunConfig,
     check_divides,
-    check_divisible,
     check_workers,
     require_seed,
 )
@@ -43,8 +43,9 @@ class ActorConfig:
     """The policy update."""
 
     ppo_mini_batch_size: int
-    """Prompts per optimizer step, over all workers; must divide ``data.train_batch_size``, and the workers must divide
-    it. veRL rounds a worker's share down instead; here the nearest size that fits is named."""
+    """Prompts per optimizer step, over all workers; at most ``data.train_batch_size``. Need not divide it (the last
+    mini-batch is smaller), nor be a multiple of the workers (shares are filled up with rows that nothing is learned
+    from; veRL rounds a worker's share down instead)."""
     ppo_epochs: int
     """Passes over each rollout batch."""
     micro_batch_size_per_gpu: int
@@ -171,7 +172,7 @@ class CriticConfig:
     0; or a saved critic or reward model, whose head is kept. ``transformers`` must have a token classification class of
     its architecture whose head is called ``score``, as for Llama, Mistral and Qwen."""
     ppo_mini_batch_size: int
-    """Prompts per optimizer step, over all workers; must divide ``data.train_batch_size``."""
+    """Prompts per optimizer step, over all workers; at most ``data.train_batch_size``, which it need not divide."""
     ppo_epochs: int
     """Passes over each rollout batch."""
     micro_batch_size_per_gpu: int
@@ -281,18 +282,13 @@ class PPOConfig:
     def __post_init__(self) -> None:
         require_seed(self.seed)
         n, batch, mini = self.rollout.n, self.data.train_batch_size, self.actor.ppo_mini_batch_size
-        workers = self.trainer.world_size
         estimator = self.algorithm.adv_estimator
         if estimator in GROUP_ESTIMATORS:
             require(n >= 2, "rollout.n", n, f"{estimator} needs at least 2 responses per prompt; set rollout.n>=2")
-        check_divisible("data.train_batch_size", batch, "actor.ppo_mini_batch_size", mini)
-        world = "trainer.nnodes*trainer.n_gpus_per_node"
-        check_divisible("data.train_batch_size", batch, world, workers)
-        check_divisible("actor.ppo_mini_batch_size", mini, world, workers)
-        if self.uses_critic:
-            mini = self.critic.ppo_mini_batch_size
-            check_divisible("data.train_batch_size", batch, "critic.ppo_mini_batch_size", mini)
-            check_divisible("critic.ppo_mini_batch_size", mini, world, workers)
+        minis = {"actor": mini} | ({"critic": self.critic.ppo_mini_batch_size} if self.uses_critic else {})
+        for learner, size in minis.items():
+            limit = f"must be at most data.train_batch_size={batch}"
+            require(size <= batch, f"{learner}.ppo_mini_batch_size", size, limit)
         require(
             self.uses_critic or self.trainer.critic_warmup == 0,
             "trainer.critic_warmup",
@@ -360,11 +356,11 @@ class PPOConfig:
     def actor_updates(self, total_steps: int) -> int:
         """Optimizer steps of the policy in a run of ``total_steps``; at least 1."""
         steps = max(1, total_steps - self.trainer.critic_warmup)
-        return steps * self.actor.ppo_epochs * (self.data.train_batch_size // self.actor.ppo_mini_batch_size)
+        return steps * self.actor.ppo_epochs * math.ceil(self.data.train_batch_size / self.actor.ppo_mini_batch_size)
 
     def critic_updates(self, total_steps: int) -> int:
         """Optimizer steps of the critic in a run of ``total_steps``."""
-        per_pass = self.data.train_batch_size // self.critic.ppo_mini_batch_size
+        per_pass = math.ceil(self.data.train_batch_size / self.critic.ppo_mini_batch_size)
         return total_steps * self.critic.ppo_epochs * per_pass
 
     def _check_filtering(self) -> None:
@@ -379,8 +375,6 @@ class PPOConfig:
             return
         fix = "algorithm.filter_groups compares the responses to one prompt; set rollout.n>=2"
         require(n >= 2, "rollout.n", n, fix)
-        world = "trainer.nnodes*trainer.n_gpus_per_node"
-        check_divisible(field, generated, world, self.trainer.world_size)
         limit = filtering.max_num_gen_batches
         require(
             limit <= 0 or limit * generated >= batch,
@@ -398,10 +392,10 @@ class PPOConfig:
     def _check_engine(self) -> None:
         """Check the parts of the training engine against each other and against the number of workers."""
         workers = self.trainer.world_size
-        world = "trainer.nnodes*trainer.n_gpus_per_node"
         longest = self.max_sequence_length
         parallel = self.rollout.tensor_parallel_size
-        check_divides("rollout.tensor_parallel_size", parallel, world, workers)
+        per_machine = self.trainer.n_gpus_per_node
+        check_divides("rollout.tensor_parallel_size", parallel, "trainer.n_gpus_per_node", per_machine)
         require(
             self.rollout.name == "vllm" or parallel == 1,
             "rollout.tensor_parallel_size",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl.config.checks import require, require_positive
-from verl.config.common import Device, ModelConfig, OptimConfig, RunConfig, check_divisible, check_workers, require_seed
+from verl.config.common import Device, ModelConfig, OptimConfig, RunConfig, check_workers, require_seed
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,6 @@ class SFTConfig:
 
     def __post_init__(self) -> None:
         require_seed(self.seed)
-        world = "trainer.nnodes*trainer.n_gpus_per_node"
-        check_divisible("data.train_batch_size", self.data.train_batch_size, world, self.trainer.world_size)
         check_workers(self.model, "model", self.trainer.world_size)
         early = self.trainer.stop_at_sequence_probability < 1
         require(

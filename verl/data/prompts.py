@@ -3,6 +3,7 @@
 Legend: B prompts, P ``max_prompt_length``.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,23 +159,14 @@ def _order(dataset: PromptDataset, config: DataConfig, seed: int) -> Sampler[int
     return ResumableRandomSampler(dataset, generator=generator) if config.shuffle else SequentialSampler(dataset)
 
 
-def val_batches(
-    dataset: PromptDataset, config: DataConfig, pad_token_id: int, multiple: int, seed: int
-) -> list[TokenizedPrompts]:
-    """All prompts in order, or ``val_sample_size`` of them drawn with ``seed``.
-
-    Batches hold at most ``val_batch_size`` prompts, or more if that is needed to give each at least ``multiple``.
-
-    Raises:
-        ConfigError: there are fewer prompts than ``multiple``, one per worker.
-    """
+def val_batches(dataset: PromptDataset, config: DataConfig, pad_token_id: int, seed: int) -> list[TokenizedPrompts]:
+    """All prompts in order, or ``val_sample_size`` of them drawn with ``seed``, in about equal batches of at most
+    ``val_batch_size``."""
     records = dataset.records
     if config.val_sample_size != -1:
         chosen = torch.randperm(len(records), generator=torch.Generator().manual_seed(seed))[: config.val_sample_size]
         records = [records[i] for i in chosen.sort().values.tolist()]
-    if len(records) < multiple:
-        raise ConfigError(f"data.val_files: {len(records)} prompts cannot be split over {multiple} workers; add some")
     collate = PromptCollator(config.max_prompt_length, pad_token_id)
-    num_batches = max(1, min(-(-len(records) // config.val_batch_size), len(records) // multiple))
+    num_batches = math.ceil(len(records) / config.val_batch_size)
     bounds = [len(records) * i // num_batches for i in range(num_batches + 1)]
     return [collate(records[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]

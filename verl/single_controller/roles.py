@@ -33,7 +33,7 @@ class RoleWorkers:
         """Call ``method`` on shares of ``batch`` and join the results, rows in the batch's order.
 
         Workers gather parameters together and must do equally many forward passes, so shares are filled up to one size
-        with rows that the batch already holds; the results of these are dropped.
+        with copies of the shortest row; their results are dropped.
 
         Args:
             batch: a tensorclass with ``attention_mask`` [B, S].
@@ -42,26 +42,42 @@ class RoleWorkers:
             What the workers return, a tensor, a tensorclass or a tuple of them whose first dimension is that of their
             share, [B, ...].
         """
-        size, num_shares = len(batch), self.workers.world_size // self.copies
-        order = torch.arange(size + -size % num_shares) % size
-        if self.balance:
-            order = order[balanced_order(batch.attention_mask.sum(dim=1)[order], num_shares)]
+        fill = self._fill(batch)
+        order = fill[self._spread(batch[fill])]
         joined = concat(self.workers.run_split(method, batch[order], copies=self.copies))
-        position = torch.empty(size, dtype=torch.int64)
+        position = torch.empty(len(batch), dtype=torch.int64)
         position[order] = torch.arange(len(order))
         return tuple(part[position] for part in joined) if isinstance(joined, tuple) else joined[position]
 
     def run_update(self, method: str, batch: Any, *arguments: Any) -> dict[str, float]:
         """Call ``method`` on shares of ``batch``, whose rows may go to any worker; returns the first worker's metrics.
 
-        All workers report the same. The rows must be a multiple of the shares.
+        All workers report the same. Shares are filled up as in :meth:`map_rows`, with nothing to learn from the copies.
+
+        Args:
+            batch: a tensorclass with ``attention_mask`` [B, S] and a mask of the tokens to learn.
         """
-        num_shares = self.workers.world_size // self.copies
-        assert len(batch) % num_shares == 0, f"{method}: {len(batch)} rows cannot be split evenly over {num_shares}"
-        if self.balance:
-            batch = batch[balanced_order(batch.attention_mask.sum(dim=1), num_shares)]
-        metrics: dict[str, float] = self.workers.run_split(method, batch, *arguments, copies=self.copies)[0]
+        rows = batch[self._fill(batch)]
+        mask = rows.loss_mask if isinstance(rows, ConversationBatch) else rows.response_mask
+        mask[len(batch) :] = 0
+        rows = rows[self._spread(rows)]
+        metrics: dict[str, float] = self.workers.run_split(method, rows, *arguments, copies=self.copies)[0]
         return metrics
+
+    @property
+    def _num_shares(self) -> int:
+        return self.workers.world_size // self.copies
+
+    def _fill(self, batch: Any) -> Tensor:
+        """All rows of ``batch``, then its shortest as often as it takes to make equal shares."""
+        shortest = batch.attention_mask.sum(dim=1).argmin()
+        return torch.cat([torch.arange(len(batch)), shortest.repeat(-len(batch) % self._num_shares)])
+
+    def _spread(self, batch: Any) -> Tensor:
+        """The order of the rows in which they are cut into shares."""
+        if not self.balance:
+            return torch.arange(len(batch))
+        return balanced_order(batch.attention_mask.sum(dim=1), self._num_shares)
 
 
 class PolicyWorkers(RoleWorkers):
@@ -73,9 +89,12 @@ class PolicyWorkers(RoleWorkers):
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
         """``sampling.n`` responses per prompt, neighbours where they share a prompt."""
-        # The workers of one engine compute each response together.
-        shares = self.workers.run_split("generate", prompts, sampling, seed, copies=self.tensor_parallel_size)
-        rollout: RolloutBatch = concat(shares)
+        # The workers of one engine compute each response together. An engine without a prompt of its own samples one
+        # that another has, whose responses are dropped: no worker may be missing when parameters are gathered.
+        size = len(prompts)
+        rows = torch.arange(max(size, self.workers.world_size // self.tensor_parallel_size)) % size
+        shares = self.workers.run_split("generate", prompts[rows], sampling, seed, copies=self.tensor_parallel_size)
+        rollout: RolloutBatch = concat(shares)[: size * sampling.n]
         return rollout
 
     def finish_generation(self) -> None:

@@ -65,7 +65,7 @@ def run_ppo(config: PPOConfig) -> None:
     if data.val_files:
         val_set = PromptDataset(data.val_files, tokenizer, data)
         notes["validation"] = val_set.notes
-        held_out = val_batches(val_set, data, pad_token_id, trainer.world_size, config.seed)
+        held_out = val_batches(val_set, data, pad_token_id, config.seed)
     reward_tokenizer = None
     if config.uses_reward_model:
         judge = config.reward_model.model
