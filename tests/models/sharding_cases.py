@@ -19,12 +19,14 @@ from verl.models.fsdp import export_adapters, full_parameters, offloaded_paramet
 from verl.models.huggingface import checkpoint_parameters, empty_model, write_huggingface
 from verl.models.info import ModelInfo
 from verl.models.learner import Learner
-from verl.models.loading import load_sharded_model
+from verl.models.loading import load_and_shard, load_sharded_model, pretrained_options
 from verl.models.lora import adapters_disabled, is_adapter
 from verl.models.offload import full_tensor, is_offloaded
 from verl.models.value_models import load_sharded_value_model
 
-OPTIM = OptimConfig(1e-3, [0.9, 0.99], 1e-8, 0.1, "constant", 0, 0.0, min_lr_ratio=0.1, grad_clip=0.01)
+OPTIM = OptimConfig(
+    1e-3, [0.9, 0.99], 1e-8, 0.1, "constant", 0, 0.0, min_lr_ratio=0.1, grad_clip=0.01, max_skipped_updates=4
+)
 """With so low a bound every gradient is clipped."""
 
 
@@ -91,6 +93,7 @@ class Trainee:
         self.learner.optimizer.register_step_pre_hook(self._keep_gradients)
         self.gradients: dict[str, Tensor] = {}
         self.saved_bytes = 0
+        self.scale = 1.0
 
     def step(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         with self.parameters.loaded():
@@ -106,7 +109,7 @@ class Trainee:
                     errors = (token_values(self.model, micro) - 1.0) ** 2
                 else:
                     errors = -logprobs(self.model, micro)
-                loss = errors.sum() / batch().numel()
+                loss = self.scale * errors.sum() / batch().numel()
             yield loss, {"loss": loss}
 
     def _count(self, saved: Tensor) -> Tensor:
@@ -116,6 +119,19 @@ class Trainee:
     def _keep_gradients(self, *_: Any) -> None:
         named = self.model.named_parameters()
         self.gradients = {name: full_tensor(p.grad).clone() for name, p in named if p.grad is not None}
+
+
+def skipped(config: ModelConfig) -> list[tuple[list[dict[str, float]], dict[str, Tensor]]]:
+    """Figures and weights of two updates, and of the same two with one between them that is not finite on rank 1."""
+    found = []
+    for scales in ((1.0, 1.0), (1.0, float("nan"), 1.0)):
+        trainee, figures = Trainee(config, clip=1.0), []
+        for scale in scales:
+            trainee.scale = scale if dist.get_rank() == 1 else 1.0
+            figures.append(trainee.step()[1])
+        with trainee.parameters.loaded():
+            found.append((figures, {name: value.clone() for name, value in full_parameters(trainee.model)}))
+    return found
 
 
 def scored_between_updates(config: ModelConfig) -> list[Tensor]:
@@ -138,6 +154,23 @@ def loaded(config: ModelConfig) -> tuple[dict[str, Tensor], list[int]]:
     """Buffers of a loaded model, which are no shards, and the elements of its parameters that this rank holds."""
     model = load_sharded_model(config, mesh(), trainable=False)
     return dict(model.named_buffers()), [p.to_local().numel() for p in model.parameters()]
+
+
+def loaded_on_two_machines(config: ModelConfig, scale: float) -> tuple[list[str], float]:
+    """Where this rank built the model, and how far its weights are from the file's. The second machine's file holds
+    a head ``scale`` times as large."""
+    built: list[str] = []
+
+    def build(device: str) -> Any:
+        built.append(device)
+        model = AutoModelForCausalLM.from_pretrained(config.path, **pretrained_options(config, device))
+        if device == "cpu" and dist.get_rank() >= dist.get_world_size() // 2:
+            model.lm_head.weight.data.mul_(scale)
+        return model
+
+    model = load_and_shard(build, config, mesh(), trainable=False)
+    expected = dict(AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32).named_parameters())
+    return built, max(float((value - expected[name]).abs().max()) for name, value in full_parameters(model))
 
 
 def offloaded(config: ModelConfig) -> dict[str, Any]:

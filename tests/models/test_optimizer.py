@@ -10,7 +10,9 @@ from verl.models.optimizer import clip_gradients, lr_multiplier, make_optimizer
 
 
 def optim_config(kind: str, warmup: int = 3, floor: float = 0.1) -> OptimConfig:
-    return OptimConfig(0.5, [0.9, 0.99], 1e-8, 0.25, kind, warmup, 0.0, min_lr_ratio=floor, grad_clip=1.0)
+    return OptimConfig(
+        0.5, [0.9, 0.99], 1e-8, 0.25, kind, warmup, 0.0, min_lr_ratio=floor, grad_clip=1.0, max_skipped_updates=0
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """How models are held, on real FSDP2 over gloo: sharding, offload, recomputation, adapters."""
 
+import math
+import re
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from tests.models import sharding_cases as cases
-from tests.models.worlds import World
+from tests.models.worlds import World, world
 from tests.workers.groups import relative_difference
 from verl.config.common import LoraConfig, ModelConfig
+from verl.config.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +60,7 @@ def test_hybrid_sharding_changes_no_gradient(two, worlds, model_config, plain):
         assert_same(group.run(cases.train, sharded(model_config, fsdp_size=size))[0], plain, 1e-6)
 
 
-def test_rank_0_alone_reads_the_weights_and_all_have_them(two, model_config, tiny_model):
+def test_all_ranks_have_the_weights_that_one_reads(two, model_config, tiny_model):
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     buffers, sizes = zip(*two.run(cases.loaded, model_config), strict=True)
     assert buffers[0].keys() == dict(model.named_buffers()).keys() and buffers[0]
@@ -64,6 +68,18 @@ def test_rank_0_alone_reads_the_weights_and_all_have_them(two, model_config, tin
         torch.testing.assert_close(found, dict(model.named_buffers()), atol=0, rtol=0)
     assert [sum(column) for column in zip(*sizes, strict=True)] == [p.numel() for p in model.parameters()]
     assert all(0.4 < sum(held) / model.num_parameters() < 0.6 for held in sizes)
+
+
+def test_one_rank_of_each_machine_reads_the_weights(model_config):
+    with world(4, num_machines=2) as ranks:
+        built, distances = zip(*ranks.run(cases.loaded_on_two_machines, model_config, 1.0), strict=True)
+        assert built == (["meta", "cpu"], ["meta"], ["meta", "cpu"], ["meta"])
+        assert distances == (0.0,) * 4
+        host, path = re.escape(socket.gethostname()), re.escape(repr(model_config.path))
+        with pytest.raises(
+            ConfigError, match=f"^{path}: the files on {host} hold other weights than those on {host}; "
+        ):
+            ranks.run(cases.loaded_on_two_machines, model_config, 1.5)
 
 
 def test_weights_are_streamed_one_at_a_time_as_the_files_have_them(two, model_config, tmp_path):
@@ -109,6 +125,15 @@ def test_gradient_checkpointing_keeps_fewer_activations_and_the_gradient(two, mo
         recomputes = two.run(cases.train, replace(variant, gradient_checkpointing=True), values)[0]
         assert_same(recomputes, keeps, 1e-6)
         assert 0 < recomputes.saved_bytes < 0.5 * keeps.saved_bytes
+
+
+def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(two, model_config):
+    (plain, weights), (figures, after) = two.run(cases.skipped, model_config)[0]
+    assert [update["skipped_updates"] for update in plain] == [0, 0]
+    assert [update["skipped_updates"] for update in figures] == [0, 1, 0]
+    assert math.isnan(figures[1]["grad_norm"]) and figures[2]["grad_norm"] == plain[1]["grad_norm"]
+    for name, value in weights.items():
+        assert torch.equal(value, after[name]), name
 
 
 def test_bfloat16_products_with_float32_weights_and_sums(two, model_config, plain):

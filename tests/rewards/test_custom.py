@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -266,3 +267,19 @@ def test_an_error_in_a_function_ends_the_run(solution: str, message: str):
         with pytest.raises(CustomFunctionError, match=where + message):
             pool.score_batch(["any source"] * 2, [solution, solution], ["7"] * 2, infos)
         assert pool.score_batch(["any source"], ["7"], ["7"])[0]["score"] == 0.75
+
+
+@pytest.mark.slow
+def test_an_error_in_a_function_scores_0_if_asked(caplog: pytest.LogCaptureFixture):
+    scores = config("*=my_rewards:misbehave")
+    with VerifierPool(replace(scores, on_function_error="zero")) as pool:
+        infos = [None, {"returns": math.nan}, None, None]
+        found = pool.score_batch(["mine"] * 4, ["exit", "nan", "7", "timeout"], ["7"] * 4, infos)
+    assert [(score["score"], score["correctness"], score["reason"]) for score in found] == [
+        (0.0, False, "error"),
+        (0.0, False, "error"),
+        (0.75, True, "custom"),
+        (0.0, False, "error"),
+    ]
+    (warning,) = [record.message for record in caplog.records if record.name == "verl.rewards.pool"]
+    assert "my_rewards:misbehave on data_source='mine' raised SystemExit: 3; its score is 0" in warning

@@ -156,6 +156,9 @@ class OptimConfig:
     """The decay ends at ``lr * min_lr_ratio``."""
     grad_clip: float
     """Largest global gradient norm; larger gradients are scaled down to this norm."""
+    max_skipped_updates: int
+    """Optimizer steps in a row that may be skipped because their gradient is not finite; they are counted in
+    ``skipped_updates``, and one more ends the run. 0: the first ends it."""
 
     def __post_init__(self) -> None:
         require_positive("optim.lr", self.lr)
@@ -168,6 +171,7 @@ class OptimConfig:
         require(ratio == 0 or steps == -1, "optim.lr_warmup_steps_ratio", ratio, unused)
         require(0 <= self.min_lr_ratio <= 1, "optim.min_lr_ratio", self.min_lr_ratio, "must be in [0, 1]")
         require_positive("optim.grad_clip", self.grad_clip)
+        require_not_negative("optim.max_skipped_updates", self.max_skipped_updates)
 
     def warmup_steps(self, total_steps: int) -> int:
         """Optimizer steps of warm-up in a run of ``total_steps``."""

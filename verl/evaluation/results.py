@@ -16,7 +16,7 @@ from verl.utils.files import replace_text, replacing
 RESULT_FILE = "results.json"
 SAMPLES_FILE = "samples.parquet"
 
-REASONS = ("correct", "wrong", "no_answer", "unparsed", "timeout", "memory", "crash")
+REASONS = ("correct", "wrong", "no_answer", "unparsed", "timeout", "memory", "crash", "error")
 """Why a sample got its verdict, in the order of tables."""
 
 METRIC_PREFIX = "metric/"

@@ -32,7 +32,7 @@ BATCH_SIZE = 1024
 LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
 """Libraries that verifiers compare answers with."""
 
-OWN_REASONS = ("unparsed", "timeout", "memory", "crash")
+OWN_REASONS = ("unparsed", "timeout", "memory", "crash", "error")
 """Verifiers' reasons that are kept as reason codes; any other reason for a wrong answer becomes ``wrong``."""
 
 

@@ -1,5 +1,6 @@
 """One optimizer step on a loss that is computed in parts."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -32,12 +33,15 @@ class Learner:
     def step(self, parts: Iterable[tuple[Tensor, dict[str, Tensor]]]) -> tuple[dict[str, float], dict[str, float]]:
         """Sum the gradients of the parts over micro-batches and ranks, and step once.
 
+        A gradient that is not finite would destroy the model: the step is skipped, and the schedule goes on.
+
         Args:
             parts: for each of this rank's micro-batches its share of the step's loss, and sums for the log. Shares of
                 all micro-batches and ranks add up to the loss. Every rank must give as many parts.
 
         Returns:
-            The sums added up over all ranks, and ``grad_norm`` and ``lr``; both the same on every rank.
+            The sums added up over all ranks, and ``grad_norm``, ``lr`` and ``skipped_updates`` (1 if this step was
+            skipped, else 0); both the same on every rank.
         """
         totals: dict[str, Tensor] = {}
         # Steps and ranks drop different parts. The count of steps is saved: a resumed run drops what it would have.
@@ -51,8 +55,10 @@ class Learner:
                     before = totals.get(name, torch.zeros((), dtype=torch.float64))
                     totals[name] = before + value.detach().double().cpu()
         grad_norm = clip_gradients(self.model, self.grad_clip)
-        with self.optimizer_state.loaded():
-            self.optimizer.step()
+        skipped = not math.isfinite(grad_norm)
+        if not skipped:
+            with self.optimizer_state.loaded():
+                self.optimizer.step()
         # Gradients would occupy the device until the next step, while the rollout engine needs the memory.
         self.optimizer.zero_grad()
         learning_rate = float(self.scheduler.get_last_lr()[0])
@@ -60,7 +66,8 @@ class Learner:
         summed = torch.stack(list(totals.values()))
         dist.all_reduce(summed)
         averages: list[float] = (summed / self.copies).tolist()
-        return dict(zip(totals, averages, strict=True)), {"grad_norm": grad_norm, "lr": learning_rate}
+        state = {"grad_norm": grad_norm, "lr": learning_rate, "skipped_updates": float(skipped)}
+        return dict(zip(totals, averages, strict=True)), state
 
     def _state_tensors(self) -> list[Tensor]:
         # AdamW counts its steps in tensors of one element, which it keeps on the CPU.

@@ -1,9 +1,11 @@
 """Loading causal language models onto shards, and checking their options before that.
 
-Only rank 0 reads a checkpoint. The other ranks build the model on the meta device and get their shards by broadcast,
-parameter by parameter, so that the host's memory holds a model once and not once per worker.
+Only the first rank of each machine reads a checkpoint. The others build the model on the meta device and get their
+shards by broadcast, parameter by parameter, so that a machine's memory holds a model once and not once per worker.
 """
 
+import hashlib
+import socket
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from importlib.util import find_spec
@@ -26,6 +28,7 @@ from verl.models.hub import local_folder
 from verl.models.info import ModelInfo
 from verl.models.lora import add_adapters, target_modules
 from verl.models.packing import check_packing
+from verl.utils.distributed import Machine, this_machine
 
 MODALITIES = ("vision_config", "audio_config", "video_config")
 """Parts of the config of a model that reads more than text."""
@@ -84,24 +87,51 @@ def load_and_shard(
     # Before all ranks read the config at once.
     local_folder(config.path)
     model = build_complete("meta")
-    state = dict(_named_tensors(build_complete("cpu"))) if dist.get_rank() == 0 else {}
+    machine = this_machine()
+    reads = dist.get_rank() == machine.leader
+    state = dict(_named_tensors(build_complete("cpu"))) if reads else {}
+    if machine.group is not None:
+        _check_same_weights(state if reads else None, config.path)
     shard_model(model, config, sharding_mesh(mesh, config.fsdp.fsdp_size), trainable)
-    _broadcast_from_rank_0(model, state, mesh.device_type)
+    _broadcast(model, state, machine, mesh.device_type)
     # Dropout would make log-probabilities of one policy differ between two forward passes.
     model.eval()
     return model
 
 
+def _check_same_weights(state: dict[str, Tensor] | None, path: str) -> None:
+    """Raise ``ConfigError`` on all ranks unless those that give a ``state`` give the same."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, None if state is None else (socket.gethostname(), _fingerprint(state)))
+    (first, expected), *others = [pair for pair in found if pair is not None]
+    differing = [host for host, fingerprint in others if fingerprint != expected]
+    if differing:
+        raise ConfigError(
+            f"{path!r}: the files on {', '.join(differing)} hold other weights than those on {first}; every machine "
+            "needs the same model under this path"
+        )
+
+
+def _fingerprint(state: dict[str, Tensor]) -> str:
+    """Differs, but for rare chance, where names, shapes or values do."""
+    digest = hashlib.sha256()
+    for name, value in state.items():
+        words = value.detach().contiguous().view(-1)
+        words = words.view(torch.int32 if words.element_size() % 4 == 0 else torch.uint8)
+        digest.update(f"{name} {tuple(value.shape)} {int(words.sum(dtype=torch.int64))}\n".encode())
+    return digest.hexdigest()
+
+
 @torch.no_grad()
-def _broadcast_from_rank_0(model: nn.Module, state: dict[str, Tensor], device: str) -> None:
-    """Move ``model`` from the meta device to ``device`` with the values in rank 0's ``state``, which is used up."""
+def _broadcast(model: nn.Module, state: dict[str, Tensor], machine: Machine, device: str) -> None:
+    """Move ``model`` from the meta device to ``device`` with the values in the leader's ``state``, which is used up."""
     model.to_empty(device=device)
     for name, target in _named_tensors(model):
-        if dist.get_rank() == 0:
+        if dist.get_rank() == machine.leader:
             value = state.pop(name).detach().to(device).contiguous()
         else:
             value = torch.empty(target.shape, dtype=target.dtype, device=device)
-        dist.broadcast(value, src=0)
+        dist.broadcast(value, src=machine.leader, group=machine.group)
         if isinstance(target, DTensor):
             # Every rank has the full tensor, and cuts its own part out without asking the others.
             value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)

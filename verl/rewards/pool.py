@@ -23,7 +23,7 @@ from pebble import ProcessExpired, ProcessPool
 from verl.config.checks import require
 from verl.config.signal import RewardScoreConfig
 from verl.rewards.answers import THINK, after_thinking, extract_boxed
-from verl.rewards.custom import load_function
+from verl.rewards.custom import CustomFunctionError, load_function
 from verl.rewards.registry import Scorer, accepted_answers, compute_score, final_verdict, find_scorer, quick_verdict
 from verl.rewards.score import Score, Verdict, score_of
 from verl.rewards.truths import require_shallow
@@ -73,7 +73,8 @@ class VerifierPool:
     process beyond its size after imports. Any other exception of a verifier is a bug in it and is raised.
 
     ``config.custom_functions`` are a user's own functions and come before the verifiers; a response on which one of
-    them runs out of time or memory or dies scores 0. Raises ``ConfigError`` if one cannot be loaded.
+    them runs out of time or memory or dies scores 0. So does one on which it raises with ``on_function_error=zero``,
+    with the reason ``error``; the first of these is shown. Raises ``ConfigError`` if one cannot be loaded.
 
     The processes are spawned, not forked, because this process holds threads and accelerators. They end with it even if
     it is killed. One pool may be used from several threads; its batches are scored one after another.
@@ -85,6 +86,7 @@ class VerifierPool:
         for path in self._custom.values():
             load_function(path)
         self._closed = False
+        self._warned = False
         self._processes: ProcessPool | None = None
         self._dispatcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier-pool")
 
@@ -169,9 +171,27 @@ class VerifierPool:
         undecided = [index for index, verdict in enumerate(verdicts) if verdict is None]
         outcomes = self._run(_verify, [jobs[index] for index in undecided])
         for index, outcome in zip(undecided, outcomes, strict=True):
-            verdicts[index] = _failure(outcome, jobs[index]) if isinstance(outcome, BaseException) else outcome
+            verdicts[index] = self._failure(outcome, jobs[index]) if isinstance(outcome, BaseException) else outcome
         assert None not in verdicts
         return [score_of(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
+
+    def _failure(self, error: BaseException, job: VerifierJob) -> Verdict:
+        """The verdict on a response whose verifier failed because of it; raises any other ``error``."""
+        if isinstance(error, TimeoutError):
+            reason = "timeout"
+        elif isinstance(error, MemoryError):
+            reason = "memory"
+        elif isinstance(error, ProcessExpired | RecursionError):
+            reason = "crash"
+        elif isinstance(error, CustomFunctionError) and self.config.on_function_error == "zero":
+            reason = "error"
+            if not self._warned:
+                self._warned = True
+                logger.warning("%s; its score is 0, as of all that follow (verifier/error counts them)", error)
+        else:
+            raise error
+        boxed = extract_boxed(after_thinking(job.solution)) is not None
+        return Verdict(False, boxed, reason, score=0.0 if job.scorer.is_custom else None)
 
     def _run(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
         """The function's result for each argument, or the exception that ended it, from the verifier processes."""
@@ -238,20 +258,6 @@ class VerifierPool:
             self._processes.stop()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
             self._processes.join()
             self._processes = None
-
-
-def _failure(error: BaseException, job: VerifierJob) -> Verdict:
-    """The verdict on a response whose verifier ran out of time or memory or died; raises any other ``error``."""
-    if isinstance(error, TimeoutError):
-        reason = "timeout"
-    elif isinstance(error, MemoryError):
-        reason = "memory"
-    elif isinstance(error, ProcessExpired | RecursionError):
-        reason = "crash"
-    else:
-        raise error
-    boxed = extract_boxed(after_thinking(job.solution)) is not None
-    return Verdict(False, boxed, reason, score=0.0 if job.scorer.is_custom else None)
 
 
 def _prepare_process(memory_limit_mb: int, custom_functions: list[str]) -> None:

@@ -21,7 +21,7 @@ class Verdict:
     reason: str
     """``exact`` or ``equivalent`` (correct); ``different``, ``missing`` (no answer found), ``unparsed`` (algebra cannot
     parse the answer), ``timeout``, ``memory``, ``crash`` (the verifier crashed); ``custom`` (a user's function
-    decided)."""
+    decided); ``error`` (it raised, or returned no score)."""
     answer: str = ""
     """The answer found in the response."""
     score: float | None = None

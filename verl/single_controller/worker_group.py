@@ -60,6 +60,7 @@ class WorkerGroup:
         device_type: str,
         environment: dict[str, str],
     ) -> None:
+        self.workers_per_node = workers_per_node
         self.world_size = nnodes * workers_per_node
         resource = "GPU" if device_type == "cuda" else "CPU"
         per_node = float(workers_per_node)
@@ -97,7 +98,8 @@ class WorkerGroup:
         """Make the workers; returns the name of worker 0's GPU, empty on a CPU."""
         ((address, port),) = self._wait([self._workers[0].meeting_point.remote()], "start")
         places = [
-            WorkerPlace(rank, self.world_size, address, port, device_type, threads) for rank in range(self.world_size)
+            WorkerPlace(rank, self.world_size, address, port, device_type, threads, self.workers_per_node)
+            for rank in range(self.world_size)
         ]
         calls = [
             host.start.remote(worker, config, place, arguments)

@@ -26,6 +26,7 @@ from verl.trainer.logging.speed import UPDATE, UPDATE_LORA, ModelCost, StepMetri
 from verl.trainer.logging.step_profiler import StepProfiler, check_profile_steps
 from verl.trainer.logging.timing import PhaseTimer, Work
 from verl.trainer.schedule import is_due, numbered_batches
+from verl.trainer.skipped_updates import SkippedUpdates
 from verl.utils.json_state import from_json, to_json
 
 COLUMNS = {
@@ -66,6 +67,7 @@ class SFTTrainer:
         folder = Path(trainer.default_local_dir)
         self.profiler = StepProfiler(workers, trainer.profile_steps, folder, display.say)
         self.total_steps = trainer.num_steps(len(loader))
+        self.skipped = SkippedUpdates("train", "optim", config.optim)
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.validations: dict[int, dict[str, float]] = {}
@@ -88,7 +90,7 @@ class SFTTrainer:
             num_tokens = int(batch.loss_mask[:, 1:].sum())
             self.profiler.begin(step)
             with self.timer.phase("train"):
-                self.metrics = self.model.update(batch, num_tokens)
+                self.metrics = self.skipped.summarise([self.model.update(batch, num_tokens)], step)
             self.timer.count("train", Work.of(batch.attention_mask.sum(dim=1)))
             self.profiler.end(step)
             if self._due(self.config.trainer.test_freq) and self.held_out is not None:

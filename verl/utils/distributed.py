@@ -3,6 +3,7 @@
 import os
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,20 @@ class WorkerPlace:
     """``cpu`` or ``cuda``."""
     cpu_threads: int
     """Threads for CPU kernels: the machine's cores divided by its workers."""
+    workers_per_machine: int
+    """Workers on each machine, neighbours in rank."""
+
+
+class Machine(NamedTuple):
+    """The workers of one machine."""
+
+    leader: int
+    """The first of their ranks."""
+    group: dist.ProcessGroup | None
+    """They alone; None where they are the whole world."""
+
+
+_machine: Machine | None = None
 
 
 def join_world(place: WorkerPlace) -> DeviceMesh:
@@ -42,7 +57,16 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
         torch.set_num_threads(place.cpu_threads)
     backend = "cpu:gloo,cuda:nccl" if place.device_type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=place.rank, world_size=place.world_size)
+    size = place.workers_per_machine
+    group = None if size == place.world_size else dist.new_subgroups(size)[0]
+    global _machine
+    _machine = Machine(place.rank - place.rank % size, group)
     return init_device_mesh(place.device_type, (place.world_size,), mesh_dim_names=("dp",))
+
+
+def this_machine() -> Machine:
+    """The workers of this machine; the whole world where it was not joined by :func:`join_world`."""
+    return _machine or Machine(0, None)
 
 
 def seed_everything(seed: int) -> None:

@@ -29,6 +29,7 @@ VERDICT_CODES = {
     "timeout": "t",
     "memory": "m",
     "crash": "x",
+    "error": "e",
 }
 OTHER_VERDICT = "o"
 

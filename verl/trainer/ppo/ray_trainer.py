@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.algorithms.rollout_correction import mismatch_metrics, rejection_mask
 from verl.checkpoint.resume import Resumption, best_validation, saved_validations
 from verl.checkpoint.saver import CheckpointSaver
-from verl.config.ppo import PPOConfig
+from verl.config.ppo import ActorConfig, CriticConfig, PPOConfig
 from verl.data.prompts import TokenizedPrompts
 from verl.data.samplers import CustomSampler, StepOutcome
 from verl.protocol import PolicyBatch, RankMetrics, RolloutBatch, ValueBatch
@@ -49,6 +49,7 @@ from verl.trainer.ppo.core_algos import (
 )
 from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors, verdict_metrics
 from verl.trainer.schedule import endless, is_due
+from verl.trainer.skipped_updates import SkippedUpdates
 from verl.trainer.validation import Validator
 from verl.utils.json_state import from_json, to_json
 
@@ -101,6 +102,8 @@ class RayPPOTrainer:
         self.policy = PolicyWorkers(workers, config)
         self.reference = ReferenceWorkers(workers, config) if config.uses_reference else None
         self.critic = CriticWorkers(workers, config) if config.uses_critic else None
+        self.actor_skipped = SkippedUpdates("actor", "actor.optim", config.actor.optim)
+        self.critic_skipped = SkippedUpdates("critic", "critic.optim", config.critic.optim)
         self.sampler = sampler
         self.calculator = calculator
         self.tracker = tracker
@@ -320,7 +323,7 @@ class RayPPOTrainer:
             return critic.update(mini, num_tokens)
 
         with self.timer.phase("update_critic"):
-            self._update("update_critic", batch, config.ppo_mini_batch_size, config.ppo_epochs, update)
+            self._update("update_critic", batch, config, update, self.critic_skipped)
 
     def _update_actor(self, rollout: RolloutBatch, outputs: ModelOutputs, signal: LearningSignal) -> None:
         """Optimizer steps of the policy on consecutive mini-batches, once the critic is warm."""
@@ -344,24 +347,24 @@ class RayPPOTrainer:
         )
         self.metrics |= filtered_length_metrics(signal.mask, self.config.data.max_response_length)
         with self.timer.phase("update_actor"):
-            self._update("update_actor", batch, config.ppo_mini_batch_size, config.ppo_epochs, self.policy.update)
+            self._update("update_actor", batch, config, self.policy.update, self.actor_skipped)
 
     def _update(
         self,
         phase: str,
         batch: Any,
-        mini_batch_size: int,
-        epochs: int,
+        config: ActorConfig | CriticConfig,
         update: Callable[[Any, int, int], dict[str, float]],
+        skipped: SkippedUpdates,
     ) -> None:
-        """Update on ``batch`` in mini-batches of ``mini_batch_size`` prompts; logs the mean of their metrics."""
+        """Update on ``batch`` in mini-batches; logs the mean of their metrics."""
         updates = []
-        for _ in range(epochs):
-            for mini, num_tokens, num_sequences in mini_batches(batch, mini_batch_size * self.config.rollout.n):
+        for _ in range(config.ppo_epochs):
+            num_rows = config.ppo_mini_batch_size * self.config.rollout.n
+            for mini, num_tokens, num_sequences in mini_batches(batch, num_rows):
                 updates.append(update(mini, num_tokens, num_sequences))
                 self.timer.count(phase, Work.of(mini.attention_mask.sum(dim=1)))
-        if updates:
-            self.metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+        self.metrics |= skipped.summarise(updates, self.step)
 
     def _update_baselines(self, rank_metrics: RankMetrics, scores: Tensor) -> None:
         if self.config.reward_manager.active:
