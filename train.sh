@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains a policy with rank-shaped GRPO. Arguments are Hydra overrides, Hydra's own flags, or flags of the paper's
-# release (TRAINING_CONFIG.md lists all three), for example:
+# Trains a policy with rank-shaped GRPO. Arguments are Hydra overrides, Hydra's own flags, flags of the paper's release
+# (TRAINING_CONFIG.md lists all three), or veRL's options (docs/from_verl.md), for example:
 #   bash train.sh                          the default: the tiny model and the arithmetic task of data/, on any machine
 #   bash train.sh experiment=grpo          the same without rank shaping
 #   bash train.sh --cfg job                print the configuration and run nothing
@@ -11,10 +11,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 bash scripts/setup.sh
-python=.venv/bin/python
-
-# An unknown flag ends the script here, with the translator's exit code.
-mapfile -d '' -t overrides < <("$python" -m verl.cli.release_flags "$@")
-wait "$!"
-
-exec "$python" -m verl.trainer.main_ppo "${overrides[@]}"
+exec .venv/bin/python -m verl.trainer.main_ppo "$@"

@@ -83,7 +83,7 @@ class Shape(NamedTuple):
     def trainable(self, model: ModelConfig) -> int:
         """Parameters with gradients and moments: all, or those of the adapters."""
         lora = model.lora
-        if not lora.rank:
+        if not model.trains_adapters:
             return self.parameters
         chosen = [n for name, n in self.linears.items() if {name, "all-linear"} & set(lora.target_modules)]
         return self.layers * lora.rank * sum(chosen)
@@ -115,7 +115,7 @@ class Held(NamedTuple):
         shards = workers if model.fsdp.fsdp_size == -1 else model.fsdp.fsdp_size
         itemsize = ITEMSIZE[model.param_dtype]
         trainable = shape.trainable(model)
-        whole = not model.lora.rank
+        whole = not model.trains_adapters
         return cls(
             4 * shape.parameters / shards / GB,
             4 * trainable / shards / GB,
@@ -146,7 +146,7 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None
         update, forward = config.actor.ppo_max_token_len_per_gpu, config.actor.log_prob_max_token_len_per_gpu
 
     others: Parts = {}
-    if config.uses_reference and not model.lora.rank:
+    if config.uses_reference and not model.trains_adapters:
         others["reference"] = 0.0 if config.ref.param_offload else policy.parameters
     if config.uses_critic:
         critic = config.critic.model

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from verl.cli.verl_earlier import EARLIER_OPTIONS
 from verl.cli.verl_learning import ALGORITHM_OPTIONS, CRITIC_OPTIONS, REWARD_OPTIONS
 from verl.cli.verl_options import Option
 from verl.cli.verl_policy import ACTOR_OPTIONS, MODEL_OPTIONS, REF_OPTIONS
@@ -30,6 +31,7 @@ SECTIONS = {
     "Rewards": REWARD_OPTIONS,
     "trainer": TRAINER_OPTIONS,
     "The system": SYSTEM_OPTIONS,
+    "Earlier names": EARLIER_OPTIONS,
 }
 KINDS = {"translated": "", "accepted": "No effect: ", "refused": "Refused: "}
 

@@ -43,17 +43,18 @@ INTRODUCTION = """\
 <!-- Written by scripts/make_training_config.py; change the docstrings in verl/config/ or the files in configs/, then
 run it again. -->
 
-`bash train.sh` takes three kinds of arguments, in any order:
+`bash train.sh`, or `python -m verl.trainer.main_ppo`, takes these kinds of arguments, in any order:
 
 - Hydra overrides, `trainer.test_freq=5` for an option and `experiment=grpo` for a file of `configs/experiment/`;
 - Hydra's own flags: `--cfg job` prints the configuration and runs nothing, `-m` runs once for every combination of
   comma-separated values;
-- [flags of the paper's release](#flags-of-the-papers-release).
+- [flags of the paper's release](#flags-of-the-papers-release);
+- veRL's options ([docs/from_verl.md](docs/from_verl.md)).
 
 For an unknown argument the command prints one line with the nearest known one, and ends. Every run writes its
 configuration to `config.yaml`. A default such as `${actor.ppo_epochs}` is the value of that option.
 
-`bash eval.sh` takes the first two kinds; its [options](#options-of-evaluation) are at the end of this page.
+`bash eval.sh` takes the first two; its [options](#options-of-evaluation) are at the end of this page.
 """
 
 FLAGS_INTRODUCTION = """\

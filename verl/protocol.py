@@ -99,6 +99,9 @@ class PolicyScores(TensorClass):
     """[B, R] float32 in nats, 0 on padding."""
     rank_metrics: RankMetrics
     """From the same forward pass with ``calculator.source=actor``; empty without."""
+    sum_pi_squared: Tensor | None = None
+    """[B, R] float32, the sum of the squared probabilities of the vocabulary, 0 on padding; None where no advantage
+    estimator needs it."""
 
 
 class PolicyBatch(TensorClass):

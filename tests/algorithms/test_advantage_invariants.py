@@ -7,7 +7,11 @@ from hypothesis import strategies as st
 
 from verl.algorithms.advantages import (
     gae_advantages,
+    gpg_advantages,
     grpo_advantages,
+    grpo_passk_advantages,
+    opo_advantages,
+    optimal_token_baseline_advantages,
     reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
     remax_advantages,
@@ -25,6 +29,12 @@ ESTIMATORS = {
     "reinforce++": lambda rewards, values, mask, groups, scores: reinforce_plus_plus_advantages(rewards, mask, 0.9),
     "reinforce++_baseline": lambda rewards, values, mask, groups, scores: reinforce_plus_plus_baseline_advantages(
         rewards, mask, groups, mask
+    ),
+    "gpg": lambda rewards, values, mask, groups, scores: gpg_advantages(rewards, mask, groups),
+    "opo": lambda rewards, values, mask, groups, scores: opo_advantages(rewards, mask, groups),
+    "grpo_passk": lambda rewards, values, mask, groups, scores: grpo_passk_advantages(rewards, mask, groups, True),
+    "optimal_token_baseline": lambda rewards, values, mask, groups, scores: optimal_token_baseline_advantages(
+        rewards, mask, groups, values.square(), True
     ),
     "remax": lambda rewards, values, mask, groups, scores: remax_advantages(rewards, mask, scores),
 }
@@ -96,7 +106,7 @@ def test_inputs_are_not_changed_and_an_empty_batch_is_empty(estimate):
     assert estimate(*(tensor[:0] for tensor in tensors)).shape == (0, 5)
 
 
-ONES, ALL_ONE, ONE_OF_THREE = torch.ones(3, 1), torch.zeros(3, dtype=torch.int64), torch.tensor([1, 5, 1])
+ONES, ALL_ONE = torch.ones(3, 1), torch.zeros(3, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +143,37 @@ A, B, GROUPS = torch.ones(2, 2), torch.ones(2, 3), torch.zeros(4, dtype=torch.in
         (lambda: grpo_advantages(A, A, GROUPS, norm_by_std=True), r"group_ids \(4,\)"),
         (lambda: rloo_advantages(A, A, GROUPS), r"group_ids \(4,\)"),
         (lambda: reinforce_plus_plus_baseline_advantages(A, A, GROUPS, A), r"group_ids \(4,\)"),
-        (lambda: grpo_advantages(ONES, ONES, ONE_OF_THREE, norm_by_std=True), "group 5 has 1 response: .*rollout.n>=2"),
-        (lambda: rloo_advantages(ONES, ONES, ONE_OF_THREE), "group 5 has 1 response: RLOO needs.*rollout.n>=2"),
-        (
-            lambda: reinforce_plus_plus_baseline_advantages(ONES, ONES, ONE_OF_THREE, ONES),
-            r"group 5 has 1 response: REINFORCE\+\+-baseline needs.*rollout.n>=2",
-        ),
     ],
 )
-def test_shapes_and_group_sizes_are_checked(call, message):
+def test_shapes_are_checked(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("estimate", "expected"),
+    [
+        # Group 4 is a single response of score 3; group 9 has scores 1 and 4.
+        (lambda rewards, mask, groups: grpo_advantages(rewards, mask, groups, norm_by_std=False), [-1.5, 3.0, 1.5]),
+        (
+            lambda rewards, mask, groups: grpo_advantages(rewards, mask, groups, norm_by_std=True),
+            [-(0.5**0.5), 3.0, 0.5**0.5],
+        ),
+        (rloo_advantages, [-3.0, 3.0, 3.0]),
+        (gpg_advantages, [-1.5, 3.0, 1.5]),
+        (opo_advantages, [-1.5, 3.0, 1.5]),
+        (
+            lambda rewards, mask, groups: optimal_token_baseline_advantages(rewards, mask, groups, mask, False),
+            [-1.5, 3.0, 1.5],
+        ),
+        (
+            lambda rewards, mask, groups: reinforce_plus_plus_baseline_advantages(rewards, mask, groups, mask),
+            [-2.5 / 5.25**0.5, 2 / 5.25**0.5, 0.5 / 5.25**0.5],
+        ),
+    ],
+    ids=["dr_grpo", "grpo", "rloo", "gpg", "opo", "optimal_token_baseline", "reinforce++_baseline"],
+)
+def test_a_response_without_others_keeps_its_score(estimate, expected):
+    rewards = torch.tensor([[1.0], [3.0], [4.0]], dtype=torch.float64)
+    advantages = estimate(rewards, torch.ones(3, 1), torch.tensor([9, 4, 9]))
+    torch.testing.assert_close(advantages[:, 0], torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=0)

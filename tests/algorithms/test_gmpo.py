@@ -43,3 +43,9 @@ def test_the_advantage_is_the_responses_mean():
 def test_ranges_below_0_are_refused():
     with pytest.raises(ValueError, match="clip_low=-0.1: must be at least 0"):
         gmpo_loss(*(torch.zeros(1, 1),) * 4, -0.1, 0.4)
+
+
+def test_an_unclipped_ratio_stays_finite():
+    # With A > 0, a log-ratio below -clip_low is not clipped; with A < 0, one above clip_high.
+    losses, _ = gmpo_loss(torch.zeros(1, 1), torch.full((1, 1), -900.0), -torch.ones(1, 1), torch.ones(1, 1), 0.4, 0.4)
+    assert losses.item() == pytest.approx(math.exp(20), rel=1e-6)

@@ -9,21 +9,21 @@ def f64(*values):
 
 
 def test_statistics_of_interleaved_groups():
-    groups = group_responses(torch.tensor([7, -3, 7, -3, -3]), "GRPO")
+    groups = group_responses(torch.tensor([7, -3, 7, -3, -3]))
     values = torch.tensor([1.0, 0.5, 4.0, 2.0, 0.5])
     assert groups.counts.tolist() == [3, 2]
     assert groups.sums(values).tolist() == [3.0, 5.0]
-    assert groups.means(values).tolist() == [1.0, 2.5]
+    assert groups.baselines(values).tolist() == [1.0, 2.5]
     assert groups.centred(values).tolist() == [-1.5, -0.5, 1.5, 1.0, -0.5]
     assert groups.centred(values).dtype == torch.float64
 
 
-def test_the_lonely_group_and_the_method_are_named():
-    with pytest.raises(ValueError) as error:
-        group_responses(torch.tensor([4, 9, 4]), "RLOO")
-    assert str(error.value) == (
-        "group_ids: group 9 has 1 response: RLOO needs at least 2 responses per prompt; set rollout.n>=2"
-    )
+def test_a_group_of_one_keeps_its_values():
+    groups = group_responses(torch.tensor([4, 9, 4]))
+    values = torch.tensor([1.0, 7.0, 4.0])
+    assert groups.baselines(values).tolist() == [2.5, 0.0]
+    assert groups.centred(values).tolist() == [-1.5, 7.0, 1.5]
+    assert groups.deviations(values).tolist() == [4.5**0.5, 1.0]
 
 
 def test_scores_count_response_tokens_alone():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.algorithms.losses import gmpo_loss, mean_rollout_weight, ppo_clip_loss, rollout_weights
+from verl.algorithms.losses import gmpo_loss, loss_weights, mean_rollout_weight, ppo_clip_loss, rollout_weights
 
 
 def f64(values):
@@ -34,6 +34,17 @@ def test_literal_weights(level, cap, expected, total, capped):
     assert metrics["tis_weight"].item() == pytest.approx(total, rel=1e-12)
     assert metrics["tis_capped"].item() == capped
     assert metrics["num_tokens"].item() == 6
+
+
+def test_gmpo_takes_the_geometric_mean_of_a_responses_weights():
+    weights = f64([[2.0, 0.5, 0.0], [4.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 0, 0]])
+    for loss in ("ppo_clip", "gspo", "cispo"):
+        assert loss_weights(loss, weights, mask) is weights
+    expected = f64([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(loss_weights("gmpo", weights, mask), expected, rtol=1e-9, atol=0)
+    vanished = loss_weights("gmpo", f64([[1.0, 0.0]]), torch.ones(1, 2))
+    torch.testing.assert_close(vanished, f64([[1e-5, 1e-5]]), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

@@ -114,13 +114,14 @@ LOG2 = math.log(2)
     ("kl_type", "expected", "mean"),
     [
         # log ratios log 2, -log 2 | log 2; coefficient 0.5
-        ("kl", [[-LOG2 / 2, 1 + LOG2 / 2], [2 - LOG2 / 2, 0.0]], LOG2 / 3),
+        ("kl", [[-LOG2 / 2, 1 + LOG2 / 2], [2 - LOG2 / 2, 0.0]], LOG2 / 2),
         ("abs", [[-LOG2 / 2, 1 - LOG2 / 2], [2 - LOG2 / 2, 0.0]], LOG2),
         ("mse", [[-(LOG2**2) / 4, 1 - LOG2**2 / 4], [2 - LOG2**2 / 4, 0.0]], LOG2**2 / 2),
         (
             "low_var_kl",
             [[0.25 - LOG2 / 2, 0.5 + LOG2 / 2], [2.25 - LOG2 / 2, 0.0]],
-            (2 * (LOG2 - 0.5) + (1 - LOG2)) / 3,
+            # per response: (log 2 - 1/2 + 1 - log 2) / 2 and log 2 - 1/2
+            (0.25 + LOG2 - 0.5) / 2,
         ),
     ],
 )
@@ -161,5 +162,5 @@ def test_padding_never_matters_and_the_penalty_adds_up(seed, kl_type, coef):
     again, mean_again = kl_penalised_rewards(*spoilt, mask, coef, kl_type)
     assert torch.equal(again, rewards)
     assert torch.equal(mean_again, mean_kl)
-    penalty = float((torch.where(mask, token_rewards, 0.0) - rewards).double().sum())
-    assert penalty == pytest.approx(coef * float(mean_kl) * int(mask.sum()), rel=1e-3, abs=1e-4)
+    penalty = (torch.where(mask, token_rewards, 0.0) - rewards).double().sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    assert float(penalty.sum()) == pytest.approx(coef * float(mean_kl) * int(mask.any(dim=1).sum()), rel=1e-3, abs=1e-4)

@@ -29,6 +29,9 @@ LOG2 = math.log(2)
         ([("seq_mean_k2", None, 0.5)], [[0, 0, 0], [1, 1, 1], [1, 0, 0]], 2 / 6, 1 / 3),
         # k3: 1.614, 0.193 | 0.193, 0, 0.636 | 0
         ([("token_k3", None, 0.7)], [[0, 1, 0], [1, 1, 1], [1, 0, 0]], 1 / 6, 1 / 3),
+        # A token veto: ratios trainer / rollout below 1/3.
+        ([("seq_max_k1", None, 3.0)], [[1, 1, 0], [0, 0, 0], [1, 0, 0]], 3 / 6, 1 / 3),
+        ([("seq_max_k1", None, 5.0)], [[1, 1, 0], [1, 1, 1], [1, 0, 0]], 0, 0),
         ([("seq_max_k3", None, 0.7)], [[0, 0, 0], [1, 1, 1], [1, 0, 0]], 2 / 6, 1 / 3),
         ([("seq_sum_k3", None, 0.8)], [[0, 0, 0], [0, 0, 0], [1, 0, 0]], 5 / 6, 2 / 3),
         ([("token_k1", 0.4, 2.5), ("seq_max_k2", None, 0.5)], [[0, 0, 0], [0, 0, 0], [1, 0, 0]], 5 / 6, 2 / 3),
@@ -51,6 +54,12 @@ def test_padding_and_extreme_ratios_do_no_harm():
         keep, metrics = rejection_mask(old, rollout, mask, [(rule, None, 18.0)])
         assert keep.tolist() == [[True, False], [False, rule == "token_k3"]]
         assert metrics["rollout_rs_seq_masked_fraction"] == 0.5
+    # k2 of a log-ratio of -899 is that of -20, and bounds belong to what they bound.
+    assert rejection_mask(old, rollout, mask, [("token_k2", None, 200.0)])[0].tolist() == mask.bool().tolist()
+    keep, _ = rejection_mask(OLD, ROLLOUT, MASK, [("token_k1", 1.0, 5.0)])
+    assert keep.long().tolist() == [[0, 1, 0], [1, 1, 1], [1, 0, 0]]
+    up = mismatch_metrics(-rollout.abs(), old.clamp(min=-900.0), mask, "sequence", 2.0)
+    assert up["chi2_seq"] == pytest.approx((math.exp(40) - 1) / 2)
     figures = mismatch_metrics(old, rollout, mask, "token", 2.0)
     assert figures["kl"] == pytest.approx(899 / 3) and figures["k3_kl"] == pytest.approx((19 + math.exp(-20)) / 3)
 
@@ -87,7 +96,9 @@ def test_the_effective_sample_size_of_whole_responses():
     figures = mismatch_metrics(OLD, ROLLOUT, MASK, "sequence", 4.0)
     # Weights 2, 1/8 -> 1/4 and 1 on 2, 3 and 1 tokens.
     assert figures["rollout_is_eff_sample_size"] == pytest.approx(5.75**2 / 6 / (8 + 3 / 16 + 1))
-    assert figures["rollout_is_ratio_fraction_low"] == 0.5
+    # Of responses, one of three is below 1/4; above 1.5, the first.
+    assert (figures["rollout_is_ratio_fraction_low"], figures["rollout_is_ratio_fraction_high"]) == (1 / 3, 0.0)
+    assert mismatch_metrics(OLD, ROLLOUT, MASK, "sequence", 1.5)["rollout_is_ratio_fraction_high"] == 1 / 3
     alike = mismatch_metrics(OLD, OLD, MASK, "sequence", 4.0)
     assert (alike["rollout_is_eff_sample_size"], alike["chi2_seq"], alike["kl"], alike["k3_kl"]) == (1.0, 0.0, 0.0, 0.0)
 

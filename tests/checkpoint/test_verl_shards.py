@@ -4,10 +4,12 @@ import pickle
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import Shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl.checkpoint.export import export_checkpoint
@@ -23,9 +25,12 @@ MERGE = "python -m verl.model_merger merge --backend fsdp --local_dir"
 
 @pytest.fixture(scope="module")
 def actor(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("verl") / "global_step_100" / "actor"
-    script = Path(__file__).with_name("verl_checkpoint.py")
-    subprocess.run([sys.executable, str(script), str(tiny_model), str(folder)], check=True, capture_output=True)
+    return written(tiny_model, tmp_path_factory.mktemp("verl") / "global_step_100" / "actor", 1)
+
+
+def written(model: Path, folder: Path, replicas: int) -> Path:
+    script = [sys.executable, str(Path(__file__).with_name("verl_checkpoint.py"))]
+    subprocess.run([*script, str(model), str(folder), str(replicas)], check=True, capture_output=True)
     return folder
 
 
@@ -48,6 +53,14 @@ def test_verls_merger_and_ours_write_the_same_files(actor: Path, tiny_model: Pat
     require_model("model.path", str(out))
     with pytest.raises(ConfigError, match="merged: already exists"):
         export_checkpoint(arguments.source, arguments.out, arguments.part, trust_remote_code=False)
+
+
+def test_one_replica_is_merged(tiny_model: Path, tmp_path: Path):
+    _, weights = merge_verl_shards(written(tiny_model, tmp_path / "actor", 2), trust_remote_code=False)
+    original = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    assert {path.name for path in (tmp_path / "actor").glob("*_rank_3.pt")} == {"model_world_size_4_rank_3.pt"}
+    for name, parameter in original.named_parameters():
+        assert torch.equal(weights[name], parameter), name
 
 
 def test_a_model_in_shards_is_named_with_the_command_that_merges_it(actor: Path, tiny_model: Path, tmp_path: Path):
@@ -73,6 +86,26 @@ class Payload:
         return Path.touch, (Path("run"),)
 
 
+def lie(state: dict, damage: str, rank: int) -> None:
+    """Make one tensor's metadata untrue."""
+    name = "model.norm.weight"
+    tensor = state[name]
+    if damage == "of one worker" and rank == 1:
+        del state[name]
+    elif damage == "placement":
+        tensor._spec.placements = (Shard(7),)
+    elif damage == "no placement":
+        tensor._spec.placements = ()
+    elif damage == "mixed" and rank == 0:
+        state[name] = torch.ones(64)
+    elif damage == "dimensions" and rank == 1:
+        tensor._local_tensor = torch.ones(64, 1)
+    elif damage == "vast":
+        state[name] = torch.ones(1).expand(200000, 100000)
+    elif damage == "no numbers":
+        state[name] = torch.empty(64, device="meta")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -82,7 +115,16 @@ class Payload:
         ("number", "rank_1.pt: is not a state dict of tensors"),
         ("another size", r"has shards of \[2, 3\] workers; leave those of one saving there"),
         ("adapters", r"has no model.embed_tokens.weight, or under another name \(adapters\?\)"),
-        ("shape", r"has the shape \[\d+, \d+\], where huggingface/config.json asks for \["),
+        ("shape", r"is in parts \[\[3, 3\], \[3, 3\]\], where huggingface/config.json asks for \["),
+        ("bytes", r"rank_1.pt: is damaged, or holds more than tensors"),
+        ("workers", r"model_world_size_999999999999_rank_1.pt: is missing"),
+        ("of one worker", r"has no model.norm.weight, or under another name"),
+        ("placement", r"model.norm.weight is in parts \[\[64\], \[64\]\]"),
+        ("no placement", r"model.norm.weight is in parts \[\[64\]\]"),
+        ("mixed", r"model.norm.weight is in parts \[\[64\], \[128\]\]"),
+        ("dimensions", r"model.norm.weight is in parts \[\[64\], \[64, 1\]\]"),
+        ("vast", r"model.norm.weight is in parts \[\[200000, 100000\], \[200000, 100000\]\]"),
+        ("no numbers", r"model.norm.weight is in parts \[\[64\], \[64\]\]"),
     ],
 )
 def test_what_cannot_be_merged_is_one_line(actor: Path, tmp_path: Path, monkeypatch, damage: str, message: str):
@@ -100,6 +142,22 @@ def test_what_cannot_be_merged_is_one_line(actor: Path, tmp_path: Path, monkeypa
         torch.save({"a": 1}, last)
     elif damage == "another size":
         (folder / "model_world_size_3_rank_0.pt").touch()
+    elif damage == "workers":
+        for rank in range(2):
+            (folder / f"model_world_size_2_rank_{rank}.pt").unlink()
+        (folder / "model_world_size_999999999999_rank_0.pt").touch()
+    elif damage == "bytes":
+        with zipfile.ZipFile(last) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(last, "w") as archive:
+            for name, data in files.items():
+                archive.writestr(name, data.replace(b"model.norm", b"model\xff\xff\xffrm"))
+    elif damage not in ("adapters", "shape"):
+        for rank in range(2):
+            path = folder / f"model_world_size_2_rank_{rank}.pt"
+            state = torch.load(path, weights_only=True)
+            lie(state, damage, rank)
+            torch.save(state, path)
     else:
         changed = {"base_model.model.x": torch.ones(2)}
         if damage == "shape":

@@ -35,15 +35,31 @@ def test_showing_the_config_loads_nothing_heavy(tmp_path: Path):
     assert imported & HEAVY == set()
 
 
+def test_the_entry_point_takes_verls_options(tmp_path: Path):
+    options = ["actor_rollout_ref.rollout.n=5", "algorithm.adv_estimator=grpo", "trainer.critic_warmup=0"]
+    code, output, errors, imported = run_main(tmp_path, "main_ppo", *options, "--cfg", "job")
+    notes = "note: a command of veRL's: options that it leaves out have veRL's defaults, preset=verl"
+    assert (code, errors) == (0, [notes])
+    assert "\n  train_batch_size: 1024\n" in output and "\n  'n': 5\n" in output
+    assert imported & HEAVY == set()
+
+
 @pytest.mark.parametrize(
     ("module", "argument", "message"),
     [
-        ("main_ppo", "rollout.n=1", "rollout.n=1: grpo needs at least 2 responses per prompt; set rollout.n>=2"),
+        ("main_ppo", "trainer.critic_warmup=2", "trainer.critic_warmup=2: grpo has no critic; set it to 0"),
         ("main_ppo", "data.shufle=1", "data.shufle: unknown key; did you mean data.shuffle?"),
         ("main_ppo", "ref=5", "ref=5: is a group of options; set one of ref.param_offload"),
         ("main_ppo", "ref=[1,2]", "ref=[1,2]: is a group of options; set one of ref.param_offload"),
         ("main_ppo", "critic=null", "critic=null: must be one of default"),
         ("main_ppo", "preset=null", "preset=null: must be one of embedded, paper, paper_4096, verl"),
+        ("main_ppo", "--rolout_n=4", "--rolout_n: unknown flag; did you mean --rollout_n?"),
+        (
+            "main_ppo",
+            "actor_rollout_ref.rollout.name=sglang",
+            "actor_rollout_ref.rollout.name=sglang: the engine sglang is not supported; use vllm, or hf for models "
+            "that vLLM does not implement",
+        ),
         ("main_eval", "n_samplng=3", "n_samplng: unknown key; did you mean n_sampling?"),
         ("main_eval", "benchmarks=a", "model.path=None: name a training run or a model"),
         ("main_eval", "--benchmark=a", "--benchmark: unknown flag; TRAINING_CONFIG.md lists them"),

@@ -33,6 +33,7 @@ TOTAL = "data.max_prompt_length+data.max_response_length=200"
 BATCH, MINI, LONG = "data.train_batch_size", "actor.ppo_mini_batch_size", "reward_score.overlong_buffer"
 FILTER = "algorithm.filter_groups.enable=true"
 CORRECTION = "algorithm.rollout_correction.rollout_rs"
+VETO = "algorithm.rollout_correction.rollout_token_veto_threshold"
 JUDGE = "reward_model.enable=true reward_model.rule_weight=0"
 ENGINE, TURNS = "rollout.engine_kwargs", "rollout.multi_turn"
 NO_TURNS = "unknown key; multi-turn rollout with tools is not supported: a response is one turn"
@@ -187,7 +188,17 @@ REFUSALS = [
         "actor_rollout_ref.rollout.n: unknown key; its groups stand alone here: model",
     ),
     # Combinations.
-    ("rollout.n=1", "rollout.n=1: grpo needs at least 2 responses per prompt; set rollout.n>=2"),
+    ("algorithm=grpo_passk rollout.n=1", "rollout.n=1: grpo_passk compares the two best responses to a prompt; set ro"),
+    ("algorithm.use_pf_ppo=true", "algorithm.use_pf_ppo=True: belongs to algorithm.adv_estimator=gae; set it to false"),
+    (
+        "actor.bypass_mode=true actor.tis_level=token",
+        "actor.tis_level='token': with actor.bypass_mode the ratio of ppo_clip is to the engine already; set it to",
+    ),
+    (f"{VETO}=1.0", f"{VETO}=1.0: must be in [1e-8, 1), or null"),
+    (
+        "algorithm=gae critic.model.lora_adapter_path=a",
+        "critic.model.lora_adapter_path='a': only the policy starts from an adapter; merge it into the model, and set",
+    ),
     ("rollout.val_kwargs.n=2", "rollout.val_kwargs.n=2: greedy decoding (temperature=0) gives one response; set"),
     ("rollout.max_num_batched_tokens=8", "rollout.max_num_batched_tokens=8: must be at least rollout.max_num_seqs=256"),
     (f"{BATCH}=20", f"{MINI}=24: must be at most {BATCH}=20"),
@@ -236,7 +247,7 @@ def test_a_wrong_option_is_named_with_its_value_and_fix(overrides: str, message:
 
 
 # Two workers hold the sequence together; a critic alone needs no group; nothing is shaped.
-ALLOWED = [f"{BUDGET}=100 {SPLIT}", "algorithm=gae rollout.n=1", "experiment=grpo calculator.enable=false"]
+ALLOWED = [f"{BUDGET}=100 {SPLIT}", "rollout.n=1", "experiment=grpo calculator.enable=false"]
 
 
 @pytest.mark.parametrize("overrides", ALLOWED)
@@ -427,3 +438,20 @@ def test_a_run_does_not_overwrite_another(run_tree, tmp_path: Path, mode, source
     refused = pytest.raises(ConfigError, match=rf"^trainer\.default_local_dir='.*/run': {message}")
     with refused if message else nullcontext():
         assert parse_run_config(SFTConfig, run_tree).trainer.resume_mode == mode
+
+
+@pytest.mark.parametrize(
+    ("options", "scores"),
+    [
+        ("", True),
+        ("actor.bypass_mode=true calculator.metric_indices_add=[]", False),
+        ("actor.bypass_mode=true calculator.metric_indices_add=[avg_logits_entropy]", True),
+        ("actor.bypass_mode=true calculator.source=actor", True),
+        (f"actor.bypass_mode=true {VETO}=1e-4", True),
+        ("actor.bypass_mode=true algorithm=optimal_token_baseline", True),
+        ("actor.bypass_mode=true actor.policy_loss=gpg actor.tis_level=token", False),
+        ("actor.bypass_mode=true actor.policy_loss=gpg actor.tis_level=token actor.tis_normalize=true", True),
+    ],
+)
+def test_bypass_mode_saves_a_pass_that_nothing_needs(options: str, scores: bool):
+    assert load_config(PPOConfig, "ppo_trainer", options.split()).scores_before_update is scores

@@ -9,7 +9,6 @@ import pytest
 from tests.cli.test_verl_options import ACTOR, EXAMPLES, ROLLOUT
 from tests.e2e.runs import Run, records
 from tests.vllm_patches import zoo
-from verl.cli.release_flags import translate
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
@@ -41,6 +40,8 @@ COMMANDS = {
         "rollout_corr/rollout_is_batch_norm_factor",
     ),
     "ppo_trainer/run_qwen2-7b_seq_balance": ({}, "critic/vf_loss"),
+    "rollout_correction/run_with_rollout_corr": ({}, "actor/tis_weight"),
+    "otb_trainer/run_qwen2_5-7b": ({}, "actor/pg_loss"),
     "dapo/test_dapo_7b_math": (
         {
             "+reward_model.reward_kwargs.overlong_buffer_cfg.len": "4",
@@ -69,7 +70,7 @@ def test_a_published_command_trains_two_steps(name: str, tiny_tokenizer, tmp_pat
         **({"critic.model.path": str(model)} if "critic.model.path" in EXAMPLES[name] else {}),
     }
     options = EXAMPLES[name] | SMALL | further | ours
-    run = Run(translate([f"{key}={value}" for key, value in options.items()]), tmp_path / "log")
+    run = Run([f"{key}={value}" for key, value in options.items()], tmp_path / "log")
     assert run.finish() == 0, run.log.read_text()
     steps = [record for record in records(tmp_path / "run") if record["step"] > 0]
     assert [record["step"] for record in steps] == [1, 2]

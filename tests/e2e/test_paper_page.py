@@ -107,7 +107,7 @@ def test_a_shaped_run_trains_two_steps_with_a_tiny_model_of_its_architecture(pai
         *("data.max_response_length=16", "calculator.diff_stride=4", "trainer.n_gpus_per_node=1"),
         *("trainer.total_training_steps=2", f"trainer.default_local_dir={tmp_path / 'run'}", "trainer.save_freq=-1"),
     ]
-    run = Run(translate([*arguments, *small]), tmp_path / "log")
+    run = Run([*arguments, *small], tmp_path / "log")
     assert run.finish() == 0, run.log.read_text()
     output = run.log.read_text()
     assert 'training prompts: "Question:\\nWhat is 2 + 2?\\nAnswer:\\nLet\'s think step by step.\\n"' in output

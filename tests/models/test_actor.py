@@ -1,6 +1,9 @@
 """What the policy's update logs."""
 
+import math
+
 import pytest
+import torch
 
 from tests.conftest import changed
 from tests.models.models_in_worlds import example, rollout_of
@@ -19,3 +22,21 @@ def test_the_logged_policy_loss_is_the_one_optimised(small_config, model_config,
     expected = LOSS_AGGREGATIONS[mode](-batch.advantages, batch.response_mask, size)
     metrics = actor.update(batch, size.num_tokens, size.num_sequences)
     assert metrics["actor/pg_loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_with_bypass_mode_weights_are_those_of_the_policy_as_it_learns(small_config, model_config, single_mesh):
+    options = {"bypass_mode": True, "policy_loss": "gpg", "tis_level": "token", "tis_cap": 1.5, "use_kl_loss": False}
+    actor = Actor(changed(small_config.actor, **options), model_config, single_mesh, 0.8, 10, max_response_length=9)
+    batch = example()
+    scores = actor.compute_logprobs(rollout_of(batch))
+    mask = batch.response_mask.bool()
+    # The engine's probabilities are half the policy's in the first column, so that weights are cut to 1.5, else equal.
+    batch.rollout_logprobs = scores.logprobs - torch.tensor([math.log(2)] + [0.0] * (mask.shape[1] - 1))
+    batch.old_logprobs = batch.rollout_logprobs
+    size = StepSize(int(mask.sum()), int(mask.any(dim=1).sum()), max_length=9)
+    weights = torch.tensor([1.5] + [1.0] * (mask.shape[1] - 1)).expand_as(mask)
+    loss = -(batch.advantages * scores.logprobs * weights)[mask].sum() / size.num_tokens
+    metrics = actor.update(batch, size.num_tokens, size.num_sequences)
+    assert metrics["actor/pg_loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert metrics["actor/tis_weight"] == pytest.approx(weights[mask].mean().item(), rel=1e-4)
+    assert metrics["actor/ppo_kl"] == pytest.approx(-math.log(2) * mask[:, 0].sum().item() / size.num_tokens, rel=1e-3)

@@ -71,7 +71,7 @@ def scores_and_gradient(
     architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor]:
     model = build(architecture, way, dtype)
-    logprobs, entropy, _ = LogprobForward(model, way, "cpu").logprobs(
+    logprobs, entropy, *_ = LogprobForward(model, way, "cpu").logprobs(
         tokens(), MASK, WANTED, 0.7, differentiable_entropy=True
     )
     weights = torch.randn(2, *WANTED.shape, generator=torch.Generator().manual_seed(1))
@@ -130,13 +130,15 @@ def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, t
             # Logits of a fresh model are so small that every distribution is nearly uniform; larger ones test more.
             model.model.norm.weight.mul_(4.0)
         forward = LogprobForward(models[0], config(logits_chunk_size=3), "cpu")
-        logprobs, entropy, _ = forward.logprobs(ids, torch.ones_like(ids), wanted, temperature)
+        scored = forward.logprobs(ids, torch.ones_like(ids), wanted, temperature, sum_pi_squared=True)
+        logprobs, entropy, _, squares = scored
         # Logits at column s are of the token at s + 1: the last four tokens are 6..9.
         expected = (models[1](ids).logits[:, 5:9] / temperature).log_softmax(-1)
     assert logprobs.dtype == entropy.dtype == torch.float32
     chosen = expected.gather(-1, ids[:, 6:].unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(logprobs.double(), chosen, atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy.double(), -(expected.exp() * expected).sum(-1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(squares.double(), expected.exp().square().sum(-1), atol=1e-6, rtol=0)
     # The comparison means something only where the distributions are not all alike.
     assert chosen.std() > 0.1
 

@@ -52,6 +52,10 @@ def show(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 1.0} | extras
 
 
+def with_options(data_source, solution_str, ground_truth, extra_info, weight, floor=0.0):
+    return max(floor, weight * len(solution_str))
+
+
 def old_style(solution_str, ground_truth):
     return 1.0
 """
@@ -235,6 +239,34 @@ def test_use_custom_functions():
     use_custom_functions({})
     assert CUSTOM_FUNCTIONS == {}
     assert find_scorer("math") == (MATH, False)
+
+
+def test_further_arguments():
+    use_custom_functions({"mine": "my_rewards:with_options"}, {"weight": 0.5})
+    assert compute_score("mine", "123", "")["score"] == 1.5
+    use_custom_functions({"mine": "my_rewards:with_options"}, {"weight": 0.5, "floor": 9})
+    assert compute_score("mine", "123", "")["score"] == 9.0
+    with pytest.raises(
+        ConfigError, match="'ceiling'; it is called with .* reward_score.custom_kwargs, weight, ceiling"
+    ):
+        use_custom_functions({"mine": "my_rewards:with_options"}, {"weight": 0.5, "ceiling": 9})
+    with pytest.raises(ConfigError, match="missing a required argument: 'weight'"):
+        use_custom_functions({"mine": "my_rewards:with_options"})
+    for kwargs, message in (
+        ({"extra_info": 1}, "custom_kwargs.extra_info=1: must be a name of your own"),
+        ({"a b": 1}, "custom_kwargs.a b=1: must be a name of your own"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            scoring(custom_functions=["*=my_rewards:show"], custom_kwargs=kwargs)
+    with pytest.raises(ConfigError, match="are used only with reward_score.custom_functions; set that"):
+        scoring(custom_kwargs={"a": 1})
+
+
+@pytest.mark.slow
+def test_further_arguments_reach_the_pool():
+    own = scoring(num_workers=1, custom_functions=["*=my_rewards:with_options"], custom_kwargs={"weight": 0.5})
+    with VerifierPool(own) as pool:
+        assert [score["score"] for score in pool.score_batch(["a", "b"], ["1", "12345"], ["", ""])] == [0.5, 2.5]
 
 
 @pytest.mark.slow

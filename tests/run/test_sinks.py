@@ -126,6 +126,14 @@ def test_swanlab_gets_every_step(tmp_path: Path, stand_in, monkeypatch):
     ]
 
 
+def test_a_folder_of_a_packages_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "swanlab").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("SWANLAB_API_KEY", "key")
+    with pytest.raises(ConfigError, match="^trainer.logger='swanlab': swanlab is not installed"):
+        check_trackers(["swanlab"])
+
+
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "swanlab", "tensorboard"])
 def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sinks, "find_spec", lambda package: None)

@@ -214,8 +214,9 @@ def kl_penalised_rewards(
         kl_type: a key of ``KL_ESTIMATORS``.
 
     Returns:
-        Rewards ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask, and the mean of kl_t over all
-        response tokens (a scalar, nats per token, 0 without tokens). Both are detached.
+        Rewards ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask, and the mean of kl_t over the tokens
+        of a response, averaged over the responses that have any, as in veRL (a scalar, nats per token, 0 without
+        tokens). Both are detached.
 
     Raises:
         ValueError: unknown ``kl_type``, or ``coef`` out of range.
@@ -229,7 +230,8 @@ def kl_penalised_rewards(
         estimate = KL_ESTIMATORS[kl_type](logprobs, ref_logprobs)
         penalty = torch.where(mask, estimate, 0.0)
         rewards = torch.where(mask, token_rewards - coef * penalty, 0.0).to(token_rewards.dtype)
-        return rewards, penalty.sum() / mask.sum().clamp(min=1)
+        means = penalty.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+        return rewards, means.sum() / mask.any(dim=1).sum().clamp(min=1)
 
 
 def _saved_coef(state: Mapping[str, Any]) -> float:

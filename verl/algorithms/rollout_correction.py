@@ -17,9 +17,9 @@ from torch import Tensor
 from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO
 
 Rule = tuple[str, float | None, float]
-"""Name, lower bound, upper bound; of the ratio p_rollout / p_trainer for k1, of the divergence in nats for the others,
-which have no lower bound. The names are a level, ``token``, ``seq_sum``, ``seq_mean`` or ``seq_max``, and ``k1``,
-``k2`` or ``k3``."""
+"""Name, lower bound or None, upper bound; of the ratio p_rollout / p_trainer for k1, of the divergence in nats for the
+others, which have no lower bound. The names are a level, ``token``, ``seq_sum``, ``seq_mean`` or ``seq_max``, and
+``k1``, ``k2`` or ``k3``."""
 
 
 def rejection_mask(
@@ -58,7 +58,8 @@ def mismatch_metrics(
     Returns:
         veRL's figures: ``kl`` and ``k3_kl``, estimates of KL(rollout || trainer) in nats per token; perplexities;
         ``chi2_token`` and ``chi2_seq``, the chi-square divergence by token and by response; mean, largest and
-        smallest importance weight, and the effective sample size as a share of the batch, 1 if all weights are alike.
+        smallest importance weight, the shares of weights above ``cap`` and below 1 / cap (of tokens, or of responses
+        by ``level``), and the effective sample size as a share of the batch, 1 if all weights are alike.
     """
     mask = response_mask.bool()
     old, rollout = (torch.where(mask, t.double(), 0.0) for t in (old_logprobs, rollout_logprobs))
@@ -68,6 +69,7 @@ def mismatch_metrics(
     log_ppl, rollout_log_ppl = -old.sum(dim=1) / lengths, -rollout.sum(dim=1) / lengths
     gap = log_ppl - rollout_log_ppl
     weights = (tokens if level == "token" else whole[:, None].expand_as(tokens)).exp()[mask]
+    ratios = weights if level == "token" else whole.exp()
     low, high = sorted((1 / cap, cap))
     bounded = weights.clamp(low, high)
     figures = {
@@ -87,8 +89,8 @@ def mismatch_metrics(
         "rollout_is_mean": weights.mean(),
         "rollout_is_max": weights.max(),
         "rollout_is_min": weights.min(),
-        "rollout_is_ratio_fraction_high": (weights > high).double().mean(),
-        "rollout_is_ratio_fraction_low": (weights < low).double().mean(),
+        "rollout_is_ratio_fraction_high": (ratios > high).double().mean(),
+        "rollout_is_ratio_fraction_low": (ratios < low).double().mean(),
         "rollout_is_eff_sample_size": bounded.mean().square() / bounded.square().mean(),
     }
     return {name: value.item() for name, value in figures.items()}
@@ -110,8 +112,8 @@ def _divergence(name: str, old_logprobs: Tensor, rollout_logprobs: Tensor, mask:
 def _within(values: Tensor, name: str, lower: float | None, upper: float) -> Tensor:
     if not name.endswith("k1"):
         return values <= upper
-    assert lower is not None, "a ratio has two bounds"
-    return (values >= math.log(lower)) & (values <= math.log(upper))
+    least = -math.inf if lower is None else math.log(lower)
+    return (values >= least) & (values <= math.log(upper))
 
 
 def _shares(prefix: str, passed: Tensor, mask: Tensor) -> dict[str, float]:

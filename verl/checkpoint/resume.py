@@ -190,8 +190,8 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
 def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
     """Name -> shape of the trained parameters: all of them, or those of the adapters."""
     empty = empty_model(part, ModelInfo.of(model))
-    if model.lora.rank:
-        add_adapters(empty, model.lora, model.path)
+    if model.trains_adapters:
+        add_adapters(empty, model)
         train_adapters_only(empty)
     return {name: parameter.shape for name, parameter in empty.named_parameters() if parameter.requires_grad}
 

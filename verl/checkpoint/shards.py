@@ -86,7 +86,7 @@ class CheckpointWorker:
                 copied = background or part.parameters.enabled or part.learner.optimizer_state.enabled
                 shards[part.name] = {n: t.to("cpu", copy=True) for n, t in state.items()} if copied else state
                 weights[part.name] = _gather_parameters(part.learner) if huggingface else {}
-                if part.model.lora.rank:
+                if part.model.trains_adapters:
                     assert isinstance(part.learner.model, PreTrainedModel)
                     export_adapters(part.learner.model, folder / part.name / ADAPTERS)
             counts[part.name] = part.learner.scheduler.last_epoch

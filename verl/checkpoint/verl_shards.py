@@ -4,8 +4,8 @@
 ``huggingface/`` configurations and tokenizer. The shards are pickles: only tensors are read from them.
 """
 
-import pickle
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from verl.config.errors import ConfigError
 from verl.models.huggingface import empty_model
 from verl.models.info import ModelInfo
 
-SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+SHARD = re.compile(r"model_world_size_([1-9]\d*)_rank_(\d+)\.pt")
 
 
 def holds_verl_shards(folder: Path) -> bool:
@@ -42,16 +42,16 @@ def merge_verl_shards(folder: Path, trust_remote_code: bool) -> tuple[PreTrained
     model.to(torch.bfloat16)  # type: ignore[arg-type]  # transformers wraps nn.Module.to
     saved = model.state_dict().keys()
     expected = dict(model.named_parameters()) | {n: buffer for n, buffer in model.named_buffers() if n in saved}
-    missing = [name for name in expected if name not in states[0]]
+    missing = [name for state in states for name in expected if name not in state]
     if missing:
         raise ConfigError(f"{folder}: has no {missing[0]}, or under another name (adapters?); {_elsewhere(folder)}")
     weights = {}
     for name, tensor in expected.items():
-        whole = _joined([state[name] for state in states], tensor.shape)
-        if whole.shape != tensor.shape:
-            shapes = f"{list(whole.shape)}, where huggingface/config.json asks for {list(tensor.shape)}"
-            raise ConfigError(f"{folder}: {name} has the shape {shapes}; {_elsewhere(folder)}")
-        weights[name] = whole.to(torch.bfloat16)
+        parts, dim = _parts([state[name] for state in states], tensor.shape)
+        if not _add_up(parts, dim, tensor.shape):
+            shapes = f"{[list(part.shape) for part in parts[:2]]}, where huggingface/config.json asks for"
+            raise ConfigError(f"{folder}: {name} is in parts {shapes} {list(tensor.shape)}; {_elsewhere(folder)}")
+        weights[name] = (parts[0] if dim is None else torch.cat(parts, dim)).to(torch.bfloat16)
     return model, weights
 
 
@@ -61,32 +61,51 @@ def _shard_paths(folder: Path) -> list[Path]:
     sizes = sorted({int(match[1]) for match in found})
     if len(sizes) != 1:
         raise ConfigError(f"{folder}: has shards of {sizes} workers; leave those of one saving there")
-    paths = [folder / f"model_world_size_{sizes[0]}_rank_{rank}.pt" for rank in range(sizes[0])]
-    for path in paths:
-        if not path.is_file():
+    ranks = {int(match[2]) for match in found}
+    for rank in range(sizes[0]):  # a hostile name may tell of any number of workers
+        path = folder / f"model_world_size_{sizes[0]}_rank_{rank}.pt"
+        if rank not in ranks or not path.is_file():
             raise ConfigError(f"{path}: is missing; each of the {sizes[0]} workers saved one, copy all of them here")
-    return paths
+    return [folder / f"model_world_size_{sizes[0]}_rank_{rank}.pt" for rank in range(sizes[0])]
 
 
 def _read(path: Path, folder: Path) -> dict[str, Tensor]:
     try:
         # Mapped, so that the shards of a large model are read one tensor at a time.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
         raise ConfigError(f"{path}: is damaged, or holds more than tensors; {_elsewhere(folder)}") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ConfigError(f"{path}: is not a state dict of tensors; {_elsewhere(folder)}")
     return state
 
 
-def _joined(parts: list[Tensor], shape: torch.Size) -> Tensor:
-    """The whole tensor from what each worker has of it; copies of other replicas come later and are not needed."""
-    first = parts[0]
+def _parts(saved: Sequence[Tensor], shape: torch.Size) -> tuple[list[Tensor], int | None]:
+    """What the workers have of a tensor, and the dimension along which it was cut; None if the first has all of it.
+
+    Copies of other replicas come later and are not needed. The metadata are the file's, and may be anything.
+    """
+    first = saved[0]
     if not isinstance(first, DTensor):
-        return first if first.shape == shape else torch.cat(parts)
+        return list(saved), None if first.shape == shape else 0
+    if not first.placements or not first.device_mesh.mesh.dim():
+        return [first._local_tensor], None
     placement, count = first.placements[-1], first.device_mesh.mesh.shape[-1]
-    locals_ = [part._local_tensor for part in parts[:count] if isinstance(part, DTensor)]
-    return torch.cat(locals_, dim=placement.dim) if isinstance(placement, Shard) else locals_[0]
+    parts = [part._local_tensor if isinstance(part, DTensor) else part for part in saved[:count]]
+    return parts, placement.dim if isinstance(placement, Shard) else None
+
+
+def _add_up(parts: Sequence[Tensor], dim: int | None, shape: torch.Size) -> bool:
+    """Whether ``parts`` are numbers that make up a tensor of this shape; nothing is allocated to find out."""
+    parts = parts[:1] if dim is None else parts
+    if any(isinstance(p, DTensor) or p.is_meta or p.layout != torch.strided or p.is_quantized for p in parts):
+        return False
+    if dim is None:
+        return parts[0].shape == shape
+    if not 0 <= dim < len(shape) or any(part.dim() != len(shape) for part in parts):
+        return False
+    others = [(*part.shape[:dim], *part.shape[dim + 1 :]) == (*shape[:dim], *shape[dim + 1 :]) for part in parts]
+    return all(others) and sum(part.shape[dim] for part in parts) == shape[dim]
 
 
 def _elsewhere(folder: Path) -> str:

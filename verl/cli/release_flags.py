@@ -1,13 +1,11 @@
-"""The command line of ``train.sh``: flags of the paper's release, Hydra overrides, and Hydra's own flags.
+"""The command line of training: flags of the paper's release, Hydra overrides, and Hydra's own flags.
 
-``python -m verl.cli.release_flags ARGUMENT...`` prints the equivalent Hydra command line, each argument ended by a NUL
-byte. A flag sets one option. What the release's script set without a flag is left to the config, with one exception:
+A flag sets one option. What the release's script set without a flag is left to the config, with one exception:
 ``--model_name`` starts from the paper's preset. The release's spellings end here; the schema holds each option once.
 """
 
 import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -377,21 +375,7 @@ def sort_arguments(arguments: Sequence[str]) -> CommandLine:
     return line
 
 
-def main() -> None:
-    """Translate ``sys.argv``; exit with code 2 and one line on stderr if that is not possible."""
-    try:
-        arguments = translate(sys.argv[1:])
-    except (FlagError, ConfigError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    sys.stdout.write("".join(f"{argument}\0" for argument in arguments))
-
-
 def _next_value(name: str, rest: list[str]) -> str:
     if not rest or rest[0].startswith("--") or rest[0] in HYDRA_FLAGS:
         raise FlagError(f"{name}: needs a value after it")
     return rest.pop(0)
-
-
-if __name__ == "__main__":
-    main()

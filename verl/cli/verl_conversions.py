@@ -172,4 +172,10 @@ def refused(reason: str) -> Option:
 def entries(option: str, note: str = "") -> Option:
     """A mapping that is ours under another name; its entries keep their names."""
     meaning = f"the same entry of `{option}`" + (f"; {note}" if note else "")
-    return Option("translated", meaning, lambda value, _: [f"{option}={same(value)}"], mapping=option)
+
+    def translate(value: str, line: Line) -> list[str]:
+        if "attn_implementation" in value and option.endswith("override_config"):
+            raise FlagError("attn_implementation is an option of its own; set override_config.attn_implementation")
+        return [] if is_null(value) else [f"++{option}={same(value)}"]
+
+    return Option("translated", meaning, translate, mapping=option)

@@ -7,6 +7,7 @@ from verl.cli.verl_conversions import (
     accepted,
     by,
     choices,
+    entries,
     is_null,
     only,
     path,
@@ -33,10 +34,9 @@ from verl.cli.verl_models import (
     per_gpu,
     unless_null,
 )
-from verl.cli.verl_policy import KL_TYPE
+from verl.cli.verl_policy import CORRECTION, KL_TYPE, bypasses, loss_of, set_loss
 
 ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
-CORRECTION = "algorithm.rollout_correction"
 
 
 def _generation_batches(value: str, line: Line) -> list[str]:
@@ -45,33 +45,55 @@ def _generation_batches(value: str, line: Line) -> list[str]:
     return [f"algorithm.filter_groups.max_num_gen_batches={0 if unlimited else text}"]
 
 
-def _unused_with(option: str) -> Option:
-    return accepted(f"used by veRL with `{option}` alone, which is refused")
+def _reweighted(value: str, line: Line) -> list[str]:
+    return [f"algorithm.use_pf_ppo={same(value)}"] if line.text("algorithm.adv_estimator", "gae") == "gae" else []
+
+
+def _bypass(value: str, line: Line) -> list[str]:
+    return [f"actor.bypass_mode={same(value)}", *(set_loss(line) if bypasses(line) else [])]
+
+
+def _weights(value: str, line: Line) -> list[str]:
+    clipped = bypasses(line) and loss_of(line) == "ppo_clip"
+    return [f"actor.tis_level={'none' if clipped or is_null(value) else unquoted(value)}"]
 
 
 def _threshold(value: str, line: Line) -> list[str]:
     return [] if is_null(value) else [f"actor.tis_cap={same(value)}"]
 
 
-REJECTION_RULES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+EARLIER_RULES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+"""Rules of earlier releases, whose bounds are those of p_trainer / p_rollout -> ours, of the inverse."""
 
 
 def _rejection(value: str, line: Line) -> list[str]:
     rule = unquoted(value)
-    return [f"{CORRECTION}.rollout_rs={'null' if is_null(value) else quoted(REJECTION_RULES.get(rule, rule))}"]
+    return [f"{CORRECTION}.rollout_rs={'null' if is_null(value) else quoted(EARLIER_RULES.get(rule, rule))}"]
 
 
 def _rejection_threshold(value: str, line: Line) -> list[str]:
-    if is_null(value) or line.text(f"{CORRECTION}.rollout_rs") == "null":
+    rule = line.text(f"{CORRECTION}.rollout_rs")
+    if is_null(value) or rule == "null":
         return []
-    lower = line.text(f"{CORRECTION}.rollout_rs_threshold_lower")
-    bounds = unquoted(value) if lower == "null" else f"{lower}_{unquoted(value)}"
+    bounds = unquoted(value)
+    if rule in EARLIER_RULES:
+        bounds = ratio_bounds(bounds, line.text(f"{CORRECTION}.rollout_rs_threshold_lower"))
     return [f"{CORRECTION}.rollout_rs_threshold={quoted(bounds)}"]
+
+
+def ratio_bounds(upper: str, lower: str) -> str:
+    """Bounds of p_rollout / p_trainer for those of its inverse; ``lower`` null: 1 / ``upper``."""
+    try:
+        high = float(upper)
+        low = 1 / high if lower == "null" else float(lower)
+        return f"{1 / high:.12g}_{1 / low:.12g}"
+    except (ValueError, ZeroDivisionError):
+        raise FlagError(f"the bounds {lower} and {upper} must be numbers above 0") from None
 
 
 REJECTION = by(
     f"`{CORRECTION}.rollout_rs`; `token`, `sequence` and `geometric` (earlier names) are `token_k1`, `seq_sum_k1` "
-    "and `seq_mean_k1`",
+    "and `seq_mean_k1`, with the inverse bounds",
     _rejection,
 )
 REJECTION_THRESHOLD = by(f"`{CORRECTION}.rollout_rs_threshold`, with `rollout_rs`", _rejection_threshold)
@@ -94,8 +116,12 @@ ALGORITHM_OPTIONS = {
     "algorithm.kl_ctrl.kl_coef": to("algorithm.kl_ctrl.kl_coef"),
     "algorithm.kl_ctrl.horizon": to("algorithm.kl_ctrl.horizon"),
     "algorithm.kl_ctrl.target_kl": to("algorithm.kl_ctrl.target_kl"),
-    "algorithm.use_pf_ppo": only(["false"], "responses are not sampled again by their rewards", "leave it out"),
-    "algorithm.pf_ppo.*": _unused_with("algorithm.use_pf_ppo"),
+    "algorithm.mask_truncated_samples": to("trainer.remove_clip", note="an option of DeepScaleR's veRL"),
+    "algorithm.use_pf_ppo": by(
+        "`algorithm.use_pf_ppo`, with `gae`; veRL's other estimators do not read it", _reweighted
+    ),
+    "algorithm.pf_ppo.reweight_method": to("algorithm.pf_ppo.reweight_method"),
+    "algorithm.pf_ppo.weight_pow": to("algorithm.pf_ppo.weight_pow"),
     "algorithm.filter_groups._target_": CLASS,
     "algorithm.filter_groups.enable": to("algorithm.filter_groups.enable"),
     "algorithm.filter_groups.metric": by(
@@ -105,20 +131,29 @@ ALGORITHM_OPTIONS = {
     "algorithm.filter_groups.max_num_gen_batches": by(
         "`algorithm.filter_groups.max_num_gen_batches`; null and numbers below 0 are 0, no limit", _generation_batches
     ),
-    f"{CORRECTION}.rollout_is": to("actor.tis_level", convert=choices({"null": "none", "None": "none"})),
+    f"{CORRECTION}.rollout_is": by(
+        "`actor.tis_level`; null is `none`, and so is all with `bypass_mode` and `loss_type=ppo_clip`, whose ratio is "
+        "to the engine already",
+        _weights,
+    ),
     f"{CORRECTION}.rollout_is_threshold": by("`actor.tis_cap`", _threshold),
     f"{CORRECTION}.rollout_rs": REJECTION,
     f"{CORRECTION}.rollout_rs_threshold": REJECTION_THRESHOLD,
-    f"{CORRECTION}.rollout_rs_threshold_lower": accepted("the lower bound of `rollout_rs_threshold` (an earlier name)"),
-    f"{CORRECTION}.rollout_token_veto_threshold": only(
-        ["null"], "responses are weighted, not rejected", "leave it out"
+    f"{CORRECTION}.rollout_rs_threshold_lower": by(
+        "with the earlier names of `rollout_rs`, the lower bound of `rollout_rs_threshold`", lambda value, _: []
     ),
-    f"{CORRECTION}.bypass_mode": only(
-        ["false"],
-        "the ratio of an update is taken to the policy's own log-probabilities at the start of the step",
-        "correct for the engine's with rollout_is",
+    f"{CORRECTION}.rollout_token_veto_threshold": to(
+        f"{CORRECTION}.rollout_token_veto_threshold", note="an option of veRL's earlier versions"
     ),
-    f"{CORRECTION}.loss_type": only(["ppo_clip"], "belongs to bypass_mode", "set actor.policy_loss.loss_mode"),
+    f"{CORRECTION}.bypass_mode": by(
+        "`actor.bypass_mode`; true: the policy loss is `loss_type`'s, whatever `loss_mode` says, as in veRL. Tokens "
+        "are rejected by the policy before the update, in veRL by the policy as it learns",
+        _bypass,
+    ),
+    f"{CORRECTION}.loss_type": by(
+        "with `bypass_mode`: `actor.policy_loss`, `ppo_clip` or, for `reinforce`, `gpg`",
+        lambda _, line: set_loss(line) if bypasses(line) else [],
+    ),
     f"{CORRECTION}.rollout_is_batch_normalize": to("actor.tis_normalize"),
 }
 
@@ -133,7 +168,11 @@ CRITIC_OPTIONS = {
     "critic._target_": CLASS,
     "critic.rollout_n": SAME_SIZE,
     "critic.strategy": SHARDING,
-    "critic.enable": only(["null"], "`algorithm.adv_estimator` decides: `gae` has a critic", "leave it out"),
+    "critic.enable": Option(
+        "accepted",
+        "only what `algorithm.adv_estimator` decides: `gae` alone has a critic",
+        lambda value, line: _critic_enabled(value, line),
+    ),
     "critic.ppo_mini_batch_size": to("critic.ppo_mini_batch_size"),
     "critic.ppo_micro_batch_size": per_gpu("critic.micro_batch_size_per_gpu", f"critic.{ULYSSES}"),
     "critic.ppo_micro_batch_size_per_gpu": unless_null("critic.micro_batch_size_per_gpu"),
@@ -154,17 +193,34 @@ CRITIC_OPTIONS = {
 }
 
 
-def _own_function(value: str, line: Line) -> list[str]:
-    if is_null(value):
-        return []
-    file = unquoted(path(value)).removeprefix("pkg://").removeprefix("file://")
-    name = line.text("custom_reward_function.name", "compute_score")
-    return [f"reward_score.custom_functions=[{quoted(f'*={file}:{name}')}]"]
+def _own_function(prefix: str) -> dict[str, Option]:
+    """A user's reward function."""
+
+    def translate(value: str, line: Line) -> list[str]:
+        if is_null(value):
+            return []
+        file = unquoted(path(value)).removeprefix("pkg://").removeprefix("file://")
+        name = line.text(f"{prefix}.name", "compute_score")
+        return [f"reward_score.custom_functions=[{quoted(f'*={file}:{name}')}]"]
+
+    functions = "`reward_score.custom_functions`: `*=PATH:NAME`, the function for every data source"
+    return {
+        f"{prefix}.path": by(functions, translate),
+        f"{prefix}.name": by(f"names the function of `{prefix}.path`", lambda value, _: []),
+        f"{prefix}.reward_kwargs": entries("reward_score.custom_kwargs", f"with `{prefix}.path`"),
+    }
+
+
+def _critic_enabled(value: str, line: Line) -> list[str]:
+    has_critic = str(line.text("algorithm.adv_estimator", "gae") == "gae").lower()
+    if not is_null(value) and same(value) != has_critic:
+        raise FlagError("algorithm.adv_estimator decides: gae alone has a critic; leave it out")
+    return []
 
 
 def _maximum(value: str, line: Line) -> list[str]:
     longest = line.text("data.max_response_length", "512")
-    if not is_null(value) and same(value) != longest:
+    if not is_null(value) and same(value) not in (longest, "${data.max_response_length}"):
         raise FlagError(f"the buffer ends at data.max_response_length={longest}; leave it out")
     return []
 
@@ -186,7 +242,7 @@ def _manager(value: str) -> list[str]:
     return []
 
 
-def _buffer(prefix: str) -> dict[str, Option]:
+def overlong_buffer(prefix: str) -> dict[str, Option]:
     """DAPO's overlong penalty."""
     ours = "reward_score.overlong_buffer"
     return {
@@ -244,9 +300,9 @@ REWARD_OPTIONS = {
     "reward_model.use_reward_loop": accepted("how scores are gathered; the scores are the same"),
     "reward_model.num_workers": to("reward_score.num_workers"),
     "reward_model.rollout.*": _NO_ENGINE,
-    **_buffer("reward_model.reward_kwargs.overlong_buffer_cfg"),
-    **_buffer("reward.reward_kwargs.overlong_buffer_cfg"),
-    **_buffer("reward_model.overlong_buffer"),
+    **overlong_buffer("reward_model.reward_kwargs.overlong_buffer_cfg"),
+    **overlong_buffer("reward.reward_kwargs.overlong_buffer_cfg"),
+    **overlong_buffer("reward_model.overlong_buffer"),
     "reward_model.reward_kwargs.max_resp_len": Option(
         "accepted", "only `data.max_response_length`, which sets it", _maximum
     ),
@@ -258,11 +314,7 @@ REWARD_OPTIONS = {
     "reward_manager.module._target_": CLASS,
     "reward_manager.module.path": only(["null"], "name a function in custom_reward_function.path"),
     "reward_manager.module.name": accepted("used by veRL with `reward_manager.module.path` alone, which is refused"),
-    "custom_reward_function.path": by(
-        "`reward_score.custom_functions`: `*=PATH:NAME`, the function for every data source", _own_function
-    ),
-    "custom_reward_function.name": accepted("names the function of `custom_reward_function.path`"),
-    "custom_reward_function.reward_kwargs.*": refused(
-        "the function gets data_source, solution_str, ground_truth and extra_info alone; give it the others' defaults"
-    ),
+    "reward.num_workers": to("reward_score.num_workers"),
+    **_own_function("custom_reward_function"),
+    **_own_function("reward.custom_reward_function"),
 }

@@ -1,6 +1,8 @@
 """What becomes of options that veRL's models share: optimizer, sharding, checkpoints, the model itself."""
 
-from verl.cli.values import FlagError
+from dataclasses import replace
+
+from verl.cli.values import FlagError, note
 from verl.cli.verl_conversions import (
     Line,
     Option,
@@ -90,25 +92,42 @@ def optim_options(prefix: str, ours: str) -> dict[str, Option]:
         "optimizer_impl": only(["torch.optim"], "the optimizer is torch's AdamW"),
         "lr": to(f"{ours}.lr"),
         "lr_warmup_steps_ratio": by(f"`{ours}.lr_warmup_steps_ratio`, unless `lr_warmup_steps` comes first", ratio),
-        "total_training_steps": only(["-1", "null"], "schedules end with the run", "leave it out"),
+        "total_training_steps": accepted("schedules end with the run; veRL writes its steps over it"),
         "weight_decay": to(f"{ours}.weight_decay"),
         "lr_warmup_steps": by(
             f"`{ours}.lr_warmup_steps`: the value times the optimizer steps of a training step, which veRL counts; -1: "
             "`lr_warmup_steps_ratio` decides",
             warmup,
         ),
-        "betas": to(f"{ours}.betas"),
-        "clip_grad": to(f"{ours}.grad_clip"),
+        "betas": to(f"{ours}.betas", convert=lambda value: f"[{','.join(elements(value))}]"),
+        "clip_grad": by(
+            f"`{ours}.grad_clip`, unless `{group}.grad_clip` is given",
+            lambda value, line: [] if f"{group}.grad_clip" in line.values else [f"{ours}.grad_clip={same(value)}"],
+        ),
         "min_lr_ratio": by(
             f"`{ours}.min_lr_ratio`; null: 0",
             lambda value, _: [f"{ours}.min_lr_ratio={'0.0' if is_null(value) else value}"],
         ),
         "num_cycles": only(["0.5"], "the cosine decays once"),
-        "lr_scheduler_type": to(f"{ours}.lr_scheduler_type", convert=schedule),
+        "lr_scheduler_type": by(
+            f"`{ours}.lr_scheduler_type`, unless `warmup_style` is given",
+            lambda value, line: (
+                [f"{ours}.lr_scheduler_type={schedule(value)}"] if line.text(f"{prefix}.warmup_style") == "null" else []
+            ),
+        ),
         "warmup_style": unless_null(f"{ours}.lr_scheduler_type"),
         "override_optimizer_config": only(["null", "{}"], "set the optimizer's own options", f"such as `{ours}.eps`"),
     }
     return {f"{prefix}.{name}": option for name, option in table.items()}
+
+
+def _master_weights(value: str, line: Line) -> list[str]:
+    name = unquoted(value)
+    if name in ("bf16", "bfloat16"):
+        note("model_dtype=bf16: master weights stay float32, unlike in veRL; fsdp_config.dtype sets the products'")
+    elif name not in ("fp32", "float32"):
+        raise FlagError("master weights are always float32; fsdp_config.dtype sets the precision of products")
+    return []
 
 
 def fsdp_options(prefix: str, fsdp: str, dtype: str, ulysses: str) -> dict[str, Option]:
@@ -124,12 +143,17 @@ def fsdp_options(prefix: str, fsdp: str, dtype: str, ulysses: str) -> dict[str, 
         "_target_": CLASS,
         "wrap_policy.*": MEMORY,
         "param_offload": to(offload) if fsdp else to("ref.param_offload"),
+        "grad_offload": accepted("gradients live from a backward pass to its step (an earlier option)"),
         "optimizer_offload": to(f"{fsdp}.optimizer_offload") if fsdp else accepted("the reference has no optimizer"),
         "offload_policy": by(f"true: `{offload}` and `{fsdp}.optimizer_offload`", offload_all) if fsdp else MEMORY,
         "reshard_after_forward": MEMORY,
-        "fsdp_size": to(f"{fsdp}.fsdp_size") if fsdp else accepted(f"the reference is sharded {policy} is"),
+        "fsdp_size": sharding_size(f"{fsdp}.fsdp_size") if fsdp else accepted(f"the reference is sharded {policy} is"),
         "forward_prefetch": SPEED,
-        "model_dtype": only(["fp32", "float32"], "master weights are float32", "fsdp_config.dtype sets the products'"),
+        "model_dtype": by(
+            "nothing: master weights are float32, whose updates bfloat16 would round, and a note says so beside "
+            "`bf16`; `fsdp_config.dtype` sets the precision of products. Others are refused",
+            _master_weights,
+        ),
         "use_orig_params": accepted("FSDP2 always keeps the original parameters"),
         "seed": SEED,
         "full_determinism": only(
@@ -152,6 +176,17 @@ def fsdp_options(prefix: str, fsdp: str, dtype: str, ulysses: str) -> dict[str, 
     return {f"{prefix}.{name}": option for name, option in table.items()}
 
 
+def sharding_size(option: str) -> Option:
+    """Workers that share one copy of a model."""
+
+    def translate(value: str, line: Line) -> list[str]:
+        text = unquoted(value)
+        whole = text.startswith("-") or (text.isdigit() and int(text) > line.workers)
+        return [f"{option}={-1 if whole else same(value)}"]
+
+    return by(f"`{option}`; -1, all workers share one copy, above the number of workers", translate)
+
+
 def unless_one(option: str) -> Option:
     """A second place of an option, whose default 1 must not undo the first."""
     return by(f"`{option}`, if it is above 1", lambda value, _: [] if value == "1" else [f"{option}={same(value)}"])
@@ -171,11 +206,15 @@ def checkpoint_options(prefix: str, of_policy: bool) -> dict[str, Option]:
 
     both = "`trainer.async_save` and `trainer.save_hf_model` hold for the policy and the critic"
     whole = "checkpoints hold whatever a run needs to resume"
+    saved = (
+        by(f"`trainer.save_hf_model`: whether `hf_model` is among them; {whole}", contents)
+        if of_policy
+        else accepted(f"{whole}; {both}")
+    )
     table = {
         "_target_": CLASS,
-        "save_contents": by(f"`trainer.save_hf_model`: whether `hf_model` is among them; {whole}", contents)
-        if of_policy
-        else accepted(f"{whole}; {both}"),
+        "save_contents": saved,
+        "contents": replace(saved, meaning=f"{saved.meaning} (an earlier name)"),
         "load_contents": accepted(f"{whole}, and all of it is read"),
         "async_save": to("trainer.async_save") if of_policy else accepted(both),
     }

@@ -4,18 +4,23 @@ A command with an option of a group that only veRL has is veRL's as a whole: wha
 ``preset=verl``. Our own options may stand beside veRL's.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 from verl.cli.values import FlagError, nearest, note, override_key
-from verl.cli.verl_conversions import SCHEMA, Line, Option, is_null, refused
+from verl.cli.verl_conversions import SCHEMA, Line, Option, is_null, refused, unquoted
+from verl.cli.verl_earlier import EARLIER_OPTIONS
 from verl.cli.verl_learning import ALGORITHM_OPTIONS, CRITIC_OPTIONS, REWARD_OPTIONS
+from verl.cli.verl_models import ACTOR
 from verl.cli.verl_policy import ACTOR_OPTIONS, MODEL_OPTIONS, REF_OPTIONS
-from verl.cli.verl_rollout import ROLLOUT_OPTIONS
+from verl.cli.verl_rollout import ROLLOUT, ROLLOUT_OPTIONS
 from verl.cli.verl_run import DATA_OPTIONS, SYSTEM_OPTIONS, TRAINER_OPTIONS
 
 PRESET = "preset=verl"
 
 OPTIONS: dict[str, Option] = {
+    **EARLIER_OPTIONS,
     **DATA_OPTIONS,
     **MODEL_OPTIONS,
     **ACTOR_OPTIONS,
@@ -34,7 +39,7 @@ MARKS = ("actor_rollout_ref", "custom_reward_function", "global_profiler", "tran
 SHARED = ("algorithm", "critic", "reward", "reward_manager", "reward_model")
 """Groups of veRL and of ours; an option of veRL's alone in one of them marks a command as veRL's, too."""
 
-CONFIG_NAMES = ("ppo_trainer", "dapo_trainer")
+CONFIG_NAMES = ("ppo_trainer", "dapo_trainer", "transfer_queue_ppo_trainer")
 """veRL's configuration files whose values are those of ``preset=verl``."""
 
 
@@ -89,7 +94,8 @@ def translate_overrides(overrides: Sequence[str], hydra: Sequence[str] = ()) -> 
     if not is_verl(overrides):
         return list(overrides), list(hydra)
     values = {override_key(override): override.partition("=")[2] for override in overrides}
-    line = Line(values)
+    overrides = [_resolved(override, values) for override in overrides]
+    line = Line({key: _resolved(value, values) for key, value in values.items()})
     translated: list[str] = []
     notes: dict[str, list[str]] = {}
     for override in overrides:
@@ -108,6 +114,13 @@ def translate_overrides(overrides: Sequence[str], hydra: Sequence[str] = ()) -> 
         note(f"a command of veRL's: options that it leaves out have veRL's defaults, {PRESET}")
         translated.insert(0, PRESET)
     return translated, _hydra_flags(hydra)
+
+
+def _resolved(text: str, values: Mapping[str, str]) -> str:
+    """``text`` with the command's ``values`` in the place of ``${option}``; others are left to Hydra."""
+    for _ in range(5):  # a value may name another option
+        text = re.sub(r"\$\{(\w+(?:\.\w+)+)\}", lambda name: unquoted(values.get(name[1], name[0])), text)
+    return text
 
 
 def _translate(override: str, option: Option, rest: str, line: Line) -> list[str]:
@@ -142,11 +155,24 @@ def _own(override: str) -> str:
 
 def _follows(line: Line) -> list[str]:
     """Options that veRL derives from others."""
-    scores = line.text("reward_model.enable") == "true" and is_null(line.text("reward_model.max_length"))
-    if not scores:
-        return []
-    longest = sum(line.number(f"data.max_{part}_length", 512) for part in ("prompt", "response"))
-    return [f"reward_model.max_length={longest}"]
+    follows = []
+    if line.text("reward_model.enable") == "true" and is_null(line.text("reward_model.max_length")):
+        longest = sum(line.number(f"data.max_{part}_length", 512) for part in ("prompt", "response"))
+        follows.append(f"reward_model.max_length={longest}")
+    if _greedy_validation(line):
+        note("rollout.val_kwargs.n=1: with val_kwargs.temperature=0 all responses to a prompt are the same one")
+        follows.append("rollout.val_kwargs.n=1")
+    aggregation = line.text(f"{ACTOR}.loss_agg_mode", "token-mean")
+    if line.text("algorithm.adv_estimator", "gae") == "gae" and aggregation != "token-mean":
+        note("the critic's loss stays the mean over tokens; in veRL critic.loss_agg_mode follows actor.loss_agg_mode")
+    return follows
+
+
+def _greedy_validation(line: Line) -> bool:
+    """Whether veRL would validate with several greedy responses, which are alike."""
+    samples = line.text(f"{ROLLOUT}.val_kwargs.n", line.text(f"{ROLLOUT}.n_val", "1"))
+    temperature = line.text(f"{ROLLOUT}.val_kwargs.temperature", line.text(f"{ROLLOUT}.val_temperature", "0"))
+    return samples not in ("1", "null") and temperature in ("0", "0.0")
 
 
 def _hydra_flags(hydra: Sequence[str]) -> list[str]:
@@ -159,8 +185,10 @@ def _hydra_flags(hydra: Sequence[str]) -> list[str]:
         if name not in ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"):
             kept.append(flag)
             continue
-        value = value if has_value else rest.pop(0)
-        if name in ("--config-name", "-cn") and value.strip("'\"").removesuffix(".yaml") not in CONFIG_NAMES:
+        value = (value if has_value else rest.pop(0)).strip("'\"")
+        if name in ("--config-path", "-cp", "--config-dir", "-cd") and PurePath(value).name != "config":
+            raise FlagError(f"{name}={value}: files there are not read; give their values on the command line")
+        if name in ("--config-name", "-cn") and value.removesuffix(".yaml") not in CONFIG_NAMES:
             reason = "Megatron is not supported" if "megatron" in value else "is a configuration file of veRL's"
             raise FlagError(f"{name}={value}: {reason}; leave it out and give its values on the command line")
     return kept

@@ -5,12 +5,14 @@ from typing import get_args
 from verl.cli.values import FlagError
 from verl.cli.verl_conversions import (
     Line,
+    Option,
     accepted,
     by,
     choices,
     is_null,
     names,
     only,
+    path,
     refused,
     same,
     to,
@@ -36,43 +38,76 @@ from verl.cli.verl_models import (
     per_gpu,
     unless_null,
 )
+from verl.config.policy_losses import SEQUENCE_LOSSES
 from verl.config.signal import KLType
 
 LOSSES = {"vanilla": "ppo_clip", "geo_mean": "gmpo"}
+BYPASS_LOSSES = {"ppo_clip": "ppo_clip", "reinforce": "gpg"}
+"""``loss_type`` of ``rollout_correction.bypass_mode``, which veRL reads instead of ``loss_mode`` -> ours."""
+CORRECTION = "algorithm.rollout_correction"
 
 
-def _policy_loss(value: str, line: Line) -> list[str]:
-    mode = LOSSES.get(unquoted(value), unquoted(value))
-    overrides = [f"actor.policy_loss={mode}"]
-    if mode != "ppo_clip":
+def bypasses(line: Line) -> bool:
+    """Whether the ratios of a command are to the engine's log-probabilities."""
+    return line.text(f"{CORRECTION}.bypass_mode", "false") == "true"
+
+
+def loss_of(line: Line) -> str:
+    """Our policy loss for a command."""
+    if bypasses(line):
+        kind = line.text(f"{CORRECTION}.loss_type", "ppo_clip")
+        if kind not in BYPASS_LOSSES:
+            raise FlagError(f"{CORRECTION}.loss_type={kind}: must be {' or '.join(BYPASS_LOSSES)}")
+        return BYPASS_LOSSES[kind]
+    mode = line.text(f"{ACTOR}.policy_loss.loss_mode", line.text(f"{ACTOR}.loss_mode", "vanilla"))
+    return LOSSES.get(mode, mode)
+
+
+def set_loss(line: Line) -> list[str]:
+    """The overrides that our policy loss takes."""
+    loss = loss_of(line)
+    overrides = [f"actor.policy_loss={loss}"]
+    if loss != "ppo_clip":
         overrides.append("actor.clip_ratio_c=null")
-    if mode in ("gspo", "gmpo"):  # veRL's do not look at loss_agg_mode
+    if loss in SEQUENCE_LOSSES:  # veRL's do not look at loss_agg_mode
         overrides.append("actor.loss_agg_mode=seq-mean-token-mean")
     return overrides
 
 
 def _dual_clip(value: str, line: Line) -> list[str]:
-    uses = line.text(f"{ACTOR}.policy_loss.loss_mode", "vanilla") == "vanilla"
-    return [f"actor.clip_ratio_c={same(value)}"] if uses else []
+    return [f"actor.clip_ratio_c={same(value)}"] if loss_of(line) == "ppo_clip" else []
 
 
 def _aggregation(value: str, line: Line) -> list[str]:
-    fixed = line.text(f"{ACTOR}.policy_loss.loss_mode", "vanilla") in ("gspo", "geo_mean")
-    return [] if fixed else [f"actor.loss_agg_mode={same(value)}"]
+    return [] if loss_of(line) in SEQUENCE_LOSSES else [f"actor.loss_agg_mode={same(value)}"]
+
+
+def _earlier(name: str) -> Option:
+    """An option that stood outside of ``policy_loss``."""
+
+    def translate(value: str, line: Line) -> list[str]:
+        given = f"{ACTOR}.policy_loss.{name}" in line.values
+        return [] if given else [f"actor.{name}={same(value)}"]
+
+    return by(f"`policy_loss.{name}`, which comes first (an earlier name)", translate)
 
 
 def _lower_clip(value: str, line: Line) -> list[str]:
     text = same(value)
+    if text == "null":
+        return []  # clip_ratio decides
     try:
-        text = "1.0" if float(text) > 1 else text  # a ratio is never below 1 - 1
+        # A ratio is never below 1 - 1. GMPO clips its logarithm, which has no such bound.
+        is_ratio = loss_of(line) != "gmpo"
+        text = "1.0" if is_ratio and float(text) > 1 else text
     except ValueError:
         pass
     return [f"actor.clip_ratio_low={text}"]
 
 
 def _clip(value: str, line: Line) -> list[str]:
-    sides = {"low": _lower_clip(value, line), "high": [f"actor.clip_ratio_high={same(value)}"]}
-    return [sides[side][0] for side in sides if line.text(f"{ACTOR}.clip_ratio_{side}") == "null"]
+    sides = {"low": _lower_clip(value, line), "high": _high_clip(value, line)}
+    return [o for side in sides for o in sides[side] if line.text(f"{ACTOR}.clip_ratio_{side}") == "null"]
 
 
 def _high_clip(value: str, line: Line) -> list[str]:
@@ -81,8 +116,6 @@ def _high_clip(value: str, line: Line) -> list[str]:
 
 KL_NAMES = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 KL_TYPE = choices({theirs: ours for theirs, ours in KL_NAMES.items() if theirs not in get_args(KLType)})
-
-_UNUSED_LOSS = accepted("belongs to a policy loss that is refused by `loss_mode`")
 
 ACTOR_OPTIONS = {
     **optim_options(f"{ACTOR}.optim", "actor.optim"),
@@ -104,25 +137,35 @@ ACTOR_OPTIONS = {
                 "beside their defaults",
                 _clip,
             ),
-            "clip_ratio_low": by("`actor.clip_ratio_low`, at most 1, below which no ratio is", _lower_clip),
+            "clip_ratio_low": by(
+                "`actor.clip_ratio_low`, at most 1, below which no ratio is, but with `geo_mean`", _lower_clip
+            ),
             "clip_ratio_high": by("`actor.clip_ratio_high`", _high_clip),
-            "tau_pos": _UNUSED_LOSS,
-            "tau_neg": _UNUSED_LOSS,
+            "tau_pos": to("actor.tau_pos"),
+            "tau_neg": to("actor.tau_neg"),
             "freeze_vision_tower": only(["false"], "models that read images are not supported"),
             "policy_loss._target_": CLASS,
             "policy_loss.loss_mode": by(
-                "`actor.policy_loss`: `vanilla` is `ppo_clip`, `geo_mean` is `gmpo`, `gspo` and `cispo` keep their "
-                "names; `actor.clip_ratio_c=null` with all but `vanilla`; others are refused by `actor.policy_loss`",
-                _policy_loss,
+                "`actor.policy_loss`: `vanilla` is `ppo_clip`, `geo_mean` is `gmpo`, others keep their names; "
+                "`actor.clip_ratio_c=null` with all but `vanilla`. With `rollout_correction.bypass_mode` its "
+                "`loss_type` decides, as in veRL",
+                lambda _, line: set_loss(line),
             ),
             **{
-                f"policy_loss.{name}": _UNUSED_LOSS
+                f"policy_loss.{name}": to(f"actor.{name}")
+                for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")
+            },
+            "loss_mode": by(
+                "`policy_loss.loss_mode`, which comes first (an earlier name)", lambda _, line: set_loss(line)
+            ),
+            **{
+                name: _earlier(name)
                 for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")
             },
             "clip_ratio_c": by("`actor.clip_ratio_c`, with `loss_mode=vanilla`", _dual_clip),
             "loss_agg_mode": by(
-                "`actor.loss_agg_mode`; `gspo` and `geo_mean` average over responses whatever it says, as in veRL. "
-                "Ours are means over the whole optimizer step, whatever the micro-batches",
+                "`actor.loss_agg_mode`; `gspo`, `geo_mean` and `sapo` average over responses whatever it says, as in "
+                "veRL. Ours are means over the whole optimizer step, whatever the micro-batches",
                 _aggregation,
             ),
             "loss_scale_factor": only(
@@ -147,14 +190,17 @@ ACTOR_OPTIONS = {
             "entropy_from_logits_with_chunking": accepted("entropies are always computed in chunks"),
             "entropy_checkpointing": MEMORY,
             "use_remove_padding": to("model.use_remove_padding"),
-            "calculate_sum_pi_squared": accepted("used by veRL with `optimal_token_baseline` alone, which is refused"),
+            "calculate_sum_pi_squared": accepted("computed if `algorithm.adv_estimator` needs it"),
             "sum_pi_squared_checkpointing": MEMORY,
-            "use_rollout_log_probs": only(["false"], "the policy's own log-probabilities are always computed"),
+            "use_rollout_log_probs": accepted(
+                "ratios are always to the log-probabilities of the step; `rollout_correction.bypass_mode` makes them "
+                "the engine's"
+            ),
             "tis_imp_ratio_cap": by(
                 "`actor.tis_level=token` and `actor.tis_cap`, if it is above 0 (an earlier name)",
                 lambda value, _: (
                     []
-                    if is_null(value) or value.startswith("-")
+                    if is_null(value) or value.startswith("-") or unquoted(value) in ("0", "0.0")
                     else ["actor.tis_level=token", f"actor.tis_cap={value}"]
                 ),
             ),
@@ -205,11 +251,7 @@ MODEL_OPTIONS = {
     f"{MODEL}.exclude_modules": by(
         "nothing without LoRA; with it, refused: list the layers in `target_modules`", _excluded
     ),
-    f"{MODEL}.lora_adapter_path": only(
-        ["null"],
-        "training starts from a whole model",
-        "merge the adapter into it first, or resume the run that made it",
-    ),
+    f"{MODEL}.lora_adapter_path": to("model.lora_adapter_path", convert=path),
     f"{MODEL}.lora.rank": to("model.lora.rank"),
     f"{MODEL}.lora.alpha": alpha_of("model.lora.alpha"),
     f"{MODEL}.lora.target_modules": to("model.lora.target_modules", convert=names),

@@ -24,7 +24,7 @@ def _length(option: str, default: int) -> Option:
 
     def translate(value: str, line: Line) -> list[str]:
         expected = line.text(option, str(default))
-        if not is_null(value) and same(value) != expected:
+        if not is_null(value) and same(value) not in (expected, f"${{{option}}}"):
             raise FlagError(f"{option}={expected} sets it; leave it out")
         return []
 
@@ -38,6 +38,11 @@ def _longest(value: str, line: Line) -> list[str]:
     if unquoted(value).isdigit() and int(unquoted(value)) < sum(parts):
         raise FlagError(f"the longest prompt and response have {sum(parts)} tokens; leave it out, or shorten those")
     return []
+
+
+def top_k(value: str) -> str:
+    """A number of tokens, whose 0 is no limit."""
+    return "-1" if unquoted(value) == "0" else same(value)
 
 
 def _quantization(value: str, line: Line) -> list[str]:
@@ -60,7 +65,7 @@ ROLLOUT_OPTIONS = {
             "all responses of a step are sampled with its weights before the update, as in veRL with either mode",
         ),
         "temperature": to("rollout.temperature"),
-        "top_k": to("rollout.top_k"),
+        "top_k": to("rollout.top_k", convert=top_k, note="0 is -1, all tokens"),
         "top_p": to("rollout.top_p"),
         "min_p": to("rollout.min_p"),
         "repetition_penalty": to("rollout.repetition_penalty"),
@@ -94,6 +99,14 @@ ROLLOUT_OPTIONS = {
         ),
         "scheduling_policy": accepted("the order of requests; results are the same"),
         "load_format": accepted("the engine gets the policy's weights before its first response"),
+        "swap_space": MEMORY,
+        "engine_kwargs.swap_space": MEMORY,
+        "engine_kwargs.vllm.swap_space": MEMORY,
+        "update_weights_bucket_megabytes": MEMORY,
+        "seed": accepted("`seed` fixes every random choice"),
+        "use_fire_sampling": only(["false"], "every token is drawn at the same temperature"),
+        "n_val": to("rollout.val_kwargs.n", note="an earlier name"),
+        "val_temperature": to("rollout.val_kwargs.temperature", note="an earlier name"),
         "log_prob_micro_batch_size": per_gpu(
             "actor.log_prob_micro_batch_size_per_gpu", f"actor_rollout_ref.actor.{ULYSSES}"
         ),
@@ -112,7 +125,7 @@ ROLLOUT_OPTIONS = {
         "engine_kwargs.sglang.*": refused("the engine is vLLM; leave it out"),
         "engine_kwargs.trtllm.*": refused("the engine is vLLM; leave it out"),
         "val_kwargs._target_": CLASS,
-        "val_kwargs.top_k": to("rollout.val_kwargs.top_k"),
+        "val_kwargs.top_k": to("rollout.val_kwargs.top_k", convert=top_k, note="0 is -1, all tokens"),
         "val_kwargs.top_p": to("rollout.val_kwargs.top_p"),
         "val_kwargs.temperature": to("rollout.val_kwargs.temperature"),
         "val_kwargs.n": to("rollout.val_kwargs.n"),

@@ -140,11 +140,15 @@ TRAINER_OPTIONS = {
 
 SYSTEM_OPTIONS: dict[str, Option] = {
     "actor_rollout_ref.hybrid_engine": only(["true"], "the workers that train also sample"),
+    "model_engine": only(["dp"], "models are sharded by FSDP2 (a later name)", "Megatron needs veRL"),
     "actor_rollout_ref.nccl_timeout": accepted("how long workers wait for each other; results are the same"),
     "global_profiler._target_": CLASS,
     "global_profiler.*": PROFILER,
     "async_training.*": refused(NOT_SUPPORTED["async_training"]),
     "transfer_queue.*": accepted("how batches travel; results are the same"),
+    "ray_kwargs.ray_init.runtime_env.*": refused(
+        "workers have the environment of the shell that starts training, or Ray; set variables and packages there"
+    ),
     "ray_kwargs.*": accepted("how Ray starts; results are the same"),
     "ray_init.*": accepted("how Ray starts; results are the same (an earlier name)"),
 }

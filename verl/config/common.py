@@ -112,7 +112,15 @@ class ModelConfig:
     """Tokens per worker whose logits are in memory at the same time; log-probabilities and entropies are computed chunk
     by chunk. 0: all tokens of a micro-batch."""
     lora: LoraConfig
+    lora_adapter_path: str | None
+    """Folder of a LoRA adapter that ``peft`` saved (safetensors), to train further; null: none. Its rank, scale and
+    layers are its own, whatever ``lora`` says. The reference policy is the model without it. Of the policy alone."""
     fsdp: FSDPConfig
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether adapters are trained instead of the model."""
+        return self.lora.rank > 0 or self.lora_adapter_path is not None
 
     def __post_init__(self) -> None:
         size = self.ulysses_sequence_parallel_size

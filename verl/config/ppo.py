@@ -18,24 +18,20 @@ from verl.config.common import (
     require_seed,
 )
 from verl.config.data import DataConfig
+from verl.config.policy_losses import CLIP_RANGES, LOSS_OPTIONS, SEQUENCE_LOSSES, PolicyLoss
 from verl.config.rollout import RolloutConfig
 from verl.config.signal import (
     GROUP_ESTIMATORS,
+    TOKEN_BASELINES,
     AlgorithmConfig,
     CalculatorConfig,
     KLType,
     RewardManagerConfig,
+    RewardModelConfig,
     RewardScoreConfig,
 )
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
-
-CLIP_RANGES = {"ppo_clip": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (0.2, 0.2), "gmpo": (0.4, 0.4)}
-"""``actor.policy_loss`` -> lower and upper clip range: of PPO (arXiv 1707.06347), of GSPO (arXiv 2507.18071, section
-5.1), whose ratio is that of a mean over tokens, and of GMPO (arXiv 2507.20673), in log-ratios."""
-
-SEQUENCE_LOSSES = ("gspo", "gmpo")
-"""Values of ``actor.policy_loss`` whose ratio is that of a whole response."""
 
 
 @dataclass(frozen=True)
@@ -63,27 +59,51 @@ class ActorConfig:
     sequence."""
     log_prob_max_token_len_per_gpu: int
     """The same when only log-probabilities are computed."""
-    policy_loss: Literal["ppo_clip", "gspo", "cispo", "gmpo"]
+    policy_loss: PolicyLoss
     """``ppo_clip`` clips the probability ratio of each token, ``gspo`` that of the whole response; ``cispo`` weights
     the log-probability of each token by its clipped ratio; ``gmpo`` takes the geometric mean of a response's ratios,
-    each of whose logarithms is clipped to [-``clip_ratio_low``, ``clip_ratio_high``]."""
+    each of whose logarithms is clipped to [-``clip_ratio_low``, ``clip_ratio_high``]; ``gpg`` is the log-probability
+    itself, without a ratio, as in REINFORCE (arXiv 2504.02546); ``sapo`` lets each token's gradient fade smoothly as
+    its ratio leaves 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347); ``clip_cov`` is ``ppo_clip`` without a few random
+    tokens of large covariance of advantage and log-probability, and ``kl_cov``, which does not clip, penalises the
+    tokens where it is largest by their KL divergence (arXiv 2505.22617)."""
     clip_ratio_low: float | None
-    """Lower clip of the probability ratio: 1 - ``clip_ratio_low``, in (0, 1]. Null: what suits ``policy_loss``, 3e-4
-    for ``gspo``, 0.4 for ``gmpo`` and 0.2 for the others."""
+    """Lower clip of the probability ratio: 1 - ``clip_ratio_low``, in (0, 1]; of its logarithm with ``gmpo``, any above
+    0. Null: what suits ``policy_loss``, 3e-4 for ``gspo``, 0.4 for ``gmpo`` and 0.2 for the others."""
     clip_ratio_high: float | None
     """Upper clip of the probability ratio: 1 + ``clip_ratio_high``. Null: 4e-4 for ``gspo``, 0.4 for ``gmpo`` and 0.2
     for the others."""
     clip_ratio_c: float | None
     """Dual clip of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
     -``clip_ratio_c`` * A; null: no bound."""
+    tau_pos: float
+    """How fast the gradient of ``sapo`` fades where the advantage is positive, above 0."""
+    tau_neg: float
+    """The same elsewhere."""
+    clip_cov_ratio: float
+    """Share of the tokens of a micro-batch that ``clip_cov`` leaves out, in (0, 1]."""
+    clip_cov_lb: float
+    """They have a covariance above this."""
+    clip_cov_ub: float
+    """And below this."""
+    kl_cov_ratio: float
+    """Share of the tokens of a micro-batch that ``kl_cov`` penalises, in (0, 1]."""
+    ppo_kl_coef: float
+    """Weight of that penalty, at least 0."""
     loss_agg_mode: LossAggMode | None
     """How token losses, those of entropy and KL divergence included, become one number. ``token-mean``: the mean over
     all response tokens of the optimizer step; ``seq-mean-token-mean``: the mean over responses of each one's mean;
     ``seq-mean-token-sum``: of each one's sum; ``seq-mean-token-sum-norm``: of each one's sum, divided by
-    ``data.max_response_length`` (Dr.GRPO). Null: ``seq-mean-token-mean`` for ``gspo`` and ``gmpo``,
+    ``data.max_response_length`` (Dr.GRPO). Null: ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``,
     ``token-mean`` for the others."""
     entropy_coeff: float
     """Weight of the entropy bonus in the loss, at least 0."""
+    bypass_mode: bool
+    """Take probability ratios, and the KL divergence in the reward, to the log-probabilities that the rollout engine
+    recorded, instead of those of the policy before the update. Saves the pass that computes the latter, and with it
+    ``rollout_corr/*`` in the log, unless rejection rules, ``tis_normalize``, a metric of tokens or the advantage
+    estimator needs it. The ratio then corrects for the engine by itself; ``tis_level`` is for ``policy_loss=gpg``
+    alone, whose weights are those of the policy as it learns."""
     tis_level: Literal["none", "token", "sequence"]
     """Truncated importance sampling, which corrects for the mismatch between the probabilities of the rollout engine
     and of the trainer: ``none``; ``token`` or ``sequence`` weights a token's loss by the ratio of the token or of its
@@ -119,7 +139,8 @@ class ActorConfig:
         ):
             require_positive(f"actor.{field}", getattr(self, field))
         low, high = self.clip_range
-        require(0 < low <= 1, "actor.clip_ratio_low", low, "must be in (0, 1]")
+        most = math.inf if self.policy_loss == "gmpo" else 1
+        require(0 < low <= most, "actor.clip_ratio_low", low, "must be in (0, 1]; with gmpo it may be greater")
         require_positive("actor.clip_ratio_high", high)
         require_not_negative("actor.kl_loss_coef", self.kl_loss_coef)
         if self.clip_ratio_c is not None:
@@ -128,11 +149,31 @@ class ActorConfig:
             require(self.policy_loss == "ppo_clip", field, clip, f"{self.policy_loss} has no dual clip; set it to null")
         require_not_negative("actor.entropy_coeff", self.entropy_coeff)
         require_positive("actor.tis_cap", self.tis_cap)
+        require(
+            not self.bypass_mode or self.tis_level == "none" or self.policy_loss == "gpg",
+            "actor.tis_level",
+            self.tis_level,
+            f"with actor.bypass_mode the ratio of {self.policy_loss} is to the engine already; set it to none",
+        )
+        for field in ("clip_cov_ratio", "kl_cov_ratio"):
+            share = getattr(self, field)
+            require(0 < share <= 1, f"actor.{field}", share, "must be in (0, 1]")
+        require_not_negative("actor.ppo_kl_coef", self.ppo_kl_coef)
+        require_positive("actor.tau_pos", self.tau_pos)
+        require_positive("actor.tau_neg", self.tau_neg)
+
+    @property
+    def loss_options(self) -> dict[str, float | None]:
+        """What ``policy_loss`` takes besides tensors."""
+        low, high = self.clip_range
+        clips = {"clip_low": low, "clip_high": high}
+        names = LOSS_OPTIONS[self.policy_loss]
+        return {name: clips[name] if name in clips else getattr(self, name) for name in names}
 
     @property
     def clip_range(self) -> tuple[float, float]:
         """``clip_ratio_low`` and ``clip_ratio_high``, with those of the policy loss where they are null."""
-        low, high = CLIP_RANGES[self.policy_loss]
+        low, high = CLIP_RANGES[self.policy_loss] if self.policy_loss in CLIP_RANGES else (0.2, 0.2)
         low = low if self.clip_ratio_low is None else self.clip_ratio_low
         return low, high if self.clip_ratio_high is None else self.clip_ratio_high
 
@@ -199,33 +240,6 @@ class CriticConfig:
 
 
 @dataclass(frozen=True)
-class RewardModelConfig:
-    """A learned reward model, used together with the verifiers."""
-
-    enable: bool
-    """Load it, and add its score to the verifier's."""
-    model: ModelConfig
-    """A sequence classification model with one output (``AutoModelForSequenceClassification``, ``num_labels=1``) whose
-    head is called ``score``, as in Llama, Mistral and Qwen. It uses its own tokenizer and chat template, so it may be
-    of another family than the policy. ``none``: no model."""
-    micro_batch_size_per_gpu: int
-    """Responses per forward pass on one worker; changes memory and speed, never the scores."""
-    max_length: int
-    """Most tokens of prompt and response, by its own tokenizer; longer texts lose their first tokens."""
-    rule_weight: float
-    """Weight of the verifier's score in the reward. At 0 the policy learns from the reward model alone; verifiers still
-    decide what is correct, in the log and for ``algorithm.filter_groups``."""
-    weight: float
-    """Weight of the reward model's score in the reward."""
-
-    def __post_init__(self) -> None:
-        for field in ("micro_batch_size_per_gpu", "max_length"):
-            require_positive(f"reward_model.{field}", getattr(self, field))
-        weights = (self.rule_weight, self.weight)
-        require(not self.enable or any(weights), "reward_model.weight", self.weight, "both weights are 0; set one")
-
-
-@dataclass(frozen=True)
 class TrainerConfig(RunConfig):
     """A run of the main job."""
 
@@ -283,8 +297,8 @@ class PPOConfig:
         require_seed(self.seed)
         n, batch, mini = self.rollout.n, self.data.train_batch_size, self.actor.ppo_mini_batch_size
         estimator = self.algorithm.adv_estimator
-        if estimator in GROUP_ESTIMATORS:
-            require(n >= 2, "rollout.n", n, f"{estimator} needs at least 2 responses per prompt; set rollout.n>=2")
+        if estimator == "grpo_passk":
+            require(n >= 2, "rollout.n", n, "grpo_passk compares the two best responses to a prompt; set rollout.n>=2")
         minis = {"actor": mini} | ({"critic": self.critic.ppo_mini_batch_size} if self.uses_critic else {})
         for learner, size in minis.items():
             limit = f"must be at most data.train_batch_size={batch}"
@@ -325,6 +339,25 @@ class PPOConfig:
         )
         self._check_engine()
         self._check_rank_signal()
+
+    @property
+    def compares_nothing(self) -> bool:
+        """Whether the estimator compares the responses to a prompt, of which there is only one."""
+        return self.algorithm.adv_estimator in GROUP_ESTIMATORS and self.rollout.n == 1
+
+    @property
+    def needs_sum_pi_squared(self) -> bool:
+        """Whether the advantage estimator needs the sum of squared probabilities at each token."""
+        return self.algorithm.adv_estimator in TOKEN_BASELINES
+
+    @property
+    def scores_before_update(self) -> bool:
+        """Whether the policy computes the log-probabilities of its responses before it learns from them."""
+        actor, calculator = self.actor, self.calculator
+        weighted = actor.tis_normalize and actor.tis_level != "none"
+        measured = calculator.needs_policy or calculator.measured_by("actor")
+        rejected = bool(self.algorithm.rollout_correction.rejections)
+        return not actor.bypass_mode or weighted or measured or rejected or self.needs_sum_pi_squared
 
     @property
     def uses_reference(self) -> bool:
@@ -404,6 +437,9 @@ class PPOConfig:
         )
         for prefix, model in self.models.items():
             check_workers(model, prefix, workers)
+            adapter = model.lora_adapter_path
+            fix = "only the policy starts from an adapter; merge it into the model, and set this to null"
+            require(adapter is None or prefix == "model", f"{prefix}.lora_adapter_path", adapter, fix)
         if self.uses_reward_model:
             rank = self.reward_model.model.lora.rank
             require(rank == 0, "reward_model.model.lora.rank", rank, "a reward model is not trained; set it to 0")

@@ -43,14 +43,24 @@ class RolloutCorrectionConfig:
     rollout_rs_threshold: list[Any] | None
     """For each rule, or for all of them, the largest value that passes. For k1 rules the bounds of the ratio itself,
     ``"0.5_2.0"``, or its upper one, 2.0, whose inverse is the lower one; for the others an upper bound in nats."""
+    rollout_token_veto_threshold: float | None
+    """Reject a response with a token whose ratio p_trainer / p_rollout is below this, in (0, 1) and at least 1e-8, such
+    as 1e-4; null: none. In the log the rule is called ``seq_max_k1``."""
 
     def __post_init__(self) -> None:
+        veto = self.rollout_token_veto_threshold
+        field = "algorithm.rollout_correction.rollout_token_veto_threshold"
+        require(veto is None or 1e-8 <= veto < 1, field, veto, "must be in [1e-8, 1), or null")
         # Raises for values that are out of range.
         assert self.rejections is not None
 
     @property
     def rejections(self) -> list[Rejection]:
-        """The rules with their bounds; empty for none."""
+        """All rules with their bounds; empty for none."""
+        veto = self.rollout_token_veto_threshold
+        return [*self._listed(), *([] if veto is None else [Rejection("seq_max_k1", None, 1 / veto)])]
+
+    def _listed(self) -> list[Rejection]:
         field = "algorithm.rollout_correction.rollout_rs"
         rules, bounds = _entries(self.rollout_rs), _entries(self.rollout_rs_threshold)
         if not rules:

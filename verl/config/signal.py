@@ -5,9 +5,10 @@ home.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from verl.config.checks import require, require_distinct, require_literals, require_not_negative, require_positive
+from verl.config.common import ModelConfig
 from verl.config.rollout_correction import RolloutCorrectionConfig
 
 BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
@@ -22,9 +23,22 @@ KLType = Literal[
 SVDMethod = Literal["full", "lowrank"]
 ScoreMode = Literal["independent", "mix"]
 
-AdvEstimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "gae"]
-GROUP_ESTIMATORS: list[AdvEstimator] = ["grpo", "rloo", "reinforce_plus_plus_baseline"]
-"""Estimators that compare the responses to one prompt, so they need at least two of them."""
+AdvEstimator = Literal[
+    "grpo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "gae",
+    "gpg",
+    "opo",
+    "grpo_passk",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
+]
+TOKEN_BASELINES: list[AdvEstimator] = ["optimal_token_baseline", "tir_optimal_token_baseline"]
+GROUP_ESTIMATORS: list[AdvEstimator] = ["grpo", "rloo", "reinforce_plus_plus_baseline", "gpg", "opo", *TOKEN_BASELINES]
+"""Estimators that compare the responses to one prompt; of a single one they keep the reward as it is."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +86,33 @@ class FilterGroupsConfig:
 
 
 @dataclass(frozen=True)
+class PFPPOConfig:
+    """Which responses ``algorithm.use_pf_ppo`` draws."""
+
+    reweight_method: Literal["pow", "max_min", "max_random"]
+    """Weight of a response of reward r: ``pow``, abs(r) to the power of ``weight_pow``; ``max_min``, 1 for the largest
+    and the smallest reward of the batch and hardly anything for others; ``max_random``, 0.4 for the largest, 0.1 for
+    others."""
+    weight_pow: float
+    """Exponent of ``pow``, at least 0."""
+
+    def __post_init__(self) -> None:
+        require_not_negative("algorithm.pf_ppo.weight_pow", self.weight_pow)
+
+
+@dataclass(frozen=True)
 class AlgorithmConfig:
     """How rewards become advantages."""
 
     adv_estimator: AdvEstimator
     """Advantage estimator: ``grpo``, ``rloo``, ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``remax``
-    (the baseline is the greedy response, one more response per prompt) or ``gae`` (PPO, with the critic of the group
-    ``critic``)."""
+    (the baseline is the greedy response, one more response per prompt), ``gae`` (PPO, with the critic of the group
+    ``critic``), ``gpg`` (centred, and scaled by the share of scores that are not 0; arXiv 2504.02546), ``opo`` (centred
+    at the mean weighted by length; arXiv 2505.23585), ``grpo_passk`` (the best response's lead over the second best;
+    arXiv 2503.19595), ``optimal_token_baseline`` (a baseline of its own for each token, that of least variance) or
+    ``tir_optimal_token_baseline`` (the same, and none where only one response goes on)."""
     norm_adv_by_std_in_grpo: bool
-    """Divide the group-centred score by the group's standard deviation (GRPO); false is Dr.GRPO."""
+    """Divide the group-centred score by the group's standard deviation (``grpo``, ``grpo_passk``); false is Dr.GRPO."""
     gamma: float
     """Discount per token of ``reinforce_plus_plus`` and ``gae``, in [0, 1]."""
     lam: float
@@ -92,10 +124,16 @@ class AlgorithmConfig:
     kl_ctrl: KLControlConfig
     filter_groups: FilterGroupsConfig
     rollout_correction: RolloutCorrectionConfig
+    use_pf_ppo: bool
+    """Update on as many responses as were sampled, drawn again from them with replacement by their rewards (PF-PPO,
+    arXiv 2409.06957); with ``gae``."""
+    pf_ppo: PFPPOConfig
 
     def __post_init__(self) -> None:
         require(0 <= self.gamma <= 1, "algorithm.gamma", self.gamma, "must be in [0, 1]")
         require(0 <= self.lam <= 1, "algorithm.lam", self.lam, "must be in [0, 1]")
+        drawn = not self.use_pf_ppo or self.adv_estimator == "gae"
+        require(drawn, "algorithm.use_pf_ppo", True, "belongs to algorithm.adv_estimator=gae; set it to false")
 
 
 @dataclass(frozen=True)
@@ -246,10 +284,21 @@ class RewardScoreConfig:
     on_function_error: Literal["fail", "zero"]
     """What an exception in one of ``custom_functions``, or a result that is no score, does: ``fail`` ends the run;
     ``zero`` gives the response the score 0 with the reason ``error``, which ``verifier/error`` counts."""
+    custom_kwargs: dict[str, Any]
+    """Further keyword arguments of ``custom_functions``, the same for each response and each function."""
 
     def __post_init__(self) -> None:
         for field in ("num_workers", "timeout_s", "memory_limit_mb"):
             require_positive(f"reward_score.{field}", getattr(self, field))
+        field, own = "reward_score.custom_kwargs", ("data_source", "solution_str", "ground_truth", "extra_info")
+        for name, value in self.custom_kwargs.items():
+            require(name.isidentifier() and name not in own, f"{field}.{name}", value, "must be a name of your own")
+        require(
+            not self.custom_kwargs or bool(self.custom_functions),
+            field,
+            self.custom_kwargs,
+            "are used only with reward_score.custom_functions; set that",
+        )
         self.paths_of_custom_functions()
 
     def paths_of_custom_functions(self) -> dict[str, str]:
@@ -269,6 +318,33 @@ class RewardScoreConfig:
             require(source not in paths, field, entry, f"{source} already has {paths.get(source)}; name one function")
             paths[source] = path
         return paths
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    """A learned reward model, used together with the verifiers."""
+
+    enable: bool
+    """Load it, and add its score to the verifier's."""
+    model: ModelConfig
+    """A sequence classification model with one output (``AutoModelForSequenceClassification``, ``num_labels=1``) whose
+    head is called ``score``, as in Llama, Mistral and Qwen. It uses its own tokenizer and chat template, so it may be
+    of another family than the policy. ``none``: no model."""
+    micro_batch_size_per_gpu: int
+    """Responses per forward pass on one worker; changes memory and speed, never the scores."""
+    max_length: int
+    """Most tokens of prompt and response, by its own tokenizer; longer texts lose their first tokens."""
+    rule_weight: float
+    """Weight of the verifier's score in the reward. At 0 the policy learns from the reward model alone; verifiers still
+    decide what is correct, in the log and for ``algorithm.filter_groups``."""
+    weight: float
+    """Weight of the reward model's score in the reward."""
+
+    def __post_init__(self) -> None:
+        for field in ("micro_batch_size_per_gpu", "max_length"):
+            require_positive(f"reward_model.{field}", getattr(self, field))
+        weights = (self.rule_weight, self.weight)
+        require(not self.enable or any(weights), "reward_model.weight", self.weight, "both weights are 0; set one")
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,7 @@ def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> 
         "timeout_s": config.timeout_s,
         "memory_limit_mb": config.memory_limit_mb,
         "custom_functions": config.custom_functions,
+        "custom_kwargs": config.custom_kwargs,
     }
 
 

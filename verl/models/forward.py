@@ -85,6 +85,8 @@ class ScoredTokens(NamedTuple):
     states: list[Tensor]
     """For each of the B rows [n, L, D], the hidden states that its n wanted tokens are drawn from; empty without
     ``layers``."""
+    sum_pi_squared: Tensor | None = None
+    """[B, R] float32, the sum of the squared probabilities of the vocabulary; None unless asked for."""
 
 
 class LogprobForward(ForwardPass):
@@ -116,6 +118,7 @@ class LogprobForward(ForwardPass):
         temperature: float,
         differentiable_entropy: bool = False,
         layers: Sequence[int] = (),
+        sum_pi_squared: bool = False,
     ) -> ScoredTokens:
         """Log-probability of tokens in the last R columns, and the entropy each was drawn with.
 
@@ -125,23 +128,32 @@ class LogprobForward(ForwardPass):
             temperature: softmax temperature of the policy.
             differentiable_entropy: whether the entropy carries a gradient, which takes more memory.
             layers: layers whose hidden states are returned too, see :func:`verl.models.hidden_states.record_states`.
+            sum_pi_squared: whether that sum is returned too.
         """
         layout = self._layout(input_ids, attention_mask)
         with record_states(self.model, layers) as recorded:
-            logprobs, entropy = self._score(layout, input_ids, wanted, temperature, differentiable_entropy)
+            request = (temperature, differentiable_entropy, sum_pi_squared)
+            logprobs, entropy, *squares = self._score(layout, input_ids, wanted, *request)
         states: list[Tensor] = []
         if recorded:
             every = layout.unpack(torch.stack([layer.flatten(0, 1) for layer in recorded], dim=1))
             before = every[:, -wanted.shape[1] - 1 : -1]
             states = [row[mask.bool()] for row, mask in zip(before, wanted, strict=True)]
-        return ScoredTokens(logprobs, entropy if differentiable_entropy else entropy.detach(), states)
+        return ScoredTokens(logprobs, entropy if differentiable_entropy else entropy.detach(), states, *squares)
 
     def _score(
-        self, layout: Layout, input_ids: Tensor, wanted: Tensor, temperature: float, differentiable_entropy: bool
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        layout: Layout,
+        input_ids: Tensor,
+        wanted: Tensor,
+        temperature: float,
+        differentiable_entropy: bool,
+        sum_pi_squared: bool = False,
+    ) -> tuple[Tensor, ...]:
         num_last = wanted.shape[1]
+        request = (temperature, differentiable_entropy, sum_pi_squared)
         if isinstance(layout, PaddedLayout) and not self.config.logits_chunk_size:
-            return self._score_columns(layout, input_ids, wanted, temperature, differentiable_entropy)
+            return self._score_columns(layout, input_ids, wanted, *request)
         # The prediction of the next token is in the column before it.
         columns = slice(-num_last - 1, -1)
         scored = torch.zeros_like(input_ids, dtype=torch.bool)
@@ -153,24 +165,28 @@ class LogprobForward(ForwardPass):
             positions = positions.new_zeros(1)
         targets = layout.pack(input_ids.roll(-1, dims=1))[positions]
         if self.config.logits_chunk_size:
-            request = ScoringTargets(positions, targets, temperature, differentiable_entropy)
-            values = self.model(**layout.inputs, use_cache=False, targets=request)
+            values = self.model(**layout.inputs, use_cache=False, targets=ScoringTargets(positions, targets, *request))
         else:
             logits = self.model(**layout.inputs, use_cache=False, logits_to_keep=positions).logits[0]
-            values = logprobs_and_entropy(logits, targets, temperature, differentiable_entropy)
+            values = logprobs_and_entropy(logits, targets, *request)
         found = torch.where(here[positions, None], torch.stack(values, dim=1), 0.0)
-        tokens = found.new_zeros(len(here), 2).index_copy(0, positions, found)
-        logprobs, entropy = layout.unpack(tokens)[:, columns].unbind(dim=2)
-        return logprobs, entropy
+        tokens = found.new_zeros(len(here), len(values)).index_copy(0, positions, found)
+        return layout.unpack(tokens)[:, columns].unbind(dim=2)
 
     def _score_columns(
-        self, layout: Layout, input_ids: Tensor, wanted: Tensor, temperature: float, differentiable_entropy: bool
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        layout: Layout,
+        input_ids: Tensor,
+        wanted: Tensor,
+        temperature: float,
+        differentiable_entropy: bool,
+        sum_pi_squared: bool = False,
+    ) -> tuple[Tensor, ...]:
         """By the model's own forward pass over padded rows, as ``transformers`` has it."""
-        num_last = wanted.shape[1]
+        num_last, request = wanted.shape[1], (temperature, differentiable_entropy, sum_pi_squared)
         logits = self.model(**layout.inputs, use_cache=False, logits_to_keep=num_last + 1).logits[:, :-1]
-        logprobs, entropy = logprobs_and_entropy(logits, input_ids[:, -num_last:], temperature, differentiable_entropy)
-        return torch.where(wanted.bool(), logprobs, 0.0), torch.where(wanted.bool(), entropy, 0.0)
+        values = logprobs_and_entropy(logits, input_ids[:, -num_last:], *request)
+        return tuple(torch.where(wanted.bool(), value, 0.0) for value in values)
 
     def _read_all_ways(self, input_ids: Tensor, attention_mask: Tensor) -> list[list[Tensor]]:
         wanted = (attention_mask[:, 1:] * attention_mask[:, :-1]).bool()
@@ -180,7 +196,7 @@ class LogprobForward(ForwardPass):
             found.append(self._score(padded, input_ids, wanted, 1.0, False))
         if self.config.use_remove_padding:
             found.append(self.logprobs(input_ids, attention_mask, wanted, 1.0)[:2])
-        return [[row[mask] for row, mask in zip(logprobs, wanted, strict=True)] for logprobs, _ in found]
+        return [[row[mask] for row, mask in zip(logprobs, wanted, strict=True)] for logprobs, *_ in found]
 
 
 class ValueForward(ForwardPass):

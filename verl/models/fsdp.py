@@ -55,7 +55,7 @@ def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, t
         if trainable and config.gradient_checkpointing:
             # Not by transformers' own switch, which is off in models in evaluation mode, as ours are. Only an adapter's
             # dropout draws numbers, which the backward pass must draw again.
-            drops = config.lora.rank > 0 and config.lora.dropout > 0
+            drops = config.trains_adapters and config.lora.dropout > 0
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=drops)
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     # A model that learns needs embedding and head again in the backward pass, which starts where the forward ends.

@@ -26,7 +26,7 @@ from verl.models.attention import attention_name
 from verl.models.fsdp import decoder_layers, shard_model, sharding_mesh
 from verl.models.hub import local_folder
 from verl.models.info import ModelInfo
-from verl.models.lora import add_adapters, target_modules
+from verl.models.lora import adapter_options, add_adapters
 from verl.models.packing import check_packing
 from verl.utils.distributed import Machine, this_machine
 
@@ -80,8 +80,8 @@ def load_and_shard(
         if config.use_liger:
             # The losses are our own; what is left are norms, rotary embedding and gated linear units.
             apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
-        if trainable and config.lora.rank:
-            add_adapters(model, config.lora, config.path)
+        if trainable and config.trains_adapters:
+            add_adapters(model, config)
         return model
 
     # Before all ranks read the config at once.
@@ -165,8 +165,8 @@ def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
             f"{prefix}.gradient_checkpointing=True: {type(info.causal_model).__name__} does not name its layers "
             "(_no_split_modules); set it to false"
         )
-    if config.lora.rank:
-        target_modules(info.causal_model, config.lora, f"{prefix}.lora")
+    if config.trains_adapters:
+        adapter_options(info.causal_model, config, prefix)
 
 
 def _check_text_model(config: ModelConfig, info: ModelInfo, prefix: str) -> None:

@@ -18,10 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from verl.config.common import ALL_LINEAR, LoraConfig
+from verl.config.common import ALL_LINEAR, LoraConfig, ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.info import VALUE_HEAD
 from verl.models.offload import full_tensor
+from verl.models.saved_adapters import load_saved_adapter, read_saved_adapter
 
 ADAPTER = "default"
 """peft's name of the one adapter."""
@@ -48,20 +49,35 @@ def target_modules(model: PreTrainedModel, config: LoraConfig, prefix: str = "lo
     return config.target_modules
 
 
-def add_adapters(model: PreTrainedModel, config: LoraConfig, base_path: str) -> None:
+def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "model") -> peft.LoraConfig:
+    """The adapters that ``model`` gets, by the options or by the adapter that they start from.
+
+    Raises:
+        ConfigError: the model does not have their layers, or the saved adapter cannot be used.
+    """
+    lora, saved = config.lora, config.lora_adapter_path
+    if saved is not None:
+        options = read_saved_adapter(saved, model, f"{prefix}.lora_adapter_path")
+    else:
+        layers = target_modules(model, lora, f"{prefix}.lora")
+        # declared int, only divided
+        options = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=layers)  # type: ignore[arg-type]
+    options.lora_dropout = lora.dropout
+    options.task_type = "TOKEN_CLS" if hasattr(model, VALUE_HEAD) else "CAUSAL_LM"
+    options.base_model_name_or_path = config.path
+    return options
+
+
+def add_adapters(model: PreTrainedModel, config: ModelConfig) -> None:
     """Give the layers of ``model`` adapters in place, on the device that it is on.
 
-    ``A`` is drawn from torch's global generator and ``B`` is 0, so that the model computes what it did before.
+    Without ``lora_adapter_path`` ``A`` is drawn from torch's global generator and ``B`` is 0, so that the model
+    computes what it did before.
     """
-    options = peft.LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,  # type: ignore[arg-type]  # declared int, only divided
-        lora_dropout=config.dropout,
-        target_modules=target_modules(model, config),
-        task_type="TOKEN_CLS" if hasattr(model, VALUE_HEAD) else "CAUSAL_LM",
-        base_model_name_or_path=base_path,
-    )
-    peft.inject_adapter_in_model(options, model, ADAPTER, low_cpu_mem_usage=model.device.type == "meta")
+    options, empty = adapter_options(model, config), model.device.type == "meta"
+    peft.inject_adapter_in_model(options, model, ADAPTER, low_cpu_mem_usage=empty)
+    if config.lora_adapter_path is not None and not empty:
+        load_saved_adapter(config.lora_adapter_path, model, ADAPTER, "model.lora_adapter_path")
 
 
 def train_adapters_only(model: nn.Module) -> None:

@@ -32,17 +32,28 @@ class ScoringTargets(NamedTuple):
     """Softmax temperature."""
     differentiable_entropy: bool
     """Whether the entropy carries a gradient."""
+    sum_pi_squared: bool = False
+    """Whether the sum of the squared probabilities is wanted, too."""
 
 
 def logprobs_and_entropy(
-    logits: Tensor, tokens: Tensor, temperature: float, differentiable_entropy: bool
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of ``tokens [...]`` and entropies in nats [...], float32, from logits [..., V]."""
+    logits: Tensor,
+    tokens: Tensor,
+    temperature: float,
+    differentiable_entropy: bool,
+    sum_pi_squared: bool = False,
+) -> tuple[Tensor, ...]:
+    """Log-probabilities of ``tokens [...]`` and entropies in nats [...], float32, from logits [..., V].
+
+    With ``sum_pi_squared`` a third: the sum of the squares of all V probabilities, [...], without a gradient.
+    """
     distribution = (logits.float() / temperature).log_softmax(dim=-1)
     logprobs = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     with torch.set_grad_enabled(differentiable_entropy and torch.is_grad_enabled()):
         entropy = -(distribution.exp() * distribution).sum(dim=-1)
-    return logprobs, entropy
+    if not sum_pi_squared:
+        return logprobs, entropy
+    return logprobs, entropy, (2 * distribution.detach()).exp().sum(dim=-1)
 
 
 def causal_model(model: nn.Module) -> nn.Module:
@@ -89,15 +100,14 @@ def chunk_output_head(model: nn.Module, chunk_size: int) -> None:
         states, kind = decoded.last_hidden_state.flatten(0, 1)[targets.positions], type(decoded)
         del decoded
 
-        def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
             with _submodule_replaced(causal, decoder_name(causal), _PrecomputedDecoder(decoder, kind)):
                 logits = original(inputs_embeds=states[None], use_cache=False).logits[0]
-            return logprobs_and_entropy(logits, tokens, targets.temperature, targets.differentiable_entropy)
+            return logprobs_and_entropy(logits, tokens, *targets[2:])
 
         chunks = zip(states.split(chunk_size), targets.tokens.split(chunk_size), strict=True)
         scored = [checkpoint(score, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
-        logprobs, entropy = (torch.cat(parts) for parts in zip(*scored, strict=True))
-        return logprobs, entropy
+        return tuple(torch.cat(parts) for parts in zip(*scored, strict=True))
 
     causal.forward = forward
 

@@ -39,27 +39,37 @@ class Policy:
 
     @torch.no_grad()
     def compute_logprobs(
-        self, batch: RolloutBatch, layers: Sequence[int] = (), measure: Measure | None = None
+        self,
+        batch: RolloutBatch,
+        layers: Sequence[int] = (),
+        measure: Measure | None = None,
+        sum_pi_squared: bool = False,
     ) -> PolicyScores:
         """Log-probabilities and entropies of the responses, and what ``measure`` makes of their hidden states.
 
         Args:
             layers: layers whose states are measured, see :func:`verl.models.hidden_states.record_states`.
             measure: called with the states that the tokens of each response were sampled from; goes with ``layers``.
+            sum_pi_squared: whether the sum of squared probabilities is wanted, too.
 
         Returns:
             One row per response, on the CPU.
         """
-        logprobs, entropies, rows, cuts = [], [], [], self.scoring.cut(batch)
+        logprobs, entropies, squares, rows, cuts = [], [], [], [], self.scoring.cut(batch)
         for micro in (batch[cut] for cut in cuts):
-            scored = self.forward.logprobs(*self._columns(micro), self.temperature, layers=layers)
+            scored = self.forward.logprobs(
+                *self._columns(micro), self.temperature, layers=layers, sum_pi_squared=sum_pi_squared
+            )
             logprobs.append(_full_width(scored.logprobs, micro))
             entropies.append(_full_width(scored.entropy, micro))
+            if scored.sum_pi_squared is not None:
+                squares.append(_full_width(scored.sum_pi_squared, micro))
             if measure is not None:
                 rows += measure(scored.states).to_rows()
         metrics = RankMetrics.from_rows(rows)[torch.cat(cuts).argsort()] if rows else RankMetrics.none(len(batch))
         ordered, entropy = (restore_order(parts, cuts) for parts in (logprobs, entropies))
-        return PolicyScores(ordered, entropy, metrics, batch_size=[len(batch)])
+        squared = restore_order(squares, cuts) if squares else None
+        return PolicyScores(ordered, entropy, metrics, squared, batch_size=[len(batch)])
 
     def _columns(self, micro: RolloutBatch | PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and attention mask [B, S] and response mask [B, R] on the device, as few columns as rows need."""

@@ -1,8 +1,8 @@
 """A user's own reward function, named ``module:function`` or ``file.py:function`` in ``reward_score.custom_functions``.
 
-It has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)``, is called with these names, and
-returns a number, a bool, or a dict with ``score``, optionally ``correctness`` (or ``acc``), and whatever else is to be
-logged and kept with the sample.
+It has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)``, is called with these names and
+those of ``reward_score.custom_kwargs``, and returns a number, a bool, or a dict with ``score``, optionally
+``correctness`` (or ``acc``), and whatever else is to be logged and kept with the sample.
 """
 
 import inspect
@@ -17,7 +17,11 @@ from verl.rewards.extras import plain_extras
 from verl.rewards.score import Verdict
 from verl.utils.user_code import import_user_module, is_file
 
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 FIELD = "reward_score.custom_functions"
+
+CUSTOM_KWARGS: dict[str, Any] = {}
+"""Further keyword arguments of every function, ``reward_score.custom_kwargs``; filled by ``use_custom_functions``."""
 
 OWN_KEYS = ("score", "correctness", "acc")
 """Keys of a function's result that are not extras."""
@@ -28,11 +32,11 @@ class CustomFunctionError(RuntimeError):
 
 
 @cache
-def load_function(path: str) -> Callable[..., Any]:
+def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., Any]:
     """The function that ``module:function`` or ``file.py:function`` names.
 
     Raises ``ConfigError`` if the module cannot be imported or has no such function, or if the function does not take
-    veRL's four arguments.
+    veRL's four arguments and ``keywords``.
     """
     module_name, _, name = path.rpartition(":")
     try:
@@ -46,11 +50,11 @@ def load_function(path: str) -> Callable[..., Any]:
     if not callable(function):
         raise ConfigError(f"{FIELD}={path!r}: {module_name} ({module.__file__}) has no function {name}")
     try:
-        inspect.signature(function).bind(data_source="", solution_str="", ground_truth="", extra_info={})
+        inspect.signature(function).bind(**dict.fromkeys([*ARGUMENTS, *keywords]))
     except TypeError as error:
-        raise ConfigError(
-            f"{FIELD}={path!r}: {error}; it is called with data_source, solution_str, ground_truth and extra_info"
-        ) from error
+        called = f"{', '.join(ARGUMENTS[:-1])} and {ARGUMENTS[-1]}"
+        further = f" and reward_score.custom_kwargs, {', '.join(keywords)}" if keywords else ""
+        raise ConfigError(f"{FIELD}={path!r}: {error}; it is called with {called}{further}") from error
     return function
 
 
@@ -66,8 +70,12 @@ def custom_verdict(
     """
     where = f"{FIELD}: {path} on data_source={data_source!r}"
     try:
-        result = load_function(path)(
-            data_source=data_source, solution_str=solution, ground_truth=ground_truth, extra_info=extra_info
+        result = load_function(path, tuple(CUSTOM_KWARGS))(
+            data_source=data_source,
+            solution_str=solution,
+            ground_truth=ground_truth,
+            extra_info=extra_info,
+            **CUSTOM_KWARGS,
         )
     except (MemoryError, RecursionError):
         raise

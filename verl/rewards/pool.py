@@ -24,7 +24,15 @@ from verl.config.checks import require
 from verl.config.signal import RewardScoreConfig
 from verl.rewards.answers import THINK, after_thinking, extract_boxed
 from verl.rewards.custom import CustomFunctionError, load_function
-from verl.rewards.registry import Scorer, accepted_answers, compute_score, final_verdict, find_scorer, quick_verdict
+from verl.rewards.registry import (
+    Scorer,
+    accepted_answers,
+    compute_score,
+    final_verdict,
+    find_scorer,
+    quick_verdict,
+    use_custom_functions,
+)
 from verl.rewards.score import Score, Verdict, score_of
 from verl.rewards.truths import require_shallow
 
@@ -84,7 +92,7 @@ class VerifierPool:
         self.config = config
         self._custom = config.paths_of_custom_functions()
         for path in self._custom.values():
-            load_function(path)
+            load_function(path, tuple(config.custom_kwargs))
         self._closed = False
         self._warned = False
         self._processes: ProcessPool | None = None
@@ -248,7 +256,7 @@ class VerifierPool:
             self._processes = ProcessPool(
                 max_workers=self.config.num_workers,
                 initializer=_prepare_process,
-                initargs=(self.config.memory_limit_mb, list(self._custom.values())),
+                initargs=(self.config.memory_limit_mb, self._custom, self.config.custom_kwargs),
                 context=multiprocessing.get_context("spawn"),
             )
         return self._processes
@@ -260,15 +268,14 @@ class VerifierPool:
             self._processes = None
 
 
-def _prepare_process(memory_limit_mb: int, custom_functions: list[str]) -> None:
+def _prepare_process(memory_limit_mb: int, custom: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
     """Runs first in every verifier process."""
     # A process inside a long C call (an integer power) never reaches a Python signal handler; the default action ends
     # it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     compute_score(*WARM_UP)
-    for path in custom_functions:
-        load_function(path)
+    use_custom_functions(custom, kwargs)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         # Otherwise nothing would end a hanging process whose parent was killed.

@@ -9,7 +9,7 @@ from verl.config.checks import require, require_choice
 from verl.config.errors import ConfigError
 from verl.rewards import countdown, knights_and_knaves, truths
 from verl.rewards.answers import after_thinking
-from verl.rewards.custom import custom_verdict, load_function
+from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, load_function
 from verl.rewards.score import Score, Verdict, score_of
 
 ARITHMETIC = "verl.rewards.arithmetic:verify_arithmetic"
@@ -108,12 +108,16 @@ def register_verifier(data_source: str, path: str) -> None:
     require(known == path, "data_source", data_source, f"already scored by {known}; choose another name")
 
 
-def use_custom_functions(paths: Mapping[str, str]) -> None:
-    """Replace ``CUSTOM_FUNCTIONS`` by ``paths``. Raises ``ConfigError`` if a function cannot be loaded."""
+def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | None = None) -> None:
+    """Replace ``CUSTOM_FUNCTIONS`` by ``paths``, and what they are called with by ``kwargs``.
+
+    Raises ``ConfigError`` if a function cannot be loaded or does not take ``kwargs``.
+    """
     for path in paths.values():
-        load_function(path)
-    CUSTOM_FUNCTIONS.clear()
-    CUSTOM_FUNCTIONS.update(paths)
+        load_function(path, tuple(kwargs or {}))
+    for table, entries in ((CUSTOM_FUNCTIONS, paths), (CUSTOM_KWARGS, kwargs or {})):
+        table.clear()
+        table.update(entries)
 
 
 def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> Scorer:

@@ -58,7 +58,7 @@ def check_trackers(loggers: Sequence[str]) -> None:
     for name in loggers:
         field = f"trainer.logger={name!r}"
         package = PACKAGES.get(name)
-        if package is not None and find_spec(package) is None:
+        if package is not None and not _is_installed(package):
             raise ConfigError(f"{field}: {package} is not installed; `pip install {package}`, or leave it out")
         if name == "wandb" and not _has_wandb_key():
             raise ConfigError(
@@ -70,6 +70,12 @@ def check_trackers(loggers: Sequence[str]) -> None:
                 f"{field}: not logged in; run `swanlab login`, set SWANLAB_API_KEY, or set SWANLAB_MODE=local to "
                 "record here"
             )
+
+
+def _is_installed(package: str) -> bool:
+    """Whether it can be imported; a folder of its name, as trackers leave behind, is none."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def _has_wandb_key() -> bool:

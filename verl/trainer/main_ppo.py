@@ -1,9 +1,17 @@
-"""Entry point of training: ``python -m verl.trainer.main_ppo [hydra overrides]``; options in ``configs/``."""
+"""Entry point of training: ``python -m verl.trainer.main_ppo ARGUMENT...``, what ``train.sh`` runs.
+
+Arguments are Hydra overrides of the options in ``configs/``, Hydra's own flags, flags of the paper's release, or veRL's
+options.
+"""
+
+import sys
 
 import hydra
 from omegaconf import DictConfig
 
 from verl.cli.hydra_app import run_hydra
+from verl.cli.release_flags import translate
+from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR, parse_run_config
 from verl.config.ppo import PPOConfig
@@ -26,6 +34,10 @@ def run(tree: DictConfig) -> None:
 
 def main() -> None:
     """The command line."""
+    try:
+        sys.argv[1:] = translate(sys.argv[1:])
+    except (FlagError, ConfigError) as error:
+        raise SystemExit(f"error: {error}") from None
     run_hydra(run, PPOConfig)
 
 

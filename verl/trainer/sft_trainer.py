@@ -62,7 +62,7 @@ class SFTTrainer:
         self.timer = PhaseTimer(display.phase, workers.take_peak_memory)
         trainer = config.trainer
         peak = peak_tflops(trainer.peak_tflops, workers.device_name, config.model.param_dtype)
-        passes = {"train": (ModelCost.of(config.model), UPDATE_LORA if config.model.lora.rank else UPDATE)}
+        passes = {"train": (ModelCost.of(config.model), UPDATE_LORA if config.model.trains_adapters else UPDATE)}
         self.step_metrics = StepMetrics(workers.world_size, "train", passes, peak)
         folder = Path(trainer.default_local_dir)
         self.profiler = StepProfiler(workers, trainer.profile_steps, folder, display.say)

@@ -1,13 +1,10 @@
 """The policy in training: the clipped update."""
 
-from collections.abc import Callable
-from functools import partial
-
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from verl.algorithms.kl import kl_loss
-from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, rollout_weights
+from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, loss_weights, rollout_weights
 from verl.config.common import ModelConfig
 from verl.config.ppo import ActorConfig
 from verl.models.learner import Learner
@@ -68,18 +65,18 @@ class Actor(Policy):
             t[:, :num_response].to(self.device)
             for t in (micro.old_logprobs, micro.rollout_logprobs, micro.ref_logprobs, micro.advantages)
         )
-        logprobs, entropy, _ = self.forward.logprobs(
+        logprobs, entropy, *_ = self.forward.logprobs(
             input_ids, attention_mask, mask, self.temperature, differentiable_entropy=config.entropy_coeff > 0
         )
-        policy_loss: Callable[..., tuple[Tensor, dict[str, Tensor]]] = POLICY_LOSSES[config.policy_loss]
-        if config.clip_ratio_c is not None:
-            policy_loss = partial(policy_loss, clip_ratio_c=config.clip_ratio_c)
-        per_token, metrics = policy_loss(logprobs, old, advantages, mask, *config.clip_range)
+        policy_loss = POLICY_LOSSES[config.policy_loss]
+        per_token, metrics = policy_loss(logprobs, old, advantages, mask, **config.loss_options)
         if config.tis_level != "none":
             # Some tokens of a response may have been rejected; its ratio is that of all it sampled.
             sampled = attention_mask[:, -num_response:]
-            weights, tis_metrics = rollout_weights(old, rollout, mask, config.tis_level, config.tis_cap, sampled)
-            per_token, metrics = per_token * weights, metrics | tis_metrics
+            # With bypass_mode the old log-probabilities are the engine's.
+            trained = logprobs.detach() if config.bypass_mode else old
+            weights, tis_metrics = rollout_weights(trained, rollout, mask, config.tis_level, config.tis_cap, sampled)
+            per_token, metrics = per_token * loss_weights(config.policy_loss, weights, mask), metrics | tis_metrics
         del metrics["num_tokens"]
         aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]
         metrics["entropy_loss"] = (entropy.detach() * mask).sum()

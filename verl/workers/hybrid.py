@@ -43,7 +43,7 @@ class HybridWorker(Checkpointed):
         actor_updates = config.actor_updates(total_steps)
         self.actor = Actor(config.actor, config.model, mesh, temperature, actor_updates, max_length)
         self.reference: Policy | None = None
-        self.lora = config.model.lora.rank > 0
+        self.lora = config.model.trains_adapters
         if config.uses_reference and not self.lora:
             fsdp = replace(config.model.fsdp, param_offload=config.ref.param_offload)
             model = replace(config.model, fsdp=fsdp)
@@ -51,6 +51,7 @@ class HybridWorker(Checkpointed):
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
+        self.needs_sum_pi_squared = config.needs_sum_pi_squared
         measures = config.calculator.measured_by("actor")
         self.calculator = RepresentationMetricsCalculator(config.calculator) if measures else None
         ends = end_tokens(config, self.tokenizer)
@@ -85,10 +86,11 @@ class HybridWorker(Checkpointed):
 
     def compute_logprobs(self, batch: RolloutBatch) -> PolicyScores:
         """What the policy says of responses; with ``calculator.source=actor`` their rank metrics, too."""
+        squares = self.needs_sum_pi_squared
         with self.actor.parameters.loaded():
             if self.calculator is None:
-                return self.actor.compute_logprobs(batch)
-            return self.actor.compute_logprobs(batch, self.calculator.config.layers, self.calculator.measure)
+                return self.actor.compute_logprobs(batch, sum_pi_squared=squares)
+            return self.actor.compute_logprobs(batch, self.calculator.config.layers, self.calculator.measure, squares)
 
     def compute_ref_logprobs(self, batch: RolloutBatch) -> Tensor:
         """Log-probabilities [B, R] under the reference policy, which with LoRA is the policy without its adapters."""

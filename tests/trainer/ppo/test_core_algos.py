@@ -15,9 +15,21 @@ VALUES = torch.tensor([[0.5, 1.0], [0.0, 2.0], [1.0, 9.0], [0.0, -1.0]], dtype=t
 GREEDY = torch.tensor([1.0, 1.0, 0.5, 0.5], dtype=torch.float64)
 LEARNED = torch.tensor([[1, 1], [0, 0], [1, 0], [1, 1]])
 OPTIONS = core_algos.EstimatorOptions(
-    norm_by_std=False, gamma=0.5, lam=0.9, learned_mask=LEARNED, values=VALUES, greedy_scores=GREEDY
+    norm_by_std=False,
+    gamma=0.5,
+    lam=0.9,
+    learned_mask=LEARNED,
+    values=VALUES,
+    greedy_scores=GREEDY,
+    variances=VALUES.square(),
 )
 BASELINE_ADVANTAGES = advantages.reinforce_plus_plus_baseline_advantages(REWARDS, MASK, GROUPS, LEARNED)
+
+
+def token_baseline(zero_tail: bool) -> torch.Tensor:
+    return advantages.optimal_token_baseline_advantages(REWARDS, MASK, GROUPS, VALUES.square(), zero_tail)
+
+
 GAE, RETURNS = advantages.gae_advantages(REWARDS, VALUES, MASK, 0.5, 0.9)
 
 
@@ -39,7 +51,8 @@ def test_the_config_offers_what_is_implemented(implemented: dict[str, Any], sche
 
 def test_the_names_of_the_paper_mean_what_they_say():
     named = {"ppo_clip": losses.ppo_clip_loss, "gspo": losses.gspo_loss, "cispo": losses.cispo_loss}
-    named |= {"gmpo": losses.gmpo_loss}
+    named |= {"gmpo": losses.gmpo_loss, "gpg": losses.gpg_loss, "sapo": losses.sapo_loss}
+    named |= {"clip_cov": losses.clip_cov_loss, "kl_cov": losses.kl_cov_loss}
     assert named == core_algos.POLICY_LOSSES
     assert core_algos.KL_ESTIMATORS["low_var_kl"] is kl.low_var_kl
 
@@ -53,6 +66,11 @@ def test_the_names_of_the_paper_mean_what_they_say():
         ("reinforce_plus_plus_baseline", BASELINE_ADVANTAGES),
         ("remax", advantages.remax_advantages(REWARDS, MASK, GREEDY)),
         ("gae", advantages.whitened(GAE, LEARNED)),
+        ("gpg", advantages.gpg_advantages(REWARDS, MASK, GROUPS)),
+        ("opo", advantages.opo_advantages(REWARDS, MASK, GROUPS)),
+        ("grpo_passk", advantages.grpo_passk_advantages(REWARDS, MASK, GROUPS, False)),
+        ("optimal_token_baseline", token_baseline(False)),
+        ("tir_optimal_token_baseline", token_baseline(True)),
     ],
 )
 def test_estimators_by_name(name, expected):

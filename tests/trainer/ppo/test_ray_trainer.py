@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -6,7 +7,8 @@ import torch
 from verl.config import PPOConfig, load_config
 from verl.config.rollout_correction import RolloutCorrectionConfig
 from verl.protocol import PolicyBatch
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer, mini_batches
+from verl.trainer.ppo.ray_trainer import LearningSignal, RayPPOTrainer, mini_batches
+from verl.trainer.skipped_updates import SkippedUpdates
 
 
 def batch_of(mask: list[list[int]]) -> PolicyBatch:
@@ -40,7 +42,7 @@ def test_mini_batches_of_filler_alone_leave_the_parameters_where_they_are():
 
 def test_rejected_tokens_and_responses_enter_no_loss():
     config = load_config(PPOConfig, "ppo_trainer", ["trainer.remove_clip=true"])
-    correction = RolloutCorrectionConfig(["token_k1", "seq_max_k2"], ["0.5_2.0", "3.0"])
+    correction = RolloutCorrectionConfig(["token_k1", "seq_max_k2"], ["0.5_2.0", "3.0"], None)
     config = replace(config, algorithm=replace(config.algorithm, rollout_correction=correction))
     # Log ratios 0, 1, 0.5 | 0, 0, 3 (a k2 of 4.5) | and two rows that are no longer learned from.
     rollout = SimpleNamespace(
@@ -50,8 +52,76 @@ def test_rejected_tokens_and_responses_enter_no_loss():
     )
     sampled = SimpleNamespace(learned=torch.tensor([True, True, False, True]), rollout=rollout)
     trainer = SimpleNamespace(config=config, metrics={})
-    mask = RayPPOTrainer._learned_mask(trainer, sampled, torch.full((4, 3), -1.0))
+    scores = SimpleNamespace(logprobs=torch.full((4, 3), -1.0))
+    mask = RayPPOTrainer._learned_mask(trainer, sampled, scores)
     assert mask.tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
     assert trainer.metrics["rollout_corr/rollout_rs_masked_fraction"] == 4 / 11
     assert trainer.metrics["rollout_corr/rollout_rs_token_k1_masked_fraction"] == 2 / 11
     assert trainer.metrics["rollout_corr/rollout_rs_seq_max_k2_seq_masked_fraction"] == 0.25
+
+
+def test_updates_take_the_rows_that_were_drawn():
+    config = load_config(PPOConfig, "ppo_trainer", ["rollout.n=1", "actor.ppo_mini_batch_size=3"])
+    timer, metrics = SimpleNamespace(count=lambda *_: None), dict[str, float]()
+    trainer = SimpleNamespace(config=config, metrics=metrics, timer=timer, step=1)
+    skipped = SkippedUpdates("actor", "actor.optim", config.actor.optim)
+    taken: list[list[int]] = []
+
+    def update(mini: PolicyBatch, *_: int) -> dict[str, float]:
+        taken.append(mini.input_ids[:, 0].tolist())
+        return {"a": float(len(taken)), "actor/skipped_updates": 0.0}
+
+    for rows in (torch.tensor([3, 3, 0, 1]), None):
+        signal = LearningSignal(torch.ones(4, 1), torch.ones(4, 1), None, rows)
+        RayPPOTrainer._update(trainer, "x", signal.taken(batch_of([[1]] * 4)), config.actor, update, skipped)
+    # The last mini-batch is smaller.
+    assert taken == [[3, 3, 0], [1], [0, 1, 2], [3]]
+    assert trainer.metrics == {"a": 3.5, "actor/skipped_updates": 0.0}
+
+
+def test_pf_ppo_draws_by_the_rewards_the_seed_and_the_step():
+    options = ["algorithm=gae", "algorithm.use_pf_ppo=true", "algorithm.pf_ppo.reweight_method=max_min", "seed=5"]
+    trainer = SimpleNamespace(config=load_config(PPOConfig, "ppo_trainer", options), step=2)
+    rewards = torch.tensor([1.0, 0.0, 0.5, 0.25] * 50)
+    first, again = (RayPPOTrainer._resampled(trainer, rewards) for _ in range(2))
+    assert torch.equal(first, again) and set((first % 4).tolist()) == {0, 1}
+    trainer.step = 3
+    assert not torch.equal(RayPPOTrainer._resampled(trainer, rewards), first)
+
+
+def test_the_variances_of_weighted_tokens():
+    options = ["actor.tis_level=token", "actor.tis_cap=3.0", "algorithm=optimal_token_baseline"]
+    # Probabilities of 1/2 and 1/4 here, 1/4 and 1/16 in the engine: weights of 2 and, capped, 3.
+    logprobs = torch.tensor([[0.5, 0.25]]).log()
+    rollout = SimpleNamespace(response_mask=torch.ones(1, 2), rollout_logprobs=torch.tensor([[0.25, 0.0625]]).log())
+    scores = SimpleNamespace(logprobs=logprobs, sum_pi_squared=torch.tensor([[0.5, 0.75]]))
+    for given, expected in ((options, [[2.0, 11.25]]), (options[2:], [[0.5, 1.25]])):
+        trainer = SimpleNamespace(config=load_config(PPOConfig, "ppo_trainer", given))
+        torch.testing.assert_close(RayPPOTrainer._variances(trainer, rollout, scores), torch.tensor(expected))
+    assert RayPPOTrainer._variances(trainer, rollout, None) is None
+
+
+def test_the_policy_learns_after_the_warm_up_from_weights_with_a_mean_of_1():
+    options = ["algorithm=gae", "trainer.critic_warmup=2", "actor.tis_level=token", "actor.tis_normalize=true"]
+    config = load_config(PPOConfig, "ppo_trainer", [*options, "actor.tis_cap=8", "rollout.n=1"])
+    # Weights 2 and 4, whose mean is 3; the second token is rejected, but counts in the mean.
+    ids, values, mask = torch.ones(1, 2, dtype=torch.int64), torch.zeros(1, 2), torch.tensor([[1, 0]])
+    rollout = SimpleNamespace(
+        input_ids=ids, attention_mask=ids, response_mask=ids, rollout_logprobs=-torch.tensor([[2.0, 4.0]]).log()
+    )
+    rollout = type("Rollout", (SimpleNamespace,), {"__len__": lambda _: 1})(**vars(rollout))
+    learned: list[PolicyBatch] = []
+    trainer = SimpleNamespace(
+        config=config,
+        metrics={},
+        timer=SimpleNamespace(phase=lambda _: nullcontext()),
+        policy=SimpleNamespace(update=None),
+        actor_skipped=None,
+        _update=lambda phase, batch, *_: learned.append(batch),
+    )
+    outputs = SimpleNamespace(old_logprobs=values, ref_logprobs=values, scores=SimpleNamespace(logprobs=values))
+    signal = LearningSignal(mask, torch.tensor([[6.0, 6.0]]), None)
+    for trainer.step in (1, 2, 3):
+        RayPPOTrainer._update_actor(trainer, rollout, outputs, signal)
+    assert [batch.advantages.tolist() for batch in learned] == [[[2.0, 2.0]]]
+    assert trainer.metrics["rollout_corr/rollout_is_batch_norm_factor"] == 3.0

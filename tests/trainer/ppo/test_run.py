@@ -148,6 +148,12 @@ def test_a_kl_loss_whose_gradient_vanishes_is_warned_of(options: str, vanishes: 
     )
 
 
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
+def test_a_group_of_one_is_warned_of(name: str):
+    (line,) = start_warnings(load_config(PPOConfig, "ppo_trainer", [f"algorithm={name}", "rollout.n=1"]))
+    assert line.startswith(f"rollout.n=1: {name} compares the responses to a prompt")
+
+
 def test_a_clip_range_that_never_acts_is_warned_of():
     (line,) = start_warnings(load_config(PPOConfig, "ppo_trainer", ["experiment=dapo", "actor.policy_loss=gspo"]))
     assert "the clip range (0.2, 0.28) is one of tokens" in line

@@ -45,35 +45,28 @@ class Groups:
     index: Tensor
     """Group of each response, ``[B]`` int64 in 0..G-1."""
     counts: Tensor
-    """Responses in each group, ``[G]`` int64, each at least 2."""
+    """Responses in each group, ``[G]`` int64."""
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sum of ``values [B]`` over each group, ``[G]`` float64."""
-        zeros = torch.zeros(len(self.counts), dtype=torch.float64, device=values.device)
+        """Sum of ``values [B, ...]`` over each group, ``[G, ...]`` float64."""
+        zeros = torch.zeros(len(self.counts), *values.shape[1:], dtype=torch.float64, device=values.device)
         return zeros.index_add(0, self.index, values.double())
 
-    def means(self, values: Tensor) -> Tensor:
-        """Mean of ``values [B]`` over each group, ``[G]`` float64."""
-        return self.sums(values) / self.counts
+    def baselines(self, values: Tensor) -> Tensor:
+        """Mean of ``values [B]`` over each group, ``[G]`` float64; 0 for a group of one, which keeps its own value."""
+        return torch.where(self.counts > 1, self.sums(values) / self.counts, 0.0)
 
     def centred(self, values: Tensor) -> Tensor:
-        """``values [B]`` minus the mean of their group, ``[B]`` float64."""
-        return values.double() - self.means(values)[self.index]
+        """``values [B]`` minus the baseline of their group, ``[B]`` float64."""
+        return values.double() - self.baselines(values)[self.index]
+
+    def deviations(self, values: Tensor) -> Tensor:
+        """Unbiased standard deviation of ``values [B]`` in each group, ``[G]`` float64; 1 for a group of one."""
+        variances = self.sums(self.centred(values).square()) / (self.counts - 1).clamp(min=1)
+        return torch.where(self.counts > 1, variances.sqrt(), 1.0)
 
 
-def group_responses(group_ids: Tensor, method: str) -> Groups:
-    """The groups of ``group_ids [B]`` int64, equal for responses to the same prompt; in any order.
-
-    ``method`` is the estimator's name in the error message.
-
-    Raises:
-        ValueError: a group has only one response, so there is nothing to compare it with.
-    """
-    ids, index, counts = group_ids.unique(return_inverse=True, return_counts=True)
-    if bool((counts < 2).any()):
-        single = int(ids[counts < 2][0])
-        raise ValueError(
-            f"group_ids: group {single} has 1 response: {method} needs at least 2 responses per prompt; "
-            "set rollout.n>=2"
-        )
+def group_responses(group_ids: Tensor) -> Groups:
+    """The groups of ``group_ids [B]`` int64, equal for responses to the same prompt; in any order."""
+    _, index, counts = group_ids.unique(return_inverse=True, return_counts=True)
     return Groups(index, counts)

@@ -11,7 +11,8 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
     """Score of each response relative to the other responses to the same prompt, on every response token.
 
     The score s is the sum of the response's token rewards. GRPO (``norm_by_std``): A = (s - mean) / (std + 1e-6) with
-    the mean and the unbiased standard deviation of the group. Dr.GRPO: A = s - mean.
+    the mean and the unbiased standard deviation of the group. Dr.GRPO: A = s - mean. In a group of one the mean is 0
+    and the standard deviation 1, as in veRL.
 
     Args:
         token_rewards: ``[B, R]`` floating point, 0 on padding.
@@ -23,12 +24,12 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
         Advantages ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask.
 
     Raises:
-        ValueError: the shapes do not match, or a group has only one response.
+        ValueError: the shapes do not match.
     """
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"group_ids": group_ids})
-    groups = group_responses(group_ids, "GRPO")
-    centred = groups.centred(token_rewards.double().sum(1))
+    groups = group_responses(group_ids)
+    scores = token_rewards.double().sum(1)
+    relative = groups.centred(scores)
     if norm_by_std:
-        variance = groups.sums(centred.square()) / (groups.counts - 1)
-        centred = centred / (variance.sqrt() + STD_EPS)[groups.index]
-    return on_response_tokens(centred, response_mask).to(token_rewards.dtype)
+        relative = relative / (groups.deviations(scores) + STD_EPS)[groups.index]
+    return on_response_tokens(relative, response_mask).to(token_rewards.dtype)

@@ -13,7 +13,7 @@ def reinforce_plus_plus_baseline_advantages(
 
     The paper's REINFORCE++ w/ baseline: A = s - mean of the group, then (A - mean) / (std + 1e-8) over the batch.
     Unlike GRPO's, the divisor is common to all prompts, so a group of nearly equal scores is not blown up. The score s
-    is the sum of the token rewards.
+    is the sum of the token rewards; a group of one has a baseline of 0.
 
     Args:
         token_rewards: ``[B, R]`` floating point; anything outside the mask.
@@ -27,10 +27,10 @@ def reinforce_plus_plus_baseline_advantages(
         outside ``learned_mask``.
 
     Raises:
-        ValueError: the shapes do not match, or a group has only one response.
+        ValueError: the shapes do not match.
     """
     per_token = {"token_rewards": token_rewards, "response_mask": response_mask, "learned_mask": learned_mask}
     check_shapes(per_token, {"group_ids": group_ids})
-    groups = group_responses(group_ids, "REINFORCE++-baseline")
+    groups = group_responses(group_ids)
     centred = groups.centred(response_scores(token_rewards, response_mask))
     return whitened(on_response_tokens(centred, response_mask), learned_mask).to(token_rewards.dtype)

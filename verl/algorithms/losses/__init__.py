@@ -7,16 +7,31 @@ from torch import Tensor
 
 from verl.algorithms.losses.aggregate import constant_length, sequence_mean, sequence_sum, token_mean
 from verl.algorithms.losses.cispo import cispo_loss
+from verl.algorithms.losses.clip_cov import clip_cov_loss
 from verl.algorithms.losses.gmpo import gmpo_loss
+from verl.algorithms.losses.gpg import gpg_loss
 from verl.algorithms.losses.gspo import gspo_loss
-from verl.algorithms.losses.importance import mean_rollout_weight, rollout_weights
+from verl.algorithms.losses.importance import loss_weights, mean_rollout_weight, rollout_weights
+from verl.algorithms.losses.kl_cov import kl_cov_loss
 from verl.algorithms.losses.ppo_clip import ppo_clip_loss
+from verl.algorithms.losses.sapo import sapo_loss
 from verl.algorithms.losses.value import value_loss
 
-POLICY_LOSSES = {"ppo_clip": ppo_clip_loss, "gspo": gspo_loss, "cispo": cispo_loss, "gmpo": gmpo_loss}
-"""Name -> f(logprobs, old_logprobs, advantages, response_mask, clip_low, clip_high) -> (losses [B, R], metrics).
+PolicyLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
-All tensors are ``[B, R]``. ``ppo_clip`` also takes ``clip_ratio_c``.
+POLICY_LOSSES: dict[str, PolicyLoss] = {
+    "ppo_clip": ppo_clip_loss,
+    "gspo": gspo_loss,
+    "cispo": cispo_loss,
+    "gmpo": gmpo_loss,
+    "gpg": gpg_loss,
+    "sapo": sapo_loss,
+    "clip_cov": clip_cov_loss,
+    "kl_cov": kl_cov_loss,
+}
+"""Name -> f(logprobs, old_logprobs, advantages, response_mask, **options) -> (losses [B, R], metrics).
+
+All tensors are ``[B, R]``. The options of each, such as ``clip_low``, are those of ``ActorConfig.loss_options``.
 """
 
 
@@ -46,12 +61,17 @@ __all__ = [
     "POLICY_LOSSES",
     "StepSize",
     "cispo_loss",
+    "clip_cov_loss",
     "constant_length",
     "gmpo_loss",
+    "gpg_loss",
     "gspo_loss",
+    "kl_cov_loss",
+    "loss_weights",
     "mean_rollout_weight",
     "ppo_clip_loss",
     "rollout_weights",
+    "sapo_loss",
     "sequence_mean",
     "sequence_sum",
     "token_mean",

@@ -61,6 +61,21 @@ def rollout_weights(
     return weights, metrics
 
 
+def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Tensor:
+    """What the per-token losses of ``policy_loss`` are multiplied by, ``[B, R]``.
+
+    :func:`rollout_weights` themselves; with ``gmpo``, whose ratio is one of responses, their geometric mean over the
+    tokens of the response, as in veRL.
+    """
+    if policy_loss != "gmpo":
+        return weights
+    mask = response_mask.bool()
+    # A weight may have vanished; 1e-10 as in veRL.
+    logs = torch.where(mask, (weights + 1e-10).log(), 0.0)
+    mean = logs.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(mask, mean.exp(), 0.0)
+
+
 def mean_rollout_weight(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
 ) -> float:

@@ -1,8 +1,8 @@
 """The algorithms by name, where users of veRL look for them. The code is in ``verl.algorithms``."""
 
-from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, EstimatorOptions, gae_advantages
+from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, EstimatorOptions, gae_advantages, token_variances
 from verl.algorithms.kl import KL_ESTIMATORS, kl_controller, kl_penalised_rewards
-from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, mean_rollout_weight, token_mean
+from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, mean_rollout_weight, rollout_weights, token_mean
 from verl.algorithms.overlong import overlong_penalty
 from verl.rank.shaping import shaped_advantages
 
@@ -17,6 +17,8 @@ __all__ = [
     "kl_penalised_rewards",
     "mean_rollout_weight",
     "overlong_penalty",
+    "rollout_weights",
     "shaped_advantages",
     "token_mean",
+    "token_variances",
 ]

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from verl.algorithms.pf_ppo import resampled_rows
 from verl.algorithms.rollout_correction import mismatch_metrics, rejection_mask
 from verl.checkpoint.resume import Resumption, best_validation, saved_validations
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config.ppo import ActorConfig, CriticConfig, PPOConfig
 from verl.data.prompts import TokenizedPrompts
 from verl.data.samplers import CustomSampler, StepOutcome
-from verl.protocol import PolicyBatch, RankMetrics, RolloutBatch, ValueBatch
+from verl.protocol import PolicyBatch, PolicyScores, RankMetrics, RolloutBatch, ValueBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
@@ -46,6 +47,8 @@ from verl.trainer.ppo.core_algos import (
     kl_controller,
     kl_penalised_rewards,
     mean_rollout_weight,
+    rollout_weights,
+    token_variances,
 )
 from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors, verdict_metrics
 from verl.trainer.schedule import endless, is_due
@@ -60,10 +63,12 @@ BEST_BY = "val/pass@1"
 class ModelOutputs(NamedTuple):
     """What the models say of a step's responses before the update."""
 
+    scores: PolicyScores | None
+    """The policy's; None where ``actor.bypass_mode`` saves them."""
     old_logprobs: Tensor
-    """[B, R], under the policy."""
+    """[B, R], what ratios are to: the policy's log-probabilities, or the engine's with ``actor.bypass_mode``."""
     ref_logprobs: Tensor
-    """[B, R], under the reference; the policy's own if there is no reference."""
+    """[B, R], under the reference; ``old_logprobs`` if there is no reference."""
     values: Tensor | None
     """[B, R], the critic's; None without a critic."""
     rank_metrics: RankMetrics
@@ -79,6 +84,12 @@ class LearningSignal(NamedTuple):
     """[B, R] float32, rank shaping included."""
     returns: Tensor | None
     """[B, R] float32, the critic's targets; None without a critic."""
+    rows: Tensor | None = None
+    """[B] int64, the responses that the updates take, in place of each once (``algorithm.use_pf_ppo``)."""
+
+    def taken(self, batch: Any) -> Any:
+        """The rows of ``batch`` that the updates take."""
+        return batch if self.rows is None else batch[self.rows]
 
 
 class RayPPOTrainer:
@@ -179,14 +190,12 @@ class RayPPOTrainer:
     def _compute_outputs(self, rollout: RolloutBatch) -> ModelOutputs:
         """Log-probabilities under policy and reference, the critic's values, and rank metrics."""
         work = Work.of(rollout.attention_mask.sum(dim=1))
-        with self.timer.phase("old_log_prob"):
-            policy = self.policy.compute_logprobs(rollout)
-        self.timer.count("old_log_prob", work)
-        mask = rollout.response_mask
-        self.metrics |= logprob_agreement(rollout.rollout_logprobs, policy.logprobs, mask)
-        self.metrics |= self._mismatch(rollout, policy.logprobs)
-        self.metrics["actor/entropy"] = (policy.entropy.double().sum() / mask.sum()).item()
-        ref_logprobs, values = policy.logprobs, None
+        scores = self._score(rollout, work) if self.config.scores_before_update else None
+        old_logprobs = rollout.rollout_logprobs
+        if not self.config.actor.bypass_mode:
+            assert scores is not None, "without bypass_mode the policy always scores"
+            old_logprobs = scores.logprobs
+        ref_logprobs, values = old_logprobs, None
         if self.reference is not None:
             with self.timer.phase("ref"):
                 ref_logprobs = self.reference.compute_logprobs(rollout)
@@ -195,10 +204,22 @@ class RayPPOTrainer:
             with self.timer.phase("values"):
                 values = self.critic.compute_values(rollout)
             self.timer.count("values", work)
-        calculator = self.config.calculator
-        measured = policy if calculator.measured_by("actor") else rollout
-        rank_metrics = with_token_metrics(measured.rank_metrics, calculator.token_metrics, rollout, policy)
-        return ModelOutputs(policy.logprobs, ref_logprobs, values, rank_metrics)
+        calculator, rank_metrics = self.config.calculator, rollout.rank_metrics
+        if scores is not None and calculator.measured_by("actor"):
+            rank_metrics = scores.rank_metrics
+        rank_metrics = with_token_metrics(rank_metrics, calculator.token_metrics, rollout, scores)
+        return ModelOutputs(scores, old_logprobs, ref_logprobs, values, rank_metrics)
+
+    def _score(self, rollout: RolloutBatch, work: Work) -> PolicyScores:
+        """What the policy says of its responses; logs how far the engine is from it."""
+        with self.timer.phase("old_log_prob"):
+            scores = self.policy.compute_logprobs(rollout)
+        self.timer.count("old_log_prob", work)
+        mask = rollout.response_mask
+        self.metrics |= logprob_agreement(rollout.rollout_logprobs, scores.logprobs, mask)
+        self.metrics |= self._mismatch(rollout, scores.logprobs)
+        self.metrics["actor/entropy"] = (scores.entropy.double().sum() / mask.sum()).item()
+        return scores
 
     def _mismatch(self, rollout: RolloutBatch, old_logprobs: Tensor) -> dict[str, float]:
         """How far the engine's policy is from the trainer's."""
@@ -234,7 +255,7 @@ class RayPPOTrainer:
     def _compute_advantages(self, sample: StepSample, scores: Tensor, outputs: ModelOutputs) -> LearningSignal:
         """From the verifiers' ``scores`` [B] to what the updates learn from."""
         rollout, algorithm = sample.sampled.rollout, self.config.algorithm
-        mask, learned_mask = rollout.response_mask, self._learned_mask(sample.sampled, outputs.old_logprobs)
+        mask, learned_mask = rollout.response_mask, self._learned_mask(sample.sampled, outputs.scores)
         with self.timer.phase("reward"):
             rewards, metrics = self.sampler.rewards(sample.sampled)
             greedy_scores = None if sample.greedy is None else self._greedy_scores(sample.greedy)
@@ -257,6 +278,7 @@ class RayPPOTrainer:
                 learned_mask=learned_mask,
                 values=outputs.values,
                 greedy_scores=greedy_scores,
+                variances=self._variances(rollout, outputs.scores),
             )
             estimator = ADVANTAGE_ESTIMATORS[algorithm.adv_estimator]
             unshaped, returns = estimator(token_rewards, mask, rollout.group_ids, options)
@@ -273,7 +295,26 @@ class RayPPOTrainer:
             sample.sampled.sources, self.sampler.sources, lambda rows: {"rewards/mean": sums[rows].mean().item()}
         )
         self.metrics |= with_prefix("train", means)
-        return LearningSignal(learned_mask, advantages.float(), returns)
+        rows = self._resampled(token_scores.sum(dim=1)) if algorithm.use_pf_ppo else None
+        return LearningSignal(learned_mask, advantages.float(), returns, rows)
+
+    def _variances(self, rollout: RolloutBatch, scores: PolicyScores | None) -> Tensor | None:
+        """[B, R], of each token, for the estimators that need it; with truncated importance sampling those of the
+        weighted tokens."""
+        if scores is None or scores.sum_pi_squared is None:
+            return None
+        actor, variances = self.config.actor, token_variances(scores.logprobs, scores.sum_pi_squared)
+        if actor.tis_level == "none":
+            return variances
+        pair = (scores.logprobs, rollout.rollout_logprobs)
+        weights, _ = rollout_weights(*pair, rollout.response_mask, actor.tis_level, actor.tis_cap)
+        return variances * weights.square()
+
+    def _resampled(self, rewards: Tensor) -> Tensor:
+        """[B] int64, the responses that PF-PPO learns from; the draw depends on the run's seed and the step alone."""
+        options = self.config.algorithm.pf_ppo
+        generator = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
+        return resampled_rows(rewards, options.reweight_method, options.weight_pow, generator)
 
     def _greedy_scores(self, greedy: Sampled) -> Tensor:
         """The reward of the greedy response to each response's prompt, [B]."""
@@ -296,7 +337,7 @@ class RayPPOTrainer:
         control.update(mean_kl.item(), len(mask))
         return rewards
 
-    def _learned_mask(self, sampled: Sampled, old_logprobs: Tensor) -> Tensor:
+    def _learned_mask(self, sampled: Sampled, scores: PolicyScores | None) -> Tensor:
         """[B, R] int64, 1 on the tokens that enter the losses and their denominators."""
         learned, rollout = sampled.learned, sampled.rollout
         if self.config.trainer.remove_clip:
@@ -304,7 +345,8 @@ class RayPPOTrainer:
         mask = rollout.response_mask * learned.long()[:, None]
         rules = self.config.algorithm.rollout_correction.rejections
         if rules:
-            keep, metrics = rejection_mask(old_logprobs, rollout.rollout_logprobs, rollout.response_mask, rules)
+            assert scores is not None, "rules compare the engine with the policy before the update"
+            keep, metrics = rejection_mask(scores.logprobs, rollout.rollout_logprobs, rollout.response_mask, rules)
             self.metrics |= with_prefix("rollout_corr", metrics)
             mask = mask * keep.long()
         return mask
@@ -323,7 +365,7 @@ class RayPPOTrainer:
             return critic.update(mini, num_tokens)
 
         with self.timer.phase("update_critic"):
-            self._update("update_critic", batch, config, update, self.critic_skipped)
+            self._update("update_critic", signal.taken(batch), config, update, self.critic_skipped)
 
     def _update_actor(self, rollout: RolloutBatch, outputs: ModelOutputs, signal: LearningSignal) -> None:
         """Optimizer steps of the policy on consecutive mini-batches, once the critic is warm."""
@@ -331,7 +373,8 @@ class RayPPOTrainer:
             return
         config, advantages = self.config.actor, signal.advantages
         if config.tis_normalize and config.tis_level != "none":
-            pair = (outputs.old_logprobs, rollout.rollout_logprobs)
+            assert outputs.scores is not None, "see PPOConfig.scores_before_update"
+            pair = (outputs.scores.logprobs, rollout.rollout_logprobs)
             mean = mean_rollout_weight(*pair, rollout.response_mask, config.tis_level, config.tis_cap)
             self.metrics["rollout_corr/rollout_is_batch_norm_factor"] = mean
             advantages = advantages / mean
@@ -347,7 +390,7 @@ class RayPPOTrainer:
         )
         self.metrics |= filtered_length_metrics(signal.mask, self.config.data.max_response_length)
         with self.timer.phase("update_actor"):
-            self._update("update_actor", batch, config, self.policy.update, self.actor_skipped)
+            self._update("update_actor", signal.taken(batch), config, self.policy.update, self.actor_skipped)
 
     def _update(
         self,
@@ -444,13 +487,13 @@ def mini_batches(batch: Any, num_rows: int) -> Iterator[tuple[Any, int, int]]:
 def _step_metrics(config: PPOConfig, workers: WorkerGroup) -> StepMetrics:
     """How the speed of this run's phases is counted."""
     policy = ModelCost.of(config.model)
-    update = UPDATE_LORA if config.model.lora.rank else UPDATE
+    update = UPDATE_LORA if config.model.trains_adapters else UPDATE
     passes = {name: (policy, FORWARD) for name in ("gen", "old_log_prob", "ref")}
     passes["update_actor"] = (policy, update)
     if config.uses_critic:
         model = config.critic.model
         critic = ModelCost.of(model).without_head(model)
         passes["values"] = (critic, FORWARD)
-        passes["update_critic"] = (critic, UPDATE_LORA if model.lora.rank else UPDATE)
+        passes["update_critic"] = (critic, UPDATE_LORA if model.trains_adapters else UPDATE)
     peak = peak_tflops(config.trainer.peak_tflops, workers.device_name, config.model.param_dtype)
     return StepMetrics(workers.world_size, "old_log_prob", passes, peak)

@@ -54,7 +54,7 @@ def run_ppo(config: PPOConfig) -> None:
     """
     check_trackers(config.trainer.logger)
     device_type = resolve_device(config.device)
-    use_custom_functions(config.reward_score.paths_of_custom_functions())
+    use_custom_functions(config.reward_score.paths_of_custom_functions(), config.reward_score.custom_kwargs)
     fetch_models(config.models)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code, needs_chat_template=False)
     data, trainer, pad_token_id = config.data, config.trainer, tokenizer.pad_token_id
@@ -127,6 +127,11 @@ def run_ppo(config: PPOConfig) -> None:
 def start_warnings(config: PPOConfig) -> list[str]:
     """What is allowed, but hardly meant."""
     lines, actor = [], config.actor
+    if config.compares_nothing:
+        lines.append(
+            f"rollout.n=1: {config.algorithm.adv_estimator} compares the responses to a prompt; with one of them the "
+            "advantage is its reward, without a baseline; set rollout.n>=2"
+        )
     if actor.clips_nothing:
         lines.append(
             f"actor.policy_loss=gspo: the clip range {actor.clip_range} is one of tokens and hardly ever acts on whole "

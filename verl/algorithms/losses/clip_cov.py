@@ -1,0 +1,75 @@
+"""Clip-Cov: tokens whose probability and advantage vary together learn nothing now and then (arXiv 2505.22617)."""
+
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO, check_clip_ranges
+
+
+def clip_cov_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    clip_low: float,
+    clip_high: float,
+    clip_cov_ratio: float,
+    clip_cov_lb: float,
+    clip_cov_ub: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Per-token clipped surrogate of PPO, with loss 0 on a few random tokens of large covariance.
+
+    Raising the probability of tokens that are likely and good already is what lowers the entropy. Candidates are the
+    tokens that the clip leaves alone and whose :func:`covariances` are between the two bounds; ``clip_cov_ratio`` times
+    the number of tokens of them are drawn, at least one. Means and the draw are those of the micro-batch, as in veRL;
+    the draw depends on its numbers alone.
+
+    Args:
+        logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy being trained.
+        old_logprobs: ``[B, R]`` the same under the policy at the start of the step.
+        advantages: ``[B, R]``.
+        response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
+        clip_low: the ratio is clipped below at 1 - clip_low, in [0, 1].
+        clip_high: the ratio is clipped above at 1 + clip_high, at least 0.
+        clip_cov_ratio: share of tokens that are drawn, above 0; 2e-4 in the paper.
+        clip_cov_lb: covariances of candidates are above this; 1 in the paper.
+        clip_cov_ub: and below this; 5 in the paper.
+
+    Returns:
+        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``pg_clipfrac`` (tokens that
+        were drawn), ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens``.
+
+    Raises:
+        ValueError: ``clip_low`` or ``clip_high`` is out of range.
+    """
+    check_clip_ranges(clip_low, clip_high)
+    mask = response_mask.bool()
+    # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
+    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
+    advantages = torch.where(mask, advantages, 0.0)
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    plain, clipped = -ratio * advantages, -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    together = covariances(logprobs, advantages, mask)
+    candidates = mask & (clipped <= plain) & (together > clip_cov_lb) & (together < clip_cov_ub)
+    rows = candidates.flatten().nonzero().flatten()
+    wanted = max(int(clip_cov_ratio * int(mask.sum())), 1)
+    generator = torch.Generator().manual_seed(crc32(together.cpu().numpy().tobytes()))
+    order = torch.randperm(len(rows), generator=generator).to(rows.device)
+    drawn = torch.zeros_like(mask).flatten().index_fill(0, rows[order[:wanted]], True).view_as(mask)
+    losses = torch.where(drawn, 0.0, torch.maximum(plain, clipped))
+    metrics = {
+        "pg_clipfrac": drawn.sum().to(losses.dtype),
+        "ppo_kl": -log_ratio.detach().sum(),
+        "num_tokens": mask.sum().to(losses.dtype),
+    }
+    return losses, metrics
+
+
+def covariances(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """(A - mean of A) (logprobs - mean of logprobs) of each token, ``[B, R]``, means over the mask; 0 outside."""
+    count = mask.sum().clamp(min=1)
+    values = [torch.where(mask, t.detach(), 0.0) for t in (advantages, logprobs)]
+    first, second = (t - t.sum() / count for t in values)
+    return torch.where(mask, first * second, 0.0)

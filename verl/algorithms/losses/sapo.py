@@ -1,0 +1,43 @@
+"""Soft adaptive policy optimisation: SAPO (arXiv 2511.20347)."""
+
+import torch
+from torch import Tensor
+
+from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO
+
+
+def sapo_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, tau_pos: float, tau_neg: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Per-token loss -A sigmoid(tau (r - 1)) 4 / tau with r = exp(logprobs - old_logprobs).
+
+    A soft gate in place of clipping: at r = 1 its slope is 1, as that of r itself, and it fades on both sides the
+    faster the larger tau. tau is ``tau_pos`` where A > 0, and ``tau_neg`` elsewhere.
+
+    Args:
+        logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy being trained.
+        old_logprobs: ``[B, R]`` the same under the policy at the start of the step.
+        advantages: ``[B, R]``.
+        response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
+        tau_pos: temperature of the gate where A > 0, above 0; 1 in the paper.
+        tau_neg: temperature elsewhere, above 0; 1.05 in the paper, as negative updates are less stable.
+
+    Returns:
+        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``ppo_kl`` (k1 estimate
+        old - new, Schulman 2020) and ``num_tokens``.
+
+    Raises:
+        ValueError: a temperature is not above 0.
+    """
+    for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
+        if not tau > 0:
+            raise ValueError(f"{name}={tau}: must be above 0")
+    mask = response_mask.bool()
+    # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
+    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
+    advantages = torch.where(mask, advantages, 0.0)
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    taus = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio.dtype)
+    gate = torch.sigmoid(taus * (ratio - 1)) * 4 / taus
+    metrics = {"ppo_kl": -log_ratio.detach().sum(), "num_tokens": mask.sum().to(ratio.dtype)}
+    return -advantages * gate, metrics
