@@ -113,5 +113,8 @@ done
 [[ $asked == yes ]] || ACTIVE_CONFIG_SET=${ACTIVE_CONFIG_SET:-embedded}
 [[ -z $ACTIVE_CONFIG_SET ]] || overrides=("evaluation=$ACTIVE_CONFIG_SET" "${overrides[@]}")
 
-bash scripts/setup.sh
-exec .venv/bin/python -m verl.trainer.main_eval "${overrides[@]}" "$@"
+source scripts/environment.sh
+source scripts/cluster.sh
+find_python
+submit_elsewhere eval.sh "$@"
+run_on_cluster "$python" -m verl.trainer.main_eval "${overrides[@]}" "$@"

@@ -7,8 +7,12 @@
 #   bash train.sh -m reward_manager.hypothesis_type=PlanB,FixTwo,FixOne     one run after another
 #   bash train.sh preset=paper model=qwen2.5_7b trainer=gpus8 'data.train_files=[...]' 'data.val_files=[...]'
 #   bash train.sh --model_name Qwen/Qwen2.5-1.5B --dataset_name gsm8k --rollout_n 4
+# On several machines: docs/multinode.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-bash scripts/setup.sh
-exec .venv/bin/python -m verl.trainer.main_ppo "$@"
+source scripts/environment.sh
+source scripts/cluster.sh
+find_python
+submit_elsewhere train.sh "$@"
+run_on_cluster "$python" -m verl.trainer.main_ppo "$@"

@@ -39,6 +39,7 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
 from verl.run.display import RunDisplay
+from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
 from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import ray_cluster, resolve_device
@@ -126,8 +127,9 @@ class Contestant:
         calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
         tracker = Tracker(self.folder, [], trainer.project_name, name, config)
         stack.callback(tracker.close)
-        display = Quiet(name, trainer.total_training_steps, {})
-        self._trainer = RayPPOTrainer(config, loader, [], self.workers, self.sampler, calculator, tracker, display)
+        run = TrainingRun(config, trainer.total_training_steps, {}, device_type)
+        run.display = Quiet(name, trainer.total_training_steps, {})
+        self._trainer = RayPPOTrainer(config, loader, [], self.workers, self.sampler, calculator, tracker, run)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._fit, daemon=True)
         self._thread.start()

@@ -105,6 +105,7 @@ def prepare(work: Path, steps: int, arguments: argparse.Namespace) -> list[str]:
             f"trainer.n_gpus_per_node={arguments.workers}",
             f"trainer.total_training_steps={steps}",
             "trainer.total_epochs=1000",
+            "trainer.max_restarts=0",
         ),
         *("trainer.max_ckpt_to_keep=3", "trainer.test_freq=10", "trainer.save_hf_model=false"),
         *(f"trainer.save_freq={arguments.save_freq}", f"trainer.async_save={str(not arguments.synchronous).lower()}"),

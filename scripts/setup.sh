@@ -119,9 +119,14 @@ choose_mode
 requirements=$(cat requirements.txt requirements/*.txt setup.py | cksum)
 finish_if_up_to_date
 
-# Of two runs at once, the second waits and then finds the work done. The script itself is the lock file.
+# Of runs at once, on this machine or on others that share the folder, all but the first wait and then find the work done.
+# The script itself is the lock file. NFS locks only a descriptor that may write; nothing is ever written to it.
 if command -v flock >/dev/null; then
-  exec 9<scripts/setup.sh
+  if [[ -w scripts/setup.sh ]]; then
+    exec 9>>scripts/setup.sh
+  else
+    exec 9<scripts/setup.sh
+  fi
   if ! flock --nonblock 9; then
     say "waiting for another setup.sh to finish"
     flock 9

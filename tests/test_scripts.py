@@ -1,6 +1,8 @@
 """The shell scripts: they refuse in one line, leave nothing half made, and pass on what they were given."""
 
+import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,6 +61,47 @@ def test_failed_installation_does_not_look_complete(tmp_path: Path):
         assert "No matching distribution found" in (venv / "setup.log").read_text()
 
 
+def test_of_two_that_build_at_once_one_waits(tmp_path: Path):
+    # What each asks of NFS: a lock on a descriptor that may write.
+    lock = ROOT / "scripts" / "setup.sh"
+    before = lock.read_bytes()
+    with lock.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        command = ["bash", "scripts/setup.sh", "--cpu", "--venv", str(tmp_path / "venv")]
+        offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+        waiting = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | offline, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert waiting.stdout is not None
+        assert "waiting for another setup.sh to finish" in waiting.stdout.readline()
+        (flags,) = re.findall(r"flags:\s+(\d+)", Path(f"/proc/{waiting.pid}/fdinfo/9").read_text())
+        assert int(flags, 8) & os.O_ACCMODE == os.O_WRONLY
+    waiting.communicate(timeout=120)
+    assert waiting.returncode == 1 and lock.read_bytes() == before
+
+
+@pytest.mark.parametrize("variable", ["VERL_ENV", "VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_an_environment_that_exists_is_used_as_it_is(variable: str, checkout: Path):
+    """No pip and no .venv: setup.sh of this checkout would fail."""
+    shutil.rmtree(checkout / ".venv")
+    (checkout / "scripts" / "setup.sh").write_text("echo setup.sh >>calls; exit 1\n")
+    calls = run(checkout / "train.sh", "--cfg", "job", **{variable: sys.prefix})
+    assert calls[0] == 0 and calls[1] == [] and not (checkout / ".venv").exists()
+
+
+def test_an_environment_that_lacks_packages(checkout: Path):
+    bare = checkout / "bare"
+    (bare / "bin").mkdir(parents=True)
+    (bare / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys._base_executable} -I "$@"\n')
+    (bare / "bin" / "python").chmod(0o755)
+    # Named, it is an error; active, a line says why it is not used.
+    code, calls, errors = run(checkout / "train.sh", VERL_ENV=str(bare))
+    assert (code, calls) == (1, []) and errors.startswith(f"VERL_ENV={bare}: ") and "missing" in errors
+    code, calls, _ = run(checkout / "train.sh", VIRTUAL_ENV=str(bare))
+    assert (code, calls) == (0, [TRAIN])
+    assert run(checkout / "train.sh", VERL_ENV="/nowhere")[2] == "VERL_ENV=/nowhere: has no bin/python\n"
+
+
 FAKE_PYTHON = """#!/usr/bin/env bash
 # What it would run is only written down.
 printf '%s\\n' "$*" >>calls
@@ -75,15 +118,33 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    for script in ("train.sh", "eval.sh"):
-        shutil.copy(ROOT / script, tmp_path)
+    for script in (
+        "train.sh",
+        "eval.sh",
+        "scripts/environment.sh",
+        "scripts/cluster.sh",
+        "scripts/check_environment.py",
+    ):
+        shutil.copy(ROOT / script, tmp_path / script)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    shutil.copy(ROOT / "requirements.txt", tmp_path)
     return tmp_path
 
 
-def run(script: Path, *args: str) -> tuple[int, list[str], str]:
+def run(script: Path, *args: str, **variables: str) -> tuple[int, list[str], str]:
     """Run train.sh or eval.sh: exit code, what it had Python do, stderr."""
-    environment = {n: v for n, v in os.environ.items() if not n.startswith("HDFS_") and n != "ACTIVE_CONFIG_SET"}
-    environment["PYTHONPATH"] = str(ROOT)
+    foreign = (
+        "HDFS_",
+        "ACTIVE_CONFIG_SET",
+        "VERL_ENV",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+        "RAY_ADDRESS",
+        "NNODES",
+        "SLURM_",
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    environment |= {"PYTHONPATH": str(ROOT)} | variables
     result = subprocess.run(["bash", script, *args], env=environment, capture_output=True, text=True, timeout=60)
     calls = script.parent / "calls"
     return result.returncode, calls.read_text().splitlines() if calls.exists() else [], result.stderr

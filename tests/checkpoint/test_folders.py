@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from verl.checkpoint import folders
+from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.run_lock import run_lock
 from verl.config import ConfigError
 from verl.utils.files import FileRecord, file_record
@@ -20,7 +21,7 @@ POINTER = "latest_checkpointed_iteration.txt"
 
 
 def begin(root: Path, step: int, text: str = "weights") -> Path:
-    folder = folders.begin_checkpoint(root, step)
+    folder = folders.begin_checkpoint(Attempt(root, 0), step)
     (folder / MODEL).parent.mkdir(parents=True)
     (folder / MODEL).write_text(text)
     return folder
@@ -28,7 +29,7 @@ def begin(root: Path, step: int, text: str = "weights") -> Path:
 
 def save(root: Path, step: int, text: str = "weights", state: dict[str, object] | None = None) -> Path:
     state = {"job": "ppo", "step": step} if state is None else state
-    return folders.complete_checkpoint(begin(root, step, text), root, step, json.dumps(state))
+    return folders.complete_checkpoint(begin(root, step, text), step, json.dumps(state))
 
 
 def names(folder: Path) -> list[str]:
@@ -65,7 +66,7 @@ def test_what_the_writers_say_of_their_files_is_taken(tmp_path: Path):
     folder = begin(tmp_path, 3)
     record = file_record(folder / MODEL)
     (folder / MODEL).write_text("altered")  # between their writing and the end
-    final = folders.complete_checkpoint(folder, tmp_path, 3, "{}", {MODEL: record})
+    final = folders.complete_checkpoint(folder, 3, "{}", {MODEL: record})
     with pytest.raises(folders.DamagedCheckpoint, match=r"model\.safetensors was altered"):
         folders.verify_checkpoint(final)
 
@@ -144,20 +145,20 @@ def test_which_checkpoints_stay(newest: int, always: list[int], scores: dict[int
 
 
 def test_what_is_not_wholly_there_never_has_the_final_name(tmp_path: Path):
-    folder, other = folders.begin_checkpoint(tmp_path, 5), folders.begin_checkpoint(tmp_path, 5)
+    folder, other = folders.begin_checkpoint(Attempt(tmp_path, 0), 5), folders.begin_checkpoint(Attempt(tmp_path, 0), 5)
     assert folder != other  # a process that outlives its run writes into its own
     assert folder.parent == tmp_path  # on the same disk: a rename to another one would be a copy
     assert folders.checkpoints(tmp_path) == {}
     folders.remove_unfinished(tmp_path)
     assert names(tmp_path) == []
     # Files that another machine keeps to itself.
-    folder = folders.begin_checkpoint(tmp_path, 5)
+    folder = folders.begin_checkpoint(Attempt(tmp_path, 0), 5)
     with pytest.raises(RuntimeError, match="no worker wrote the model there; all machines must share"):
-        folders.complete_checkpoint(folder, tmp_path, 5, "{}")
+        folders.complete_checkpoint(folder, 5, "{}")
     folder = begin(tmp_path, 5)
     elsewhere = {"actor/shards/shard-00002.safetensors": FileRecord(7, "")}
     with pytest.raises(RuntimeError, match=r"shard-00002\.safetensors was written elsewhere; all machines must share"):
-        folders.complete_checkpoint(folder, tmp_path, 5, "{}", elsewhere)
+        folders.complete_checkpoint(folder, 5, "{}", elsewhere)
     assert folders.checkpoints(tmp_path) == {}
 
 

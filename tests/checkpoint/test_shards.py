@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
 from verl.checkpoint.saver import CheckpointSaver
@@ -52,7 +53,7 @@ def trained(two: WorkerGroup, batch: torch.Tensor, tmp_path_factory: pytest.Temp
     """Two workers after three steps: the checkpoint's folder, the next three steps, and the state at saving."""
     root = tmp_path_factory.mktemp("run")
     two.run("learn", batch, 3, BOTH)
-    CheckpointSaver(root, two, background=False, huggingface=True, newest=0).save(3, {"step": 3}, {})
+    CheckpointSaver(Attempt(root, 0), two, background=False, huggingface=True, newest=0).save(3, {"step": 3}, {})
     state, draws = two.run("whole_state")[0], two.run("draw")
     curve = two.run("learn", batch, 3, BOTH)[0]
     return root / "global_step_3", state, curve, draws
@@ -98,7 +99,7 @@ def test_two_workers_to_three_to_one_and_back(small_config, one, two, batch, tra
         assert draws == group.run("draw")
         assert_close(group.run("learn", batch, 3, BOTH)[0], curve)
     three.close()
-    CheckpointSaver(tmp_path, one, background=False, huggingface=False, newest=0).save(4, {}, {})
+    CheckpointSaver(Attempt(tmp_path, 0), one, background=False, huggingface=False, newest=0).save(4, {}, {})
     state, curve = one.run("whole_state")[0], one.run("learn", batch, 3, BOTH)[0]
     two.run("load", tmp_path / "global_step_4", 4)
     assert all(torch.equal(value, state[name]) for name, value in two.run("whole_state")[0].items())
@@ -110,7 +111,7 @@ def test_an_optimizer_before_its_first_step_is_saved_as_such(one, batch, trained
     one.run("load", trained[0], 3)
     one.run("learn", batch, 1, ["actor"])
     # As with critic_warmup: here the critic's moments are there already, so they are first loaded away.
-    saver = CheckpointSaver(tmp_path / "fresh", one, background=False, huggingface=False, newest=0)
+    saver = CheckpointSaver(Attempt(tmp_path / "fresh", 0), one, background=False, huggingface=False, newest=0)
     saver.save(1, {}, {})
     for file in (fresh / "critic" / "shards").iterdir():
         weights = {name: value for name, value in load_file(file).items() if name.startswith("model.")}
@@ -129,7 +130,7 @@ def test_an_optimizer_before_its_first_step_is_saved_as_such(one, batch, trained
 def test_writing_in_the_background_gives_the_same_files(two, batch, trained, tmp_path):
     folder, _, curve, _ = trained
     two.run("load", folder, 3)
-    saver = CheckpointSaver(tmp_path, two, background=True, huggingface=True, newest=0)
+    saver = CheckpointSaver(Attempt(tmp_path, 0), two, background=True, huggingface=True, newest=0)
     saver.save(3, {"step": 3}, {})
     # Training changes every parameter while the workers write.
     assert two.run("learn", batch, 3, BOTH)[0] == curve
@@ -152,7 +153,7 @@ def test_writing_in_the_background_gives_the_same_files(two, batch, trained, tmp
 
 
 def test_old_checkpoints_are_removed_once_a_new_one_is_complete(one, tmp_path):
-    saver = CheckpointSaver(tmp_path, one, background=True, huggingface=False, newest=1, always=[3])
+    saver = CheckpointSaver(Attempt(tmp_path, 0), one, background=True, huggingface=False, newest=1, always=[3])
     for step in range(1, 6):
         saver.save(step, {}, {2: 0.5, 4: 0.25})
     assert list(checkpoints(tmp_path)) == [2, 3, 4]
@@ -184,7 +185,7 @@ def test_another_architecture_is_refused_in_one_line(one, trained, tmp_path):
 
 
 def test_an_error_in_the_background_is_raised(one, tmp_path):
-    saver = CheckpointSaver(tmp_path, one, background=True, huggingface=False, newest=0)
+    saver = CheckpointSaver(Attempt(tmp_path, 0), one, background=True, huggingface=False, newest=0)
     saver.save(1, {}, {})
     saver.finish()
     one.run("stop_writing")  # for good: no test follows

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
+
+from verl.config import CONFIG_DIR, PPOConfig, load_config
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +58,28 @@ def test_every_job_has_its_own_folder(tmp_path: Path):
 def test_a_job_that_fails_ends_the_sweep_and_the_users_own_folder_wins(tmp_path: Path):
     code, jobs, errors = sweep(tmp_path, "seed=1,9,2", "trainer.default_local_dir=mine/${seed}", "--multirun")
     assert (code, errors, [job[2] for job in jobs]) == (1, "error: nine\n", ["mine/1", "mine/9"])
+
+
+def test_jobs_side_by_side(tmp_path: Path):
+    launcher = ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=1"]
+    code, _, errors = sweep(tmp_path, "-m", "seed=1,2", *launcher)
+    assert code == 0, errors
+    (home,) = (tmp_path / "outputs" / "verl" / "multirun").iterdir()
+    logs = [path.read_text() for path in home.glob(".submitit/*/*_log.out")]
+    said = sorted(line for text in logs for line in text.splitlines() if line.startswith("job "))
+    assert said == [f"job {shipped_kind()} verl_grpo {home}/{number}" for number in range(2)]
+
+
+def test_slurm_jobs_are_composed():
+    options = ["hydra/launcher=submitit_slurm", "hydra.launcher.gpus_per_node=8", "hydra.launcher.timeout_min=600"]
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        launcher = compose("ppo_trainer", options, return_hydra_config=True).hydra.launcher
+    assert (launcher.gpus_per_node, launcher.nodes, launcher.tasks_per_node) == (8, 1, 1)
+    assert launcher._target_.endswith("SlurmLauncher")
+
+
+def shipped_kind() -> str:
+    return load_config(PPOConfig, "ppo_trainer").reward_manager.hypothesis_type
 
 
 def test_a_sweep_over_nothing_known_is_explained(tmp_path: Path):

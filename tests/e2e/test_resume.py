@@ -20,6 +20,8 @@ OPTIONS = [
     *("reward_manager.add_reward=true", "actor.optim.lr=1e-3", "trainer.total_training_steps=6", "trainer.save_freq=1"),
     *("trainer.async_save=true", "trainer.save_hf_model=false", "trainer.max_ckpt_to_keep=2", "trainer.test_freq=4"),
     "trainer.val_before_train=false",
+    # What a restart would do by itself is tried in tests/cluster/test_recovery.py.
+    "trainer.max_restarts=0",
 ]
 
 
@@ -119,3 +121,25 @@ def test_dynamic_sampling_resumes_to_the_bit(tiny_model, arithmetic_prompts, tmp
     assert run.finish() == 0, run.log.read_text()
     assert f"resuming from {folder}/global_step_2" in run.log.read_text()
     assert records(folder) == whole
+
+
+@pytest.mark.nightly
+def test_a_paused_driver_that_goes_on_after_another_took_over_writes_nothing(tiny_model, arithmetic_prompts, tmp_path):
+    folder = tmp_path / "run"
+    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), *OPTIONS, "rollout.name=hf"]
+    overrides += ["trainer.max_restarts=3", "trainer.detection_s=5"]
+    paused = Run(overrides, tmp_path / "paused.log")
+    paused.wait_until(lambda: bool(list(folder.glob(".global_step_*.unfinished"))))
+    os.kill(paused.process.pid, signal.SIGSTOP)
+    # As over NFS, where the lock of a machine that is not heard of is given away.
+    (folder / ".lock").unlink()
+    run = Run(overrides, tmp_path / "log")
+    assert run.finish() == 0, run.log.read_text()
+    before, found = records(folder), list(checkpoints(folder))
+    assert paused.workers() == []  # they lost their driver
+    os.kill(paused.process.pid, signal.SIGCONT)
+    assert paused.finish() == 1
+    assert "since attempt 2 has taken over" in paused.log.read_text()
+    assert records(folder) == before and list(checkpoints(folder)) == found and len(before) == 6
+    paused.assert_nothing_left(folder)
+    assert (folder / ".attempt").read_text() == "2\n" and (folder / "summary.json").exists()

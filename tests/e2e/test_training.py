@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from tests.e2e.runs import Run, records
+from verl.checkpoint.folders import checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -186,17 +187,30 @@ def test_experiments(experiment, two_steps, tiny_model, arithmetic_prompts, rewa
 
 STOPS = {
     "sigint to the driver": (1, lambda run: run.process.send_signal(signal.SIGINT), 130, "interrupted"),
+    "preemption": (
+        1,
+        lambda run: run.process.send_signal(signal.SIGTERM),
+        75,
+        "is saved; exit code 75: the same command",
+    ),
     "killed worker": (2, lambda run: os.kill(run.workers()[0], signal.SIGKILL), 1, "died in"),
 }
 """Name -> number of workers, what stops the run, its exit code, a word of its message. Ctrl-C: test_long_run.py."""
 
 
-@pytest.mark.parametrize("name", ["killed worker", pytest.param("sigint to the driver", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "name", ["killed worker", "preemption", pytest.param("sigint to the driver", marks=pytest.mark.nightly)]
+)
 def test_a_stopped_run_leaves_nothing(name, tiny_model, arithmetic_prompts, tmp_path):
     workers, stop, code, message = STOPS[name]
     folder = tmp_path / "run"
     overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), f"trainer.n_gpus_per_node={workers}"]
-    overrides += ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=2"]
+    overrides += [
+        "trainer.total_training_steps=1000",
+        "trainer.total_epochs=1000",
+        "trainer.save_freq=2",
+        "trainer.max_restarts=0",
+    ]
     run = Run([*overrides, "rollout.name=hf"], tmp_path / "log")
     run.wait_for_line("step 3/")
     assert len(run.processes()) > 3 and len(run.workers()) == workers, run.processes()
@@ -204,6 +218,9 @@ def test_a_stopped_run_leaves_nothing(name, tiny_model, arithmetic_prompts, tmp_
     assert run.finish() == code, run.log.read_text()
     run.assert_nothing_left(folder)
     assert message in run.log.read_text()
+    if name == "preemption":
+        # Steps 2, 4 and so on are saved anyway.
+        assert records(folder)[-1]["step"] == max(checkpoints(folder)) >= 3
 
 
 def test_a_full_disk_while_saving_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, dynamic_module_utils
 from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
 
+from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
 from verl.models import huggingface
@@ -68,14 +69,14 @@ def test_an_export_has_the_tensors_that_are_no_parameters(tiny_tokenizer, tmp_pa
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     buffers[name].copy_(torch.arange(4.0))
     model.save_pretrained(tmp_path / "model")
-    folder = begin_checkpoint(tmp_path, 1)
+    folder = begin_checkpoint(Attempt(tmp_path, 0), 1)
     state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     writer = HuggingFaceStorageWriter(str(folder / "actor" / "shards"), save_distributed=True)
     dcp.save(state, storage_writer=writer, no_dist=True)
     assert persistent_buffers(model).keys() == {name}
     shell = empty_model("actor", ModelInfo.read(str(tmp_path / "model"), False))
     write_architecture(shell, tiny_tokenizer, folder / "actor" / "architecture", persistent_buffers(model))
-    out = export_checkpoint(complete_checkpoint(folder, tmp_path, 1, "{}"), tmp_path / "out", "actor", False)
+    out = export_checkpoint(complete_checkpoint(folder, 1, "{}"), tmp_path / "out", "actor", False)
     again = AutoModelForCausalLM.from_pretrained(out).state_dict()
     assert again.keys() == model.state_dict().keys()
     assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())

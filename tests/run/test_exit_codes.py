@@ -5,9 +5,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from verl.checkpoint.attempts import StaleAttempt
 from verl.config import ConfigError
 from verl.run.exit_codes import run_to_exit_code
+from verl.run.preemption import Preempted
 from verl.single_controller import WorkerError
+from verl.single_controller.failures import RequeueError
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +40,8 @@ def terminated_while_ray_waits() -> None:
         raise SystemExit(1) from None  # as ray.wait does
 
 
+AGAIN = "exit code 75: the same command resumes the run\n"
+
 ENDINGS = {
     # Python prints a text given to SystemExit on stderr and exits with 1.
     "config": (failing(ConfigError("rollout.n=1: too few")), "error: rollout.n=1: too few", ""),
@@ -45,6 +50,9 @@ ENDINGS = {
     "sigterm": (terminated, 143, ""),
     "sigterm in ray": (terminated_while_ray_waits, 143, ""),
     "exit": (failing(SystemExit(7)), 7, ""),
+    "preempted": (failing(Preempted("SIGUSR1: step 3 is saved")), 75, f"SIGUSR1: step 3 is saved; {AGAIN}"),
+    "too few machines": (failing(RequeueError("1 of 2 machines")), 75, f"1 of 2 machines; {AGAIN}"),
+    "overtaken": (failing(StaleAttempt("global_step_2: not written")), "error: global_step_2: not written", ""),
 }
 
 
@@ -62,6 +70,20 @@ def test_a_run_ends_with_a_code_and_one_message(ending: str, capsys: pytest.Capt
     with pytest.raises(SystemExit) as caught:
         run_to_exit_code(cleaning)
     assert (caught.value.code, capsys.readouterr().err, cleaned) == (code, message, [1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_training_that_is_told_to_go_is_requeued(number: signal.Signals):
+    def told() -> None:
+        signal.raise_signal(number)
+
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            run_to_exit_code(told, requeue=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught.value.code == 75
 
 
 def test_a_run_that_succeeds_returns_and_other_errors_keep_their_traceback():

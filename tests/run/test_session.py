@@ -4,14 +4,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGTERM, raise_signal
 
 import pytest
+from ray.exceptions import RaySystemError
 
+from verl.checkpoint.attempts import Attempt, StaleAttempt
 from verl.checkpoint.resume import Resumption
 from verl.checkpoint.run_lock import run_lock
 from verl.config import ConfigError, PPOConfig
 from verl.run import session as session_module
+from verl.run.preemption import Preempted
 from verl.run.session import RaySession, TrainingRun
+from verl.single_controller import MachineError, WorkerError
+from verl.single_controller.failures import HeadLost, NoRoom, RequeueError
 
 
 @pytest.fixture
@@ -26,10 +32,11 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             monkeypatch.setattr("ray.is_initialized", lambda: True)
             yield
         finally:
+            monkeypatch.setattr("ray.is_initialized", lambda: False)
             found.append("ray ends")
 
     class WorkerGroup:
-        def __init__(self, worker: str, *_: object) -> None:
+        def __init__(self, worker: str, *_: object, supervision: object) -> None:
             found.append(worker)
 
         def close(self) -> None:
@@ -38,6 +45,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(session_module, "ray_cluster", ray_cluster)
     monkeypatch.setattr(session_module, "WorkerGroup", WorkerGroup)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(session_module, "gather_machines", lambda nnodes, *_: nnodes)
     return found
 
 
@@ -46,8 +54,8 @@ def training_run(config: PPOConfig, folder: Path, **changes: object) -> Training
     return TrainingRun(replace(config, trainer=trainer), 4, {}, "cpu")
 
 
-def test_one_cluster_serves_all_groups_of_a_session(events: list[str]):
-    with RaySession(2, 3, "cpu") as session:
+def test_one_cluster_serves_all_groups_of_a_session(small_config, tmp_path, events: list[str]):
+    with RaySession(2, 3, "cpu", small_config.trainer, tmp_path) as session:
         assert events == []
         for name in ("first", "second"):
             session.start_workers(name, None, (), {}).close()
@@ -56,14 +64,14 @@ def test_one_cluster_serves_all_groups_of_a_session(events: list[str]):
 
 def test_everything_ends_in_order(small_config, tmp_path, events, monkeypatch, capsys):
     removed = session_module.remove_unfinished
-    monkeypatch.setattr(session_module, "remove_unfinished", lambda root: (events.append("clean"), removed(root)))
+    monkeypatch.setattr(session_module, "remove_unfinished", lambda *of: (events.append("clean"), removed(*of)))
     with pytest.raises(KeyboardInterrupt), training_run(small_config, tmp_path) as run:
         message = r"^trainer\.default_local_dir=.*: another run is using this folder; wait until it ends or name"
         with pytest.raises(ConfigError, match=message), run_lock(tmp_path):
             pass
         tracker, _ = run.start("workers", (), {})
         tracker.log(1, {"a": 1.0})
-        (tmp_path / ".global_step_1.abc.unfinished").mkdir()
+        (tmp_path / ".global_step_1.attempt_1.abc.unfinished").mkdir()
         raise KeyboardInterrupt
     # Workers may write into the checkpoint until Ray has ended.
     assert events == ["ray for 1 on cpu", "workers", "workers end", "ray ends", "clean"]
@@ -120,3 +128,96 @@ def test_the_report_names_a_model_that_exists(small_config, tmp_path, capsys, fo
     found = [line for line in lines if line.startswith("model: ")]
     assert found == ([f"model: {tmp_path}/{model}"] if model else [])
     assert lines[-1] == f"metrics: {tmp_path}/metrics.jsonl"
+
+
+def attempts(run: TrainingRun, failures: list[tuple[int, Exception | None]]) -> int:
+    """One attempt after the other records some steps and ends with an error, or with None; how many there were."""
+    count = 0
+
+    def train() -> int:
+        nonlocal count
+        tracker, _ = run.start("workers", (), {})
+        steps, error = failures[count]
+        count += 1
+        for step in range(1, steps + 1):
+            tracker.log(step, {"attempt": float(run.attempt.number)})
+        if error is not None:
+            raise error
+        return count
+
+    return run.attempts(train)
+
+
+LOST = MachineError("worker 1 died", "")
+SAME = MachineError("worker 1 died", "worker 1 in generate")
+OTHER = MachineError("worker 0 died", "worker 0 in generate")
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ([(0, None)], 1),
+        ([(2, LOST), (2, LOST), (2, LOST), (3, None)], 4),  # machines may be lost in the same step
+        ([(2, SAME), (3, SAME), (2, SAME), (4, None)], 4),  # another step each time
+        ([(2, SAME), (2, OTHER), (2, SAME), (4, None)], 4),  # another worker each time
+        ([(2, SAME), (2, SAME)], "^worker 1 died\nthe attempt before this one ended in the same step with the same"),
+        ([(0, LOST), (1, LOST), (2, LOST), (3, LOST)], "^worker 1 died$"),  # one more than max_restarts
+        ([(0, RaySystemError("the node is gone")), (3, None)], 2),
+        ([(1, LOST), (1, NoRoom("2 machines are needed")), (3, None)], 3),
+        ([(0, NoRoom("2 machines are needed"))], "^2 machines are needed$"),
+        ([(1, WorkerError("worker 0 failed in generate: shapes differ"))], "shapes differ"),
+        ([(1, ConfigError("data.x=1: too much"))], "^data.x=1"),
+    ],
+)
+def test_failures_of_machines_end_an_attempt_and_those_of_the_program_the_run(
+    small_config, tmp_path, events, failures, expected
+):
+    with training_run(small_config, tmp_path, max_restarts=3) as run:
+        if isinstance(expected, int):
+            assert attempts(run, failures) == expected
+        else:
+            with pytest.raises((WorkerError, ConfigError), match=expected):
+                attempts(run, failures)
+        assert run.attempt.number == len(failures)
+    # Each attempt released everything before the next one began.
+    assert [event for event in events if event == "ray ends"] == ["ray ends"] * len(failures)
+    assert events.index("workers end") < events.index("ray ends")
+    last = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert all(f'"attempt": {len(failures)}.0' in line for line in last) and len(last) == failures[-1][0]
+    assert not list(tmp_path.glob("metrics.jsonl.*"))
+
+
+def test_without_its_head_a_run_is_requeued(small_config, tmp_path, events):
+    with training_run(small_config, tmp_path) as run, pytest.raises(RequeueError, match="^the head is gone$"):
+        attempts(run, [(1, HeadLost("the head is gone"))])
+
+
+def test_a_failure_after_the_schedulers_signal_is_no_reason_to_start_again(small_config, tmp_path, events):
+    with training_run(small_config, tmp_path) as run:
+
+        def train() -> None:
+            run.start("workers", (), {})
+            raise_signal(SIGTERM)
+            raise LOST
+
+        with pytest.raises(Preempted, match="^SIGTERM before"):
+            run.attempts(train)
+
+
+def test_a_stale_attempt_takes_nothing_back(small_config, tmp_path, events):
+    with training_run(small_config, tmp_path) as run:
+
+        def train() -> None:
+            tracker, _ = run.start("workers", (), {})
+            Attempt.claim(tmp_path)
+            (tmp_path / ".global_step_1.attempt_2.abc.unfinished").mkdir()
+            with pytest.raises(StaleAttempt, match=r"metrics\.jsonl: not written by attempt 1"):
+                tracker.log(1, {})
+            raise LOST
+
+        with pytest.raises(StaleAttempt, match="since attempt 2 has taken over"):
+            run.attempts(train)
+        with pytest.raises(StaleAttempt, match=r"summary\.json"):
+            run.write_summary({})
+    assert (tmp_path / ".attempt").read_text() == "2\n" and not (tmp_path / "summary.json").exists()
+    assert (tmp_path / ".global_step_1.attempt_2.abc.unfinished").is_dir()

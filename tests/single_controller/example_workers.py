@@ -1,12 +1,14 @@
 """Workers that need no model: processes of a group import this module by its name."""
 
+import os
 import time
 from typing import Any
 
+import ray
 import torch
 
 from verl.protocol import ConversationBatch
-from verl.utils.distributed import WorkerPlace
+from verl.utils.distributed import WorkerPlace, join_world
 
 EXHAUSTED = {
     "GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the docs."),
@@ -45,6 +47,11 @@ class ExampleWorker:
         if self.rank == 3:
             raise EXHAUSTED[exhausted]
 
+    def surroundings(self, *names: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Some variables as this process has them, and as Ray has written them down."""
+        shown = ray.get_runtime_context().runtime_env["env_vars"]
+        return {name: os.environ[name] for name in names}, {name: shown[name] for name in names if name in shown}
+
     def multiply(self) -> None:
         torch.ones(8, 8) @ torch.ones(8, 8)
 
@@ -56,3 +63,35 @@ class FailingWorker:
         if place.rank == 1:
             raise config or RuntimeError("no model here")
         time.sleep(600)
+
+
+class HangingWorker:
+    """Sleeps, fails or dies on request."""
+
+    def __init__(self, config: Any, place: WorkerPlace) -> None:
+        self.rank, self.place = place.rank, place
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def rest(self, seconds: float) -> None:
+        print(f"resting for {seconds} s", flush=True)
+        time.sleep(seconds)
+
+    def fail(self, error: Exception) -> None:
+        if self.rank == 1:
+            raise error
+
+    def meet(self) -> None:
+        """Worker 1 does not come."""
+        join_world(self.place)
+        if self.rank == 0:
+            torch.distributed.barrier()
+        time.sleep(60)
+
+    def exit_or_fail(self, error: Exception) -> None:
+        """Worker 0 dies a moment after worker 1 has said that its connection broke."""
+        if self.rank == 1:
+            raise error
+        time.sleep(1)
+        os._exit(1)

@@ -1,8 +1,18 @@
+import os
+from typing import Any
+
 import pytest
+import ray
 import torch
 
 from verl.config import ConfigError
-from verl.single_controller.cluster import resolve_device
+from verl.single_controller.cluster import resolve_device, wait_for_machines
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None that this computer may have running."""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
 
 
 @pytest.mark.parametrize(
@@ -16,3 +26,61 @@ def test_the_device(monkeypatch: pytest.MonkeyPatch, device: str, gpu: bool, exp
     else:
         with pytest.raises(ConfigError, match="^device='cuda': torch sees no GPU; set device=auto or cpu$"):
             resolve_device(device)
+
+
+def test_several_machines_need_a_cluster():
+    with pytest.raises(ConfigError, match=r"^trainer.nnodes=2: this machine is alone. Start .* NNODES, NODE_RANK and"):
+        resolve_device("auto", nnodes=2)
+
+
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        (
+            "ray://head:10001",
+            "RAY_ADDRESS=ray://head:10001: a run is part of the cluster; set it to head:6379, or",
+        ),
+        ("http://head:8265", "RAY_ADDRESS=http://head:8265: a run is part of the cluster"),
+    ],
+)
+def test_addresses_that_a_run_cannot_use(address: str, line: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=f"^{line}"):
+        resolve_device("auto")
+
+
+def machine(rank: int, gpus: int, alive: bool = True) -> dict[str, Any]:
+    """A machine that scripts/cluster.sh has started, as Ray lists it."""
+    resources = {"CPU": 64.0} | ({"GPU": float(gpus)} if gpus else {})
+    labels = {"verl-rank": str(rank)}
+    return {"Alive": alive, "NodeManagerHostname": f"host{rank}", "Resources": resources, "Labels": labels}
+
+
+def test_machines_come_late(monkeypatch: pytest.MonkeyPatch):
+    first, second = machine(0, 8), machine(1, 8)
+    states = [[first], [first], [first, machine(1, 8, alive=False)], [first, second]]
+    monkeypatch.setattr(ray, "nodes", lambda: states.pop(0) if len(states) > 1 else states[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    said: list[str] = []
+    wait_for_machines(2, 8, "cuda", 60.0, said.append)
+    assert said == ["1 of 2 machines here"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "missing"), [("", "NODE_RANK 2, NODE_RANK 3"), ("host0 host1 host2 host3", "host2, host3")]
+)
+def test_machines_that_never_come_are_named(hosts: str, missing: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VERL_HOSTS", hosts)
+    monkeypatch.setattr(ray, "nodes", lambda: [machine(0, 8), machine(1, 4)])
+    with pytest.raises(ConfigError) as raised:
+        wait_for_machines(4, 8, "cuda", -1.0, lambda text: None)
+    assert str(raised.value) == (
+        "trainer.nnodes=4: 1 of 4 machines with 8 GPUs each were there within trainer.machines_timeout_s=-1: "
+        f"host0 (8 GPUs), host1 (4 GPUs); missing: {missing}"
+    )
+
+
+def test_a_local_cluster_leaves_no_token(ray_session: None, monkeypatch: pytest.MonkeyPatch):
+    # Otherwise the next `ray start` on this machine would demand it of everyone.
+    assert os.environ["RAY_AUTH_MODE"] == "token" and ray.is_initialized()
+    assert len(os.environ.get("RAY_AUTH_TOKEN", "")) == 64 or os.path.exists(os.path.expanduser("~/.ray/auth_token"))

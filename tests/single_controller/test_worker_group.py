@@ -4,17 +4,19 @@ import gzip
 import json
 import re
 import time
+from pathlib import Path
 
 import pytest
 import ray
+from ray.util.placement_group import placement_group_table
 
 from verl.checkpoint.shards import Checkpointed
 from verl.config import ConfigError, PPOConfig, SFTConfig
 from verl.config.overrides import option_names
-from verl.single_controller import WorkerError
+from verl.single_controller import WorkerError, WorkerGroup
 from verl.single_controller.out_of_memory import FIXES, is_out_of_memory, out_of_memory_line
 from verl.single_controller.profiling import MemoryPeak
-from verl.single_controller.worker_group import cpu_threads
+from verl.single_controller.worker_group import MachineSetup, cpu_threads
 from verl.workers.hybrid import HybridWorker
 from verl.workers.sft import SFTWorker
 
@@ -24,15 +26,14 @@ from verl.workers.sft import SFTWorker
     [(None, 2, 4), (None, 3, 2), (None, 16, 1), ("", 2, 4), ("6", 2, 6), ("3,2", 4, 3), ("many", 4, 2)],
 )
 def test_threads_of_a_worker(wanted, workers, threads, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if wanted is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-    assert cpu_threads(workers) == threads
+    assert cpu_threads(workers, cores=8) == threads
 
 
 def test_a_group_that_cannot_start_frees_its_workers(start):
-    with pytest.raises(WorkerError, match="(?s)worker 1 failed in start.*no model here"):
+    with pytest.raises(WorkerError, match="(?s)worker 1 on .* failed in start.*no model here"):
         start("FailingWorker", 2)
     # What a user can fix is said as if it had been found in this process.
     with pytest.raises(ConfigError, match="^model.path='x': no model there$"):
@@ -57,7 +58,7 @@ def test_a_worker_without_memory_says_where_how_much_and_what_to_lower(workers, 
 
 
 def test_other_errors_keep_their_traceback(workers):
-    with pytest.raises(WorkerError, match="(?s)^worker 3 failed in update_actor:.*shapes differ"):
+    with pytest.raises(WorkerError, match="(?s)^worker 3 on [^ ]+ failed in update_actor:.*shapes differ"):
         workers.run("update_actor", "something else")
 
 
@@ -114,3 +115,33 @@ def test_every_worker_writes_what_it_did_between_start_and_stop(workers, tmp_pat
             names = {event["name"] for event in json.load(file)["traceEvents"]}
         assert {"multiply", "aten::mm"} <= names
         assert "hold" not in names
+
+
+def test_each_machine_has_its_own_threads_and_variables(ray_session, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    environment = {"PYTHONPATH": str(Path(__file__).parent), "NCCL_DEBUG": "INFO", "HF_TOKEN": "hush"}
+    setup = MachineSetup(cores=3, environment={"GLOO_SOCKET_IFNAME": "ib0"})
+    place = (1, 1, "cpu", environment)
+    group = WorkerGroup("example_workers:ExampleWorker", None, (), *place, survey=lambda placement: [setup])
+    try:
+        found = group.run("surroundings", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "HF_TOKEN")
+    finally:
+        group.close()
+    shown = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "INFO"}
+    # What Ray has written down is in its logs and on its pages.
+    assert found == [(shown | {"HF_TOKEN": "hush"}, shown)]
+
+
+def test_a_survey_that_fails_gives_the_machines_back(ray_session):
+    seen = []
+
+    def survey(placement):
+        seen.append(placement)
+        raise ConfigError("host1: no room")
+
+    with pytest.raises(ConfigError, match="^host1: no room$"):
+        WorkerGroup("example_workers:ExampleWorker", None, (), 1, 1, "cpu", {}, survey)
+    deadline = time.monotonic() + 30
+    while placement_group_table(seen[0])["state"] != "REMOVED" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert placement_group_table(seen[0])["state"] == "REMOVED"

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from verl.config import ConfigError, SFTConfig, load_config
 from verl.protocol import ConversationBatch
-from verl.run.display import RunDisplay
+from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
 from verl.trainer.sft_trainer import COLUMNS, SFTTrainer, run_sft
 
@@ -52,7 +52,9 @@ def fitted(tiny_model: Path, folder: Path, workers: CountingWorkers, *overrides:
     config = load_config(SFTConfig, "sft", [*options, *overrides])
     tracker = Tracker(folder, [], "verl", "sft", config)
     # Three held-out conversations are fewer than there are workers.
-    sft = SFTTrainer(config, [conversations(8)], conversations(3), workers, tracker, RunDisplay("sft", 1, COLUMNS))
+    sft = SFTTrainer(
+        config, [conversations(8)], conversations(3), workers, tracker, TrainingRun(config, 1, COLUMNS, "cpu")
+    )
     saved: list[int] = []
     sft._save = lambda: saved.append(sft.step)
     sft.fit()

@@ -12,6 +12,7 @@ from tests.conftest import changed
 from tests.models.test_value_models import value_batch
 from tests.workers.groups import all_prompts, start_group
 from tests.workers.test_hybrid import policy_batch
+from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config import PPOConfig
@@ -68,7 +69,9 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_token
     logprobs = concat(workers.run_split("compute_logprobs", fresh)).logprobs
     assert (fresh.rollout_logprobs - logprobs).abs()[fresh.response_mask.bool()].max() < 1e-3
 
-    CheckpointSaver(tmp_path, workers, background=False, huggingface=True, newest=0).save(1, {"step": 1}, {})
+    CheckpointSaver(Attempt(tmp_path, 0), workers, background=False, huggingface=True, newest=0).save(
+        1, {"step": 1}, {}
+    )
     folder = tmp_path / "global_step_1"
     exported = AutoModelForCausalLM.from_pretrained(folder / "actor" / "huggingface").eval()
     scorer = LogprobForward(exported, config.model, "cpu")

@@ -9,10 +9,12 @@ import re
 import shutil
 import uuid
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from verl.checkpoint.attempts import Attempt
 from verl.config.errors import ConfigError
 from verl.utils.files import FileRecord, file_record, flush, replace_text
 
@@ -20,26 +22,36 @@ POINTER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 _NAME = re.compile(r"global_step_(\d+)")
+_ATTEMPT = re.compile(r"\.attempt_(\d+)\.")
 
 
 class DamagedCheckpoint(ConfigError):
     """A file of a checkpoint is missing or not what was written; the message names it."""
 
 
-def begin_checkpoint(root: Path, step: int) -> Path:
-    """Create a folder to write the checkpoint of ``step`` into.
+def begin_checkpoint(attempt: Attempt, step: int) -> Path:
+    """Create a folder to write the checkpoint of ``step`` into. Its name has the attempt's number.
 
-    Every attempt gets its own name: a worker that briefly outlives its run must not write into the next attempt's.
+    Every checkpoint gets its own name: a worker that outlives its attempt must not write into the next one's.
+
+    Raises:
+        StaleAttempt: a newer attempt has taken over.
     """
-    folder = root / f".global_step_{step}.{uuid.uuid4().hex[:8]}.unfinished"
+    folder = attempt.root / f".global_step_{step}.attempt_{attempt.number}.{uuid.uuid4().hex[:8]}.unfinished"
+    attempt.check(folder)
     folder.mkdir(parents=True)
     return folder
 
 
-def complete_checkpoint(
-    folder: Path, root: Path, step: int, state: str, records: Mapping[str, FileRecord] | None = None
-) -> Path:
-    """Turn a folder of :func:`begin_checkpoint` into ``root/global_step_<step>``.
+def attempt_of(folder: Path) -> Attempt:
+    """The attempt that a folder of :func:`begin_checkpoint` belongs to."""
+    match = _ATTEMPT.search(folder.name)
+    assert match is not None, f"{folder}: not a folder of begin_checkpoint"
+    return Attempt(folder.parent, int(match[1]))
+
+
+def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[str, FileRecord] | None = None) -> Path:
+    """Turn a folder of :func:`begin_checkpoint` into ``global_step_<step>`` beside it.
 
     An existing checkpoint of that name is replaced.
 
@@ -49,7 +61,10 @@ def complete_checkpoint(
 
     Raises:
         RuntimeError: files that were written are not in ``folder``: a machine does not share it.
+        StaleAttempt: a newer attempt has taken over.
     """
+    attempt, root = attempt_of(folder), folder.parent
+    attempt.check(folder)
     if not any(folder.glob("actor/*")):
         raise RuntimeError(f"{folder}: no worker wrote the model there; all machines must share {root}")
     (folder / STATE).write_text(state)
@@ -58,14 +73,18 @@ def complete_checkpoint(
     if missing := known.keys() - files.keys():
         raise RuntimeError(f"{folder}: {min(missing)} was written elsewhere; all machines must share {root}")
     entries = {name: asdict(known.get(name) or file_record(path)) for name, path in files.items()}
-    (folder / MANIFEST).write_text(json.dumps({"files": entries}, indent=2) + "\n")
+    manifest = {"attempt": attempt.number, "files": entries}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     for path in [*folder.rglob("*"), folder]:
         flush(path)
     final = root / f"global_step_{step}"
+    # Should a newer attempt begin from here on, it renames this folder, and the rename below fails.
+    attempt.check(final)
     if final.exists():
         _discard(final)
     folder.rename(final)
     flush(root)
+    attempt.check(root / POINTER)
     replace_text(root / POINTER, f"{step}\n")
     return final
 
@@ -128,10 +147,16 @@ def latest_checkpoint(root: Path) -> Path | None:
     return found[max(found)] if found else None
 
 
-def remove_unfinished(root: Path) -> None:
-    """Remove checkpoints that were not completed."""
+def remove_unfinished(root: Path, attempt: int | None = None) -> None:
+    """Remove checkpoints that were not completed, by ``attempt`` or one before it; None: by any.
+
+    The workers of an earlier attempt may still be writing, and its driver about to complete one of them.
+    """
     for folder in root.glob(".global_step_*.unfinished"):
-        shutil.rmtree(folder, ignore_errors=True)
+        match = _ATTEMPT.search(folder.name)
+        if attempt is None or match is None or int(match[1]) <= attempt:
+            with suppress(FileNotFoundError):
+                _discard(folder)
 
 
 def remove_checkpoints(root: Path, keep: Collection[int]) -> None:
@@ -143,7 +168,8 @@ def remove_checkpoints(root: Path, keep: Collection[int]) -> None:
 
 def _discard(folder: Path) -> None:
     # Renamed before its first file is removed: a run that ends here leaves no damaged checkpoint.
-    doomed = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
+    name = folder.name.removeprefix(".").removesuffix(".unfinished")
+    doomed = folder.with_name(f".{name}.{uuid.uuid4().hex[:8]}.unfinished")
     folder.rename(doomed)
     # A file that cannot be removed, such as one open over NFS, must not end the run: `remove_unfinished` tries again.
     shutil.rmtree(doomed, ignore_errors=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.folders import (
     begin_checkpoint,
     checkpoints,
@@ -35,7 +36,8 @@ class _Unfinished:
 class CheckpointSaver:
     """Has the workers write checkpoints, optionally in the background, and completes those they have written."""
 
-    root: Path
+    attempt: Attempt
+    """Its folder is the run's."""
     workers: CheckpointWriters
     background: bool
     """Training continues while the workers write; :meth:`poll` or :meth:`finish` completes the checkpoint."""
@@ -45,6 +47,8 @@ class CheckpointSaver:
     """Number of newest checkpoints to keep besides the best one; 0: all."""
     always: Collection[int] = ()
     """Steps whose checkpoints are always kept."""
+    saved_step: int | None = field(default=None, init=False)
+    """The step of the last checkpoint that was completed."""
     _unfinished: _Unfinished | None = field(default=None, init=False)
 
     def save(self, step: int, state: Mapping[str, Any], scores: Mapping[int, float]) -> None:
@@ -59,7 +63,7 @@ class CheckpointSaver:
         """
         self.finish()
         text = json.dumps(state, indent=2) + "\n"
-        self._unfinished = _Unfinished(step, begin_checkpoint(self.root, step), text, dict(scores))
+        self._unfinished = _Unfinished(step, begin_checkpoint(self.attempt, step), text, dict(scores))
         self._run("save", self._unfinished.folder, self.background, self.huggingface)
         if not self.background:
             self.finish()
@@ -86,13 +90,16 @@ class CheckpointSaver:
         done = self._unfinished
         records = {name: record for share in shares for name, record in share.items()}
         try:
-            complete_checkpoint(done.folder, self.root, done.step, done.state, records)
+            complete_checkpoint(done.folder, done.step, done.state, records)
         except BaseException:
             self._abandon()
             raise
         self._unfinished = None
-        keep = steps_to_keep(checkpoints(self.root), self.newest, self.always, done.scores)
-        remove_checkpoints(self.root, keep)
+        self.saved_step = done.step
+        root = self.attempt.root
+        keep = steps_to_keep(checkpoints(root), self.newest, self.always, done.scores)
+        self.attempt.check(root)
+        remove_checkpoints(root, keep)
 
     def _run(self, method: str, *arguments: Any) -> list[Any]:
         try:

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from verl.checkpoint.folders import attempt_of
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.fsdp import export_adapters, full_parameters, reshard
@@ -133,6 +134,7 @@ class CheckpointWorker:
         generators: str,
     ) -> dict[str, FileRecord]:
         rank, world_size = dist.get_rank(), dist.get_world_size()
+        attempt_of(folder).check(folder)
         for part in self.parts:
             target = folder / part.name
             writer = HuggingFaceStorageWriter(str(target / "shards"), save_distributed=True)

@@ -141,7 +141,7 @@ TRAINER_OPTIONS = {
 SYSTEM_OPTIONS: dict[str, Option] = {
     "actor_rollout_ref.hybrid_engine": only(["true"], "the workers that train also sample"),
     "model_engine": only(["dp"], "models are sharded by FSDP2 (a later name)", "Megatron needs veRL"),
-    "actor_rollout_ref.nccl_timeout": accepted("how long workers wait for each other; results are the same"),
+    "actor_rollout_ref.nccl_timeout": to("trainer.nccl_timeout_s"),
     "global_profiler._target_": CLASS,
     "global_profiler.*": PROFILER,
     "async_training.*": refused(NOT_SUPPORTED["async_training"]),

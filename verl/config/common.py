@@ -1,5 +1,6 @@
 """Configuration that reinforcement learning and supervised fine-tuning share."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -240,8 +241,31 @@ class EngineConfig:
         require("hidden_states" not in further, field, further, "set calculator.* instead of hidden_states")
 
 
+_VARIABLE = re.compile(r"[A-Za-z_*][\w*]*")
+
+
 @dataclass(frozen=True)
-class RunConfig:
+class MachineOptions:
+    """What a run needs to know of the machines of a cluster (docs/multinode.md)."""
+
+    machines_timeout_s: float
+    """Seconds to wait until the cluster has ``nnodes`` machines, above 0; then the run ends and says which are
+    missing. Used only with a cluster that the run does not start itself. After a failure, a run waits as long for all
+    of them, and then once more for ``min_nnodes`` of them."""
+    env: list[str]
+    """Names of environment variables that workers on all machines get besides NCCL_*, GLOO_*, UCX_*, HF_*, TORCH_*,
+    CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` stands for any characters. Their values come from the environment of the
+    command and are never written down."""
+
+    def __post_init__(self) -> None:
+        require_positive("trainer.machines_timeout_s", self.machines_timeout_s)
+        for name in self.env:
+            fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
+            require(_VARIABLE.fullmatch(name) is not None, "trainer.env", name.partition("=")[0], fix)
+
+
+@dataclass(frozen=True)
+class RunConfig(MachineOptions):
     """Length of a run, its workers, and its outputs."""
 
     project_name: str
@@ -280,6 +304,25 @@ class RunConfig:
     false, ``python -m verl.trainer.main_export`` can write it later."""
     async_save: bool
     """Copy a checkpoint to the host's memory and write it to disk while training continues."""
+    max_restarts: int
+    """How often the run starts again from its latest complete checkpoint after a worker, a machine or the network
+    failed or hung; 0: it ends with the first failure. Errors of the program, and one that comes twice in a row in the
+    same step and worker, always end it."""
+    min_nnodes: int | None
+    """Fewest machines to go on with if not all of ``nnodes`` are there a while after a failure; null: ``nnodes``."""
+    detection_s: float
+    """Seconds of silence after which a machine or worker counts as lost, and after which workers that lost the driver
+    exit. A machine that dies with a message is noticed at once. Ray's own time is set by its environment variables
+    (docs/multinode.md)."""
+    phase_timeout_s: float
+    """Most seconds for one call of the workers: generating a step's responses, one optimizer step, saving, starting.
+    After that every worker's Python stacks are written to ``logs/`` and the attempt ends; 0: no limit."""
+    nccl_timeout_s: float
+    """Time limit in seconds of collective operations of torch.distributed, nccl or gloo. The others wait while worker 0
+    reads the model, so it must be longer than that takes."""
+    preemption_grace_s: float
+    """After SIGTERM or SIGUSR1 the step is finished and saved, and the run exits with code 75. If that takes longer
+    than this many seconds, the step is abandoned and the latest checkpoint counts; 0: no limit."""
     profile_steps: list[int]
     """Steps of which each worker writes a torch profiler trace to ``profile/``."""
     peak_tflops: float
@@ -287,6 +330,7 @@ class RunConfig:
     looked up by the GPU's name, and nothing is logged for an unknown device."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for field in ("nnodes", "n_gpus_per_node", "total_epochs"):
             require_positive(f"trainer.{field}", getattr(self, field))
         require_not_negative("trainer.total_training_steps", self.total_training_steps)
@@ -302,14 +346,33 @@ class RunConfig:
             else "is used only with trainer.resume_mode=path; set that too, or leave this out",
         )
         require_not_negative("trainer.max_ckpt_to_keep", self.max_ckpt_to_keep)
+        require_not_negative("trainer.max_restarts", self.max_restarts)
+        fewest = self.min_nnodes
+        limit = f"must be from 1 to trainer.nnodes={self.nnodes}, or null"
+        require(fewest is None or 1 <= fewest <= self.nnodes, "trainer.min_nnodes", fewest, limit)
+        for field in ("detection_s", "nccl_timeout_s"):
+            require_positive(f"trainer.{field}", getattr(self, field))
+        for field in ("phase_timeout_s", "preemption_grace_s"):
+            require_not_negative(f"trainer.{field}", getattr(self, field))
         positive = all(step > 0 for step in self.profile_steps)
         require(positive, "trainer.profile_steps", self.profile_steps, "steps are counted from 1")
         require_not_negative("trainer.peak_tflops", self.peak_tflops)
 
     @property
+    def place(self) -> tuple[int, int, float]:
+        """``nnodes``, ``n_gpus_per_node`` and ``machines_timeout_s``."""
+        return self.nnodes, self.n_gpus_per_node, self.machines_timeout_s
+
+    @property
     def world_size(self) -> int:
         """Number of workers."""
         return self.nnodes * self.n_gpus_per_node
+
+    @property
+    def world_sizes(self) -> list[int]:
+        """Numbers of workers that the run may go on with, ``min_nnodes`` included."""
+        fewest = self.nnodes if self.min_nnodes is None else self.min_nnodes
+        return [nodes * self.n_gpus_per_node for nodes in range(self.nnodes, fewest - 1, -1)]
 
     def saves_nothing(self, total_steps: int) -> bool:
         """Whether a run of ``total_steps`` ends without a checkpoint."""

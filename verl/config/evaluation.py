@@ -7,7 +7,15 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from verl.config.checks import require, require_distinct, require_not_negative, require_positive
-from verl.config.common import Device, EngineConfig, Logger, check_divides, check_truncation, require_seed
+from verl.config.common import (
+    Device,
+    EngineConfig,
+    Logger,
+    MachineOptions,
+    check_divides,
+    check_truncation,
+    require_seed,
+)
 from verl.config.data import check_chat_arguments
 from verl.config.load import parse_config
 from verl.config.signal import CalculatorConfig, RewardScoreConfig
@@ -80,7 +88,7 @@ class EvaluationEngineConfig(EngineConfig):
 
 
 @dataclass(frozen=True)
-class EvaluationTrainerConfig:
+class EvaluationTrainerConfig(MachineOptions):
     """The workers and the output."""
 
     project_name: str
@@ -96,10 +104,11 @@ class EvaluationTrainerConfig:
     nnodes: int
     """Machines of the Ray cluster to use."""
     n_gpus_per_node: int | None
-    """Workers per machine: GPUs, or CPU processes. Null: all GPUs of this machine, or 2 CPU processes (1 with a single
-    core), rounded to whole engines."""
+    """Workers per machine: GPUs, or CPU processes. Null: all GPUs of the machine that has the fewest,
+    or 2 CPU processes (1 with a single core), rounded to whole engines."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require_name("trainer.experiment_name", self.experiment_name)
         require_positive("trainer.nnodes", self.nnodes)
         if self.n_gpus_per_node is not None:

@@ -24,7 +24,10 @@ CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) 
 """The folder of the shipped YAML files: inside an installed package, beside it in a checkout."""
 
 LOCK = ".lock"
-"""Empty file by which a process locks a run's folder; a folder with nothing else is free."""
+"""Empty file by which a process locks a run's folder; a folder with nothing but this and ``ATTEMPT`` is free."""
+
+ATTEMPT = ".attempt"
+"""File in a run's folder with the number of the newest attempt at the run."""
 
 ConfigT = TypeVar("ConfigT")
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
@@ -136,8 +139,8 @@ def _require_run_folder(trainer: RunConfig) -> None:
 
 
 def _is_temporary(path: Path) -> bool:
-    """Whether an entry of a run's folder is its lock, or was being written when the run was killed."""
-    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".unfinished"))
+    """Whether an entry of a run's folder is its lock or attempt, or was being written when the run was killed."""
+    return path.name in (LOCK, ATTEMPT) or (path.name.startswith(".") and path.name.endswith(".unfinished"))
 
 
 def require_model(field: str, path: str) -> None:

@@ -424,7 +424,6 @@ class PPOConfig:
 
     def _check_engine(self) -> None:
         """Check the parts of the training engine against each other and against the number of workers."""
-        workers = self.trainer.world_size
         longest = self.max_sequence_length
         parallel = self.rollout.tensor_parallel_size
         per_machine = self.trainer.n_gpus_per_node
@@ -436,7 +435,8 @@ class PPOConfig:
             "rollout.name=hf has no tensor parallelism; set it to 1",
         )
         for prefix, model in self.models.items():
-            check_workers(model, prefix, workers)
+            for workers in self.trainer.world_sizes:
+                check_workers(model, prefix, workers)
             adapter = model.lora_adapter_path
             fix = "only the policy starts from an adapter; merge it into the model, and set this to null"
             require(adapter is None or prefix == "model", f"{prefix}.lora_adapter_path", adapter, fix)

@@ -64,7 +64,8 @@ class SFTConfig:
 
     def __post_init__(self) -> None:
         require_seed(self.seed)
-        check_workers(self.model, "model", self.trainer.world_size)
+        for workers in self.trainer.world_sizes:
+            check_workers(self.model, "model", workers)
         early = self.trainer.stop_at_sequence_probability < 1
         require(
             not early or (len(self.data.val_files) > 0 and self.trainer.test_freq >= 0),

@@ -10,7 +10,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from verl.checkpoint.run_lock import run_lock
@@ -40,7 +39,7 @@ from verl.run.exit_codes import INTERRUPTED
 from verl.run.session import RaySession
 from verl.run.sinks import check_trackers
 from verl.single_controller import WorkerError, WorkerGroup
-from verl.single_controller.cluster import resolve_device
+from verl.single_controller.cluster import gpus_per_machine, resolve_device
 
 ENGINE_ERROR = "engine_error.log"
 
@@ -94,7 +93,9 @@ def run_evaluation(config: EvaluationConfig) -> None:
 
 def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Failures) -> None:
     check_trackers(config.trainer.logger)
-    device_type = resolve_device(config.device)
+    trainer = config.trainer
+    machines = (trainer.nnodes, trainer.n_gpus_per_node or 1, trainer.machines_timeout_s)
+    device_type = resolve_device(config.device, *machines)
     workers_per_node = count_workers(config, device_type)
     selection = select_targets(config)
     for note in selection.notes:
@@ -113,7 +114,7 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
     )
     with run_lock(folder):
         results: list[TaskResult] = []
-        session = RaySession(config.trainer.nnodes, workers_per_node, device_type)
+        session = RaySession(config.trainer.nnodes, workers_per_node, device_type, config.trainer, folder)
         # The verifiers' processes start with the first sample to score.
         with session, closing(VerifierPool(config.reward_score)) as verifiers:
             for place, (target, tokenizer) in enumerate(tokenizers.items(), start=1):
@@ -139,7 +140,7 @@ def count_workers(config: EvaluationConfig, device_type: str) -> int:
     size = config.rollout.tensor_parallel_size
     if device_type == "cpu":
         return max(size, min(CPU_WORKERS, os.cpu_count() or 1) // size * size)
-    available = torch.cuda.device_count()
+    available = gpus_per_machine()
     if available < size:
         raise ConfigError(
             f"rollout.tensor_parallel_size={size}: this machine has {available} GPUs; lower it, or for engines that "
@@ -177,7 +178,7 @@ def start_engines(session: RaySession, model: EngineModel, config: EvaluationCon
     """Workers that hold ``model``, to be closed by the caller. Raises ``WorkerError`` if one cannot load it."""
     calculator = config.calculator if config.calculator.enable else None
     worker, environment = "verl.workers.evaluation:EvaluationWorker", engine_environment(session.device_type)
-    return session.start_workers(worker, config.rollout, (model, calculator), environment)
+    return session.start_workers(worker, config.rollout, (model, calculator), environment, [model.path])
 
 
 def _evaluate_target(

@@ -5,8 +5,11 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from verl.checkpoint.attempts import StaleAttempt
 from verl.config.errors import ConfigError
+from verl.run.preemption import SIGNALS, Preempted
 from verl.single_controller import WorkerError
+from verl.single_controller.failures import REQUEUE, RequeueError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""
@@ -14,22 +17,30 @@ TERMINATED = 143
 """Exit code after SIGTERM."""
 
 
-def run_to_exit_code(run: Callable[[], None]) -> None:
-    """Call ``run`` and exit with a code and one message: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM.
+def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
+    """Call ``run`` and exit with a code and one message: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM, 75 to be requeued.
 
-    Errors other than ``ConfigError`` and ``WorkerError`` keep their traceback.
+    Errors other than ``ConfigError``, ``StaleAttempt`` and ``WorkerError`` keep their traceback.
+
+    Args:
+        requeue: SIGTERM and SIGUSR1 mean that the run shall go on elsewhere, so that the code is 75.
     """
+    code = REQUEUE if requeue else TERMINATED
     terminated = False
 
     def raise_terminated(signum: int, frame: FrameType | None) -> None:
         nonlocal terminated
         terminated = True
-        raise SystemExit(TERMINATED)
+        raise SystemExit(code)
 
-    signal.signal(signal.SIGTERM, raise_terminated)
+    for number in SIGNALS if requeue else (signal.SIGTERM,):
+        signal.signal(number, raise_terminated)
     try:
         run()
-    except (ConfigError, WorkerError) as error:
+    except (Preempted, RequeueError) as error:
+        print(f"{error}; exit code {REQUEUE}: the same command resumes the run", file=sys.stderr)
+        sys.exit(REQUEUE)
+    except (ConfigError, StaleAttempt, WorkerError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         print("interrupted; complete checkpoints are kept", file=sys.stderr)
@@ -37,5 +48,5 @@ def run_to_exit_code(run: Callable[[], None]) -> None:
     except SystemExit:
         # While Ray waits, it replaces the exit code that a signal handler raises.
         if terminated:
-            sys.exit(TERMINATED)
+            sys.exit(code)
         raise

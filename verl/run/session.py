@@ -1,64 +1,162 @@
 """The skeleton of a run: what training and evaluation set up alike, and end in the reverse order."""
 
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
 
-from verl.checkpoint.folders import latest_checkpoint, remove_unfinished
+from verl.checkpoint.attempts import Attempt
+from verl.checkpoint.folders import checkpoints, latest_checkpoint, remove_unfinished
 from verl.checkpoint.resume import Resumption, check_resumable, find_resumption, resume_hint
 from verl.checkpoint.run_lock import run_lock
-from verl.config.common import ModelConfig
+from verl.config.common import MachineOptions, ModelConfig
+from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.run.display import Columns, RunDisplay, share_rows
+from verl.run.preemption import Preemption
+from verl.run.probe import survey
 from verl.run.tracking import Tracker, drop_records, set_aside_records, write_summary
-from verl.single_controller import WorkerGroup
-from verl.single_controller.cluster import ray_cluster
+from verl.single_controller import MachineError, WorkerError, WorkerGroup
+from verl.single_controller.cluster import ray_cluster, wait_for_machines
+from verl.single_controller.failures import REQUEUE, HeadLost, NoRoom, RequeueError
+from verl.single_controller.machines import gather_machines
+from verl.single_controller.supervision import Supervision
+from verl.single_controller.worker_group import MachineSetup
+from verl.utils.ray_head import cluster_address
+from verl.utils.variables import passed_variables
+
+T = TypeVar("T")
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that name the network interface of collective communication; what the user sets is kept."""
+
+RELEASE_S = 30.0
+"""Seconds for leaving a Ray cluster without its head."""
 
 
 class RaySession(ExitStack):
-    """A context manager for worker groups of one size, on a Ray cluster that starts with the first of them."""
+    """A context manager for worker groups of one size, on a Ray cluster that starts with the first of them.
 
-    def __init__(self, nnodes: int, workers_per_node: int, device_type: str) -> None:
+    Args:
+        machines: what is asked of the machines of a cluster that is there already.
+        folder: the folder of all output, which they share.
+        files: data files that all of them have.
+    """
+
+    def __init__(
+        self,
+        nnodes: int,
+        workers_per_node: int,
+        device_type: str,
+        machines: MachineOptions,
+        folder: Path,
+        files: Sequence[str] = (),
+    ) -> None:
         super().__init__()
+        self.machines = machines
+        self.folder = folder
+        self.files = files
         self.nnodes = nnodes
         self.workers_per_node = workers_per_node
-        self.world_size = nnodes * workers_per_node
         self.device_type = device_type
+        self.resources: ExitStack = self
+        """Ends with the workers."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return self.nnodes * self.workers_per_node
+
+    def start_ray(self) -> None:
+        """Start Ray or connect to it, unless that was done before."""
+        if not ray.is_initialized():
+            self.resources.enter_context(ray_cluster(self.world_size, self.device_type))
 
     def start_workers(
-        self, worker: str, config: Any, arguments: tuple[Any, ...], environment: dict[str, str]
+        self,
+        worker: str,
+        config: Any,
+        arguments: tuple[Any, ...],
+        environment: dict[str, str],
+        models: Sequence[str] = (),
+        supervision: Supervision | None = None,
     ) -> WorkerGroup:
-        """Start a group, to be closed by the caller; raises ``WorkerError`` if a worker fails to start."""
-        if not ray.is_initialized():
-            self.enter_context(ray_cluster(self.world_size, self.device_type))
+        """Start a group that loads ``models``, to be closed by the caller.
+
+        Raises:
+            WorkerError: a worker fails to start.
+            ConfigError: machines are missing, or lack something; one line for each names it.
+        """
+        self.start_ray()
         place = (self.nnodes, self.workers_per_node, self.device_type)
-        return WorkerGroup(worker, config, arguments, *place, environment)
+        if not cluster_address():
+            return WorkerGroup(worker, config, arguments, *place, environment, supervision=supervision)
+        wait_for_machines(*place, self.machines.machines_timeout_s, _say)
+        environment = passed_variables(self.machines.env) | environment
+        look = partial(self._look, models)
+        return WorkerGroup(worker, config, arguments, *place, environment, look, supervision)
+
+    def _look(self, models: Sequence[str], placement: PlacementGroup) -> list[MachineSetup]:
+        """Look at the machines that the workers will be on."""
+        setups = []
+        for facts in survey(placement, self.nnodes, self.folder, models, self.files):
+            own = {name: os.environ.get(name, facts.interface) for name in INTERFACES if facts.interface}
+            setups.append(MachineSetup(facts.cores, own | {"VLLM_HOST_IP": facts.address}))
+        return setups
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _lost_machines() -> Iterator[None]:
+    """Ray's own errors, such as those of a machine that is lost while it is looked at, are failures of machines."""
+    try:
+        yield
+    except RayTaskError:
+        raise  # what a task raised
+    except RayError as error:
+        raise MachineError(str(error)) from error
 
 
 class TrainingRun(RaySession):
-    """A context manager for one run of training, which holds the lock of its folder.
+    """A context manager for one run of training, which holds the lock of its folder; it may take several attempts.
 
-    At the end, the workers and Ray are stopped before unfinished checkpoints are removed. If the run fails or is
-    interrupted, a line on stderr says how to resume it.
+    At the end of each attempt, the workers and Ray are stopped before unfinished checkpoints are removed. If the run
+    fails or is interrupted, a line on stderr says how to resume it.
     """
 
     def __init__(self, config: PPOConfig | SFTConfig, steps: int, columns: Columns, device_type: str) -> None:
         trainer = config.trainer
-        super().__init__(trainer.nnodes, trainer.n_gpus_per_node, device_type)
+        files = [*config.data.train_files, *config.data.val_files]
+        place = (trainer.nnodes, trainer.n_gpus_per_node, device_type)
+        super().__init__(*place, trainer, Path(trainer.default_local_dir), files)
         self.config = config
         self.steps = steps
-        self.folder = Path(trainer.default_local_dir)
         self.display = RunDisplay(trainer.experiment_name, steps, columns)
         self.resumption: Resumption | None = None
+        self.preemption = Preemption(trainer.preemption_grace_s)
+        self.attempt = Attempt(self.folder, 0)
+        self.restarts = 0
+        self.step_reached = 0
 
     def __enter__(self) -> Self:
         self.enter_context(run_lock(self.folder))
+        self.attempt = Attempt.claim(self.folder)
         self.enter_context(resume_hint(self.config.trainer))
+        self.resources = self.enter_context(ExitStack())
         return self
 
     def find_resumption(self, job: str, num_examples: int, parts: Mapping[str, ModelConfig]) -> Resumption | None:
@@ -78,7 +176,7 @@ class TrainingRun(RaySession):
     def report_complete(self, resumption: Resumption, summary: Mapping[str, Any]) -> None:
         """Say that the last step is done; write the summary if the run was stopped before it did."""
         if not (self.folder / "summary.json").exists():
-            write_summary(self.folder, summary)
+            self.write_summary(summary)
         longer = "; raise trainer.total_training_steps to train longer" if self.is_complete(resumption) else ""
         step = max(resumption.step, self.steps) if longer else resumption.step
         self.display.say(f"the run is complete: step {step} was its last{longer}")
@@ -86,7 +184,7 @@ class TrainingRun(RaySession):
     def start(
         self, worker: str, arguments: tuple[Any, ...], environment: dict[str, str]
     ) -> tuple[Tracker, WorkerGroup]:
-        """Drop the records of steps that will be repeated, open the tracker and start the workers."""
+        """Begin an attempt: drop the records of steps that will be repeated, open the tracker and start the workers."""
         trainer = self.config.trainer
         workers = f"{self.world_size} {self.device_type} workers"
         self.display.say(f"{trainer.experiment_name}: {self.steps} steps on {workers}, into {self.folder}")
@@ -95,18 +193,95 @@ class TrainingRun(RaySession):
                 "warning: trainer.save_freq=-1: the model is lost when the run ends; set it to 0 to keep it"
             )
         last_step = None if self.resumption is None else self.resumption.step
-        if self.resumption is None or self.resumption.folder.parent != self.folder.resolve():
+        own = self.resumption is not None and self.resumption.folder.parent == self.folder.resolve()
+        if not own and not self.restarts:
             set_aside_records(self.folder)
         drop_records(self.folder, last_step)
         names = (trainer.project_name, trainer.experiment_name)
-        tracker = Tracker(self.folder, trainer.logger, *names, self.config, last_step)
-        self.callback(tracker.close)
+        tracker = Tracker(self.folder, trainer.logger, *names, self.config, last_step, self.attempt)
+        self.resources.callback(tracker.close)
+        self.resources.callback(self._note_step, tracker)
         # After Ray has ended: until then, workers may still be writing.
-        self.callback(remove_unfinished, self.folder)
-        group = self.start_workers(worker, self.config, arguments, environment)
-        self.callback(group.close)
-        self.enter_context(self.display)
+        self.resources.callback(remove_unfinished, self.folder, self.attempt.number)
+        logs = self.folder / "logs" / f"attempt_{self.attempt.number}"
+        times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
+        supervision = Supervision(*times, logs, self.preemption.check)
+        config = self.config
+        models = config.models if isinstance(config, PPOConfig) else {"model": config.model}
+        paths = [model.path for model in models.values()]
+        group = self.start_workers(worker, config, arguments, environment, paths, supervision)
+        self.resources.callback(group.close)
+        self.resources.enter_context(self.display)
         return tracker, group
+
+    def attempts(self, train: Callable[[], T]) -> T:
+        """What ``train`` returns. It is called again, from the latest checkpoint, after failures of machines.
+
+        Raises:
+            WorkerError: the program failed, machines did too often, or twice in the same way in the same step.
+            RequeueError: too few machines are left.
+            Preempted: the scheduler wants its machines back.
+        """
+        before: tuple[int, str] | None = None
+        with self.preemption.listening():
+            while True:
+                try:
+                    with _lost_machines():
+                        return train()
+                except MachineError as error:
+                    if isinstance(error, NoRoom) and not self.restarts:
+                        raise
+                    failure = self._end_attempt(error)
+                    if error.where and failure == before:
+                        message = f"{error}\nthe attempt before this one ended in the same step with the same failure"
+                        raise WorkerError(message) from error
+                    if self.restarts == self.config.trainer.max_restarts:
+                        raise
+                before = failure
+                self._begin_attempt()
+
+    def _end_attempt(self, error: MachineError) -> tuple[int, str]:
+        """Release everything; the step and the worker that failed in it."""
+        self.display.say(f"attempt {self.attempt.number} ended: {error}")
+        # Ray may wait for a head that is gone for ever.
+        give_up = threading.Timer(RELEASE_S, os._exit, (REQUEUE,))
+        give_up.daemon = True
+        if isinstance(error, HeadLost):
+            give_up.start()
+        self.resources.close()
+        give_up.cancel()
+        self.preemption.check()
+        if isinstance(error, HeadLost):
+            raise RequeueError(str(error)) from error
+        return self.step_reached + 1, error.where
+
+    def _begin_attempt(self) -> None:
+        """Wait for machines, and find the checkpoint to resume from."""
+        trainer = self.config.trainer
+        self.restarts += 1
+        self.attempt.check(self.folder)
+        self.attempt = Attempt.claim(self.folder)
+        self.nnodes = trainer.nnodes
+        try:
+            self.start_ray()
+        except (ConfigError, ConnectionError, RuntimeError) as error:
+            raise RequeueError(f"the Ray cluster does not answer any more: {error}") from error
+        fewest = self.nnodes if trainer.min_nnodes is None else trainer.min_nnodes
+        place = (self.workers_per_node, self.device_type, trainer.machines_timeout_s)
+        self.nnodes = gather_machines(self.nnodes, fewest, *place, self.display.say, self.preemption.check)
+        self.display.say(f"restart {self.restarts} of at most {trainer.max_restarts}")
+        if checkpoints(self.folder):
+            trainer = replace(trainer, resume_mode="auto", resume_from_path=None)
+        config: Any = self.config
+        self.resumption = find_resumption(replace(config, trainer=trainer), self.display.say)
+
+    def _note_step(self, tracker: Tracker) -> None:
+        self.step_reached = tracker.step
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``."""
+        self.attempt.check(self.folder / "summary.json")
+        write_summary(self.folder, summary)
 
     def report(self, seconds_by_phase: Mapping[str, float]) -> None:
         """Show the time by phase, and where the model and the metrics are."""

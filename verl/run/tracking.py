@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 import verl
+from verl.checkpoint.attempts import Attempt
 from verl.config.errors import ConfigError
 from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, jsonl_sink
 from verl.utils.files import replace_text
@@ -33,6 +34,7 @@ class Tracker:
         loggers: those in ``SINKS`` open a sink each; ``console`` is left to the progress display.
         config: the run's configuration dataclass, stored as ``config.yaml`` and given to the trackers.
         last_step: the step that the run resumes from; None if it starts from scratch.
+        attempt: refuses records once a newer attempt has taken over; None: nothing else writes into the folder.
     """
 
     def __init__(
@@ -43,18 +45,29 @@ class Tracker:
         experiment: str,
         config: Any,
         last_step: int | None = None,
+        attempt: Attempt | None = None,
     ) -> None:
         assert is_dataclass(config) and not isinstance(config, type)
         folder.mkdir(parents=True, exist_ok=True)
         values = asdict(config)
         replace_text(folder / "config.yaml", yaml.safe_dump(values, sort_keys=False))
+        self._folder, self._attempt = folder, attempt
+        self.step = last_step or 0
+        """The step that was recorded last."""
         self._sinks = [jsonl_sink(folder / METRICS)]
         for name in dict.fromkeys(loggers):
             if name in SINKS:
                 self._sinks.append(SINKS[name](RunInfo(folder, project, experiment, values, last_step)))
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Record the scalars of one step, under sorted names."""
+        """Record the scalars of one step, under sorted names.
+
+        Raises:
+            StaleAttempt: a newer attempt has taken over the folder.
+        """
+        if self._attempt is not None:
+            self._attempt.check(self._folder / METRICS)
+        self.step = step
         ordered = {name: metrics[name] for name in sorted(metrics)}
         for sink in self._sinks:
             sink.log(step, ordered)

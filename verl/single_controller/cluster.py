@@ -2,9 +2,11 @@
 
 import logging
 import os
+import secrets
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,36 +14,74 @@ import ray
 import torch
 
 from verl.config.errors import ConfigError
+from verl.utils.ray_head import check_head, cluster_address, has_token
+
+ALONE = (
+    "this machine is alone. Start the same command on every machine with NNODES, NODE_RANK and MASTER_ADDR, or with "
+    "srun, or set RAY_ADDRESS to a cluster (docs/multinode.md)"
+)
 
 
-def resolve_device(device: str) -> str:
-    """``cuda`` or ``cpu``; ``auto`` is ``cuda`` where torch sees a GPU.
+def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, timeout_s: float = 60.0) -> str:
+    """``cuda`` or ``cpu``; ``auto`` is ``cuda`` where there is a GPU.
+
+    A run on a cluster looks for it on the cluster's machines, which this one need not resemble.
 
     Raises:
-        ConfigError: ``device`` is ``cuda`` and torch sees no GPU.
+        ConfigError: ``device`` is ``cuda`` and torch sees no GPU; or there is no cluster for ``nnodes`` machines.
     """
-    available = torch.cuda.is_available()
-    if device == "cuda" and not available:
-        raise ConfigError("device='cuda': torch sees no GPU; set device=auto or cpu")
-    return ("cuda" if available else "cpu") if device == "auto" else device
+    if not cluster_address():
+        if nnodes > 1:
+            raise ConfigError(f"trainer.nnodes={nnodes}: {ALONE}")
+        available = torch.cuda.is_available()
+        if device == "cuda" and not available:
+            raise ConfigError("device='cuda': torch sees no GPU; set device=auto or cpu")
+        return ("cuda" if available else "cpu") if device == "auto" else device
+    if device != "auto":
+        return device
+    with ray_cluster(nnodes * workers_per_node, device):
+        # Machines with GPUs may join later than one without.
+        wait_for_machines(nnodes, workers_per_node, "any", timeout_s, lambda text: None)
+        return "cuda" if _capable(1, "GPU") else "cpu"
+
+
+def gpus_per_machine() -> int:
+    """GPUs of the machine that has the fewest, of those that have any: in the cluster if a run uses one, or here."""
+    if not cluster_address():
+        return torch.cuda.device_count()
+    with ray_cluster(1, "cuda"):
+        counts = [int(node["Resources"]["GPU"]) for node in _capable(1, "GPU")]
+    return min(counts, default=0)
 
 
 @contextmanager
 def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
-    """A Ray cluster for the ``with`` block: the one at RAY_ADDRESS, or a local one.
+    """A Ray cluster for the ``with`` block: the one of :func:`cluster_address`, or a local one.
 
-    A local cluster ends with the block and leaves no processes.
+    A local cluster ends with the block and leaves no processes, and no token in the home folder.
+
+    Raises:
+        ConfigError: the cluster does not answer, or refuses the token.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Workers have their own environment, so processes that Ray starts in advance would never be used.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    options: dict[str, Any] = {}
-    if not os.environ.get("RAY_ADDRESS"):
+    # Ray ends a driver that has lost its head for that long; the driver looks for itself, and says so before.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
+    address = cluster_address()
+    options: dict[str, Any] = {"address": address or "local"}
+    own_token = not address and not has_token()
+    if address:
+        check_head(address)
+    else:
         # One process per worker: on a machine with fewer cores they share them instead of waiting forever.
         cpus = max(os.cpu_count() or 1, world_size)
         # Only tokens and metrics cross processes, so the object store can be small.
-        options = {"address": "local", "num_cpus": cpus, "object_store_memory": 256 << 20, "include_dashboard": False}
+        options |= {"num_cpus": cpus, "object_store_memory": 256 << 20, "include_dashboard": False}
+    if own_token:
+        # Ray would write one into the home folder, and a later `ray start` there would demand it of everyone.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     on_terminate = signal.getsignal(signal.SIGTERM)
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     if threading.current_thread() is threading.main_thread():
@@ -51,3 +91,52 @@ def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        if own_token:
+            del os.environ["RAY_AUTH_TOKEN"]
+
+
+def wait_for_machines(
+    nnodes: int, workers_per_node: int, device_type: str, timeout_s: float, say: Callable[[str], None]
+) -> None:
+    """Wait until the cluster has ``nnodes`` machines with room for the workers, with a line for every one that comes.
+
+    Raises:
+        ConfigError: after ``timeout_s`` seconds; says which are there, and which are missing as far as that is known.
+    """
+    resource = "GPU" if device_type == "cuda" else "CPU"
+    deadline, seen = time.monotonic() + timeout_s, -1
+    while True:
+        machines = _capable(workers_per_node, resource) if device_type != "any" else _capable(0, "CPU")
+        if len(machines) >= nnodes:
+            return
+        if len(machines) != seen:
+            seen = len(machines)
+            say(f"{seen} of {nnodes} machines here")
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"trainer.nnodes={nnodes}: {seen} of {nnodes} machines with {workers_per_node} {resource}s each were "
+                f"there within trainer.machines_timeout_s={timeout_s:g}: {_describe(nnodes, resource)}"
+            )
+        time.sleep(0.5)
+
+
+def _alive() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _capable(count: int, resource: str) -> list[dict[str, Any]]:
+    """The living machines with so many of a resource, in use or not."""
+    return [node for node in _alive() if node["Resources"].get(resource, 0) >= count]
+
+
+def _describe(nnodes: int, resource: str) -> str:
+    """The machines that are there with what they have, and the numbers or names of those that never came."""
+    found = [f"{node['NodeManagerHostname']} ({node['Resources'].get(resource, 0):g} {resource}s)" for node in _alive()]
+    text = ", ".join(sorted(found))
+    ranks = {node["Labels"].get("verl-rank") for node in _alive()}
+    if "0" in ranks:  # started by scripts/cluster.sh, which numbers them
+        hosts = os.environ.get("VERL_HOSTS", "").split()
+        names = [f"NODE_RANK {rank}" for rank in range(nnodes) if str(rank) not in ranks]
+        missing = [hosts[rank] for rank in range(len(hosts)) if str(rank) not in ranks] or names
+        text += f"; missing: {', '.join(missing)}" if missing else ""
+    return text

@@ -4,36 +4,56 @@ import os
 import pkgutil
 import random
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
 import torch
-from ray.exceptions import RayActorError, RayTaskError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tensordict import TensorDictBase, is_tensorclass
 from torch.profiler import record_function
 
 from verl.config.errors import ConfigError
+from verl.single_controller.failures import NetworkError, NoRoom, WorkerError, is_network_error
+from verl.single_controller.heartbeat import Pulse, follow
 from verl.single_controller.out_of_memory import is_out_of_memory, out_of_memory_line
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
+from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.utils.distributed import WorkerPlace
+from verl.utils.variables import is_secret
+
+POLL_S = 0.5
+"""Seconds between two looks at everything that may have happened while workers compute."""
+CAUSE_S = 5.0
+"""Seconds for which the end of a broken connection is looked for."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def cpu_threads(workers_per_node: int) -> int:
-    """Threads of each worker: the value of OMP_NUM_THREADS, or its share of the machine's cores."""
+class MachineSetup(NamedTuple):
+    """What the workers of one machine are told about it."""
+
+    cores: int
+    """Cores that they may use together."""
+    environment: dict[str, str]
+    """Environment variables of this machine alone."""
+
+
+def own_cores() -> int:
+    """Cores of this machine that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_threads(workers_per_node: int, cores: int) -> int:
+    """Threads of each worker: the value of OMP_NUM_THREADS, or its share of its machine's cores."""
     # OpenMP allows a list; its first number is for the outermost level.
     wanted = os.environ.get(THREAD_VARIABLES[0], "").split(",")[0]
-    return int(wanted) if wanted.isdecimal() else max(1, (os.cpu_count() or 1) // workers_per_node)
-
-
-class WorkerError(RuntimeError):
-    """A worker raised or died; the message says which, where and why."""
+    return int(wanted) if wanted.isdecimal() else max(1, cores // workers_per_node)
 
 
 class WorkerGroup:
@@ -45,7 +65,11 @@ class WorkerGroup:
         nnodes: machines.
         workers_per_node: workers on each machine, one per GPU or that many CPU processes.
         device_type: ``cpu`` or ``cuda``.
-        environment: environment variables of the workers, set before they import anything.
+        environment: environment variables of the workers, set before they import anything; secrets among them only
+            before they import the worker, as Ray logs what it sets itself.
+        survey: looks at the machines of the placement group before workers start there; None: all of them are like
+            this one.
+        supervision: how the workers are watched.
 
     On a CPU each worker computes with :func:`cpu_threads` threads.
     """
@@ -59,6 +83,8 @@ class WorkerGroup:
         workers_per_node: int,
         device_type: str,
         environment: dict[str, str],
+        survey: Callable[[PlacementGroup], list[MachineSetup]] | None = None,
+        supervision: Supervision | None = None,
     ) -> None:
         self.workers_per_node = workers_per_node
         self.world_size = nnodes * workers_per_node
@@ -70,35 +96,58 @@ class WorkerGroup:
         self._placement = placement_group([dict(bundle) for _ in range(nnodes)], strategy=strategy)
         if not self._placement.wait(timeout_seconds=60):
             remove_placement_group(self._placement)
-            raise WorkerError(
+            raise NoRoom(
                 f"{nnodes} machines with {workers_per_node} free {resource}s each are needed; the Ray cluster has "
                 f"{ray.cluster_resources().get(resource, 0):g} in all. Lower trainer.n_gpus_per_node or trainer.nnodes"
             )
-        threads = cpu_threads(workers_per_node)
-        thread_environment = dict.fromkeys(THREAD_VARIABLES, str(threads))
+        try:
+            machines = survey(self._placement) if survey else [MachineSetup(own_cores(), {})] * nnodes
+        except BaseException:
+            remove_placement_group(self._placement)
+            raise
+        setups = [machines[rank // workers_per_node] for rank in range(self.world_size)]
+        threads = [cpu_threads(workers_per_node, setup.cores) for setup in setups]
+        shown = {name: value for name, value in environment.items() if not is_secret(name)}
+        hidden = {name: value for name, value in environment.items() if is_secret(name)}
         actor_class: Any = ray.remote(_Host)
         self._workers: list[Any] = [
             actor_class.options(
                 num_cpus=1,
                 num_gpus=1 if device_type == "cuda" else 0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, rank // workers_per_node),
-                runtime_env={"env_vars": thread_environment | environment},
+                runtime_env={
+                    "env_vars": dict.fromkeys(THREAD_VARIABLES, str(threads[rank])) | setups[rank].environment | shown
+                },
             ).remote()
             for rank in range(self.world_size)
         ]
         self._peak: MemoryPeak | None = None
+        self._supervisor = Supervisor(supervision or Supervision())
         try:
+            self._wait([host.prepare.remote(os.getcwd(), hidden) for host in self._workers], "start")
             self.device_name = self._start(worker, config, arguments, device_type, threads)
         except BaseException:
             # The other workers may wait for the one that failed, and would keep their share of the machine.
             self.close()
             raise
 
-    def _start(self, worker: str, config: Any, arguments: tuple[Any, ...], device_type: str, threads: int) -> str:
+    def _start(self, worker: str, config: Any, arguments: tuple[Any, ...], device_type: str, threads: list[int]) -> str:
         """Make the workers; returns the name of worker 0's GPU, empty on a CPU."""
         ((address, port),) = self._wait([self._workers[0].meeting_point.remote()], "start")
+        options, pulse = self._supervisor.options, self._supervisor.heartbeat.pulse
+        watched = [host.supervise.remote(rank, pulse, options.logs) for rank, host in enumerate(self._workers)]
+        self._supervisor.identities = self._wait(watched, "start")
         places = [
-            WorkerPlace(rank, self.world_size, address, port, device_type, threads, self.workers_per_node)
+            WorkerPlace(
+                rank,
+                self.world_size,
+                address,
+                port,
+                device_type,
+                threads[rank],
+                self.workers_per_node,
+                options.collective_timeout_s,
+            )
             for rank in range(self.world_size)
         ]
         calls = [
@@ -149,9 +198,12 @@ class WorkerGroup:
 
     def close(self) -> None:
         """Stop the workers."""
-        for worker in self._workers:
-            ray.kill(worker)
-        remove_placement_group(self._placement)
+        try:
+            for worker in self._workers:
+                ray.kill(worker)
+            remove_placement_group(self._placement)
+        finally:
+            self._supervisor.close()
 
     def _gather(self, calls: list[Any], method: str) -> list[Any]:
         """The results of the calls; the peak memory they report is kept for ``take_peak_memory``."""
@@ -160,22 +212,53 @@ class WorkerGroup:
             self._peak = reply.peak.joined(self._peak)
         return [reply.result for reply in replies]
 
-    @staticmethod
-    def _wait(calls: list[Any], method: str) -> list[Any]:
+    def _wait(self, calls: list[Any], method: str) -> list[Any]:
         """Wait for all calls; raise at the first failure, since the others may wait for that worker for ever."""
         ranks = {call: rank for rank, call in enumerate(calls)}
-        pending = list(calls)
+        pending, started = list(calls), time.monotonic()
         while pending:
-            done, pending = ray.wait(pending, num_returns=1)
-            try:
-                ray.get(done[0])
-            except RayTaskError as error:
-                if isinstance(error.cause, ConfigError):
-                    raise ConfigError(str(error.cause)) from error
-                raise WorkerError(f"worker {ranks[done[0]]} failed in {method}:\n{error}") from error
-            except RayActorError as error:
-                raise WorkerError(f"worker {ranks[done[0]]} died in {method}: {error}") from error
+            done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
+            for call in done:
+                error = _error_of(call)
+                if error is not None:
+                    first, error = self._cause((call, error), pending)
+                    raise self._failure(ranks[first], error, method) from error
+            if pending:
+                self._supervisor.check(method, time.monotonic() - started)
         return ray.get(calls)
+
+    @staticmethod
+    def _cause(found: tuple[Any, RayError], pending: list[Any]) -> tuple[Any, RayError]:
+        """A call's error, or if that only says that the network broke, the one of the worker at its other end."""
+        deadline = time.monotonic() + CAUSE_S
+        while _broke_network(found[1]) and pending and time.monotonic() < deadline:
+            done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
+            others = [(call, error) for call in done if (error := _error_of(call)) is not None]
+            found = next((other for other in others if not _broke_network(other[1])), found)
+        return found
+
+    def _failure(self, rank: int, error: RayError, method: str) -> Exception:
+        """What the caller is told."""
+        if not isinstance(error, RayTaskError):
+            return self._supervisor.failure(rank, "died", method, f": {error}")
+        if isinstance(error.cause, ConfigError):
+            return ConfigError(str(error.cause))
+        if _broke_network(error):
+            return self._supervisor.failure(rank, "lost its connection", method, f":\n{error}")
+        return WorkerError(f"{self._supervisor.name(rank)} failed in {method}:\n{error}")
+
+
+def _error_of(call: Any) -> RayError | None:
+    """The error of a call that has ended."""
+    try:
+        ray.get(call)
+    except RayError as error:
+        return error
+    return None
+
+
+def _broke_network(error: RayError) -> bool:
+    return isinstance(error, RayTaskError) and isinstance(error.cause, NetworkError)
 
 
 def concat(batches: list[Any]) -> Any:
@@ -197,6 +280,12 @@ class _Reply(NamedTuple):
 class _Host:
     """The Ray actor. It imports the worker only in ``start``, after the environment is set."""
 
+    def prepare(self, folder: str, secrets: dict[str, str]) -> None:
+        """Work in the driver's working directory, to which paths are relative, and take the secrets."""
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        os.environ.update(secrets)
+
     def meeting_point(self) -> tuple[str, int]:
         """An address of this machine and a port that is free there now."""
         # Below the ephemeral ports, so that no outgoing connection takes it before the workers do.
@@ -210,27 +299,36 @@ class _Host:
             return ray.util.get_node_ip_address(), port
         raise OSError(f"none of a hundred ports from {min(ports)} to {max(ports)} is free on this machine")
 
+    def supervise(self, rank: int, pulse: Pulse, logs: Path | None) -> Identity:
+        """Write output to the folder ``logs``, exit if the driver is lost, and say where this is."""
+        if logs is not None:
+            log_to(logs, rank)
+        follow(pulse, rank)
+        return Identity.own()
+
     def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:
         self.place, self.profiler = place, WorkerProfiler()
         self.memory = PeakMemory(place.device_type)
-        with self._naming_memory("start"):
+        with self._naming_errors("start"):
             self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
         name = torch.cuda.get_device_name() if place.device_type == "cuda" else ""
         return _Reply(name, self.memory.read())
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> _Reply:
         self.memory.reset()
-        with record_function(method), self._naming_memory(method):
+        with record_function(method), self._naming_errors(method):
             result = getattr(self.worker, method)(*arguments)
         return _Reply(result, self.memory.read())
 
     @contextmanager
-    def _naming_memory(self, method: str) -> Iterator[None]:
+    def _naming_errors(self, method: str) -> Iterator[None]:
         """If memory runs out within, say in one line where and what needs less."""
         try:
             yield
-        except Exception as error:
-            if not is_out_of_memory(error):
+        except BaseException as error:
+            if is_network_error(error):
+                raise NetworkError(f"{type(error).__name__}: {error}") from error
+            if not isinstance(error, Exception) or not is_out_of_memory(error):
                 raise
             peak, place = self.memory.read(), self.place
             raise ConfigError(out_of_memory_line(error, method, place.rank, peak, place.device_type)) from error

@@ -29,7 +29,7 @@ def run(tree: DictConfig) -> None:
     from verl.run.exit_codes import run_to_exit_code
     from verl.trainer.ppo.run import run_ppo
 
-    run_to_exit_code(lambda: run_ppo(config))
+    run_to_exit_code(lambda: run_ppo(config), requeue=True)
 
 
 def main() -> None:

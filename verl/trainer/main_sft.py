@@ -21,7 +21,7 @@ def run(tree: DictConfig) -> None:
     from verl.run.exit_codes import run_to_exit_code
     from verl.trainer.sft_trainer import run_sft
 
-    run_to_exit_code(lambda: run_sft(config))
+    run_to_exit_code(lambda: run_sft(config), requeue=True)
 
 
 def main() -> None:

@@ -15,10 +15,9 @@ from verl.models.info import check_length
 from verl.models.loading import check_model
 from verl.models.tokenizer import check_embeds_tokens, load_tokenizer
 from verl.protocol import ConversationBatch
-from verl.run.display import RunDisplay
 from verl.run.session import TrainingRun
 from verl.run.sinks import check_trackers
-from verl.run.tracking import Tracker, write_summary
+from verl.run.tracking import Tracker
 from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import resolve_device
 from verl.single_controller.roles import SFTWorkers
@@ -50,29 +49,30 @@ class SFTTrainer:
         held_out: ConversationBatch | None,
         workers: WorkerGroup,
         tracker: Tracker,
-        display: RunDisplay,
+        run: TrainingRun,
     ) -> None:
         self.config = config
         self.loader = loader
         self.held_out = held_out
         self.workers = workers
         self.tracker = tracker
-        self.display = display
+        self.display = run.display
+        self.preemption = run.preemption
         self.model = SFTWorkers(workers, config)
-        self.timer = PhaseTimer(display.phase, workers.take_peak_memory)
+        self.timer = PhaseTimer(run.display.phase, workers.take_peak_memory)
         trainer = config.trainer
         peak = peak_tflops(trainer.peak_tflops, workers.device_name, config.model.param_dtype)
         passes = {"train": (ModelCost.of(config.model), UPDATE_LORA if config.model.trains_adapters else UPDATE)}
         self.step_metrics = StepMetrics(workers.world_size, "train", passes, peak)
         folder = Path(trainer.default_local_dir)
-        self.profiler = StepProfiler(workers, trainer.profile_steps, folder, display.say)
+        self.profiler = StepProfiler(workers, trainer.profile_steps, folder, run.display.say)
         self.total_steps = trainer.num_steps(len(loader))
         self.skipped = SkippedUpdates("train", "optim", config.optim)
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.validations: dict[int, dict[str, float]] = {}
         newest = trainer.max_ckpt_to_keep
-        self.saver = CheckpointSaver(folder, workers, trainer.async_save, trainer.save_hf_model, newest)
+        self.saver = CheckpointSaver(run.attempt, workers, trainer.async_save, trainer.save_hf_model, newest)
 
     def restore(self, resumption: Resumption) -> None:
         """Restore workers and trainer from a checkpoint."""
@@ -85,6 +85,13 @@ class SFTTrainer:
 
     def fit(self) -> None:
         """Train from the step after the last one done to the end."""
+        with self.preemption.finishing_steps():
+            self._train()
+        with self.timer.phase("save_checkpoint"):
+            self.saver.finish()
+
+    def _train(self) -> None:
+        """The steps that are left."""
         for step, batch in numbered_batches(self.loader, self.step, self.total_steps):
             self.step = step
             num_tokens = int(batch.loss_mask[:, 1:].sum())
@@ -104,8 +111,7 @@ class SFTTrainer:
             self.saver.poll()
             if step == self.total_steps:
                 break
-        with self.timer.phase("save_checkpoint"):
-            self.saver.finish()
+            self.preemption.after_step(step, self._save_now)
 
     def _due(self, frequency: int) -> bool:
         return is_due(self.step, self.total_steps, frequency)
@@ -134,6 +140,13 @@ class SFTTrainer:
         with self.timer.phase("save_checkpoint"):
             self.saver.save(self.step, state, scores)
 
+    def _save_now(self) -> None:
+        """Have a complete checkpoint of this step."""
+        self.saver.finish()
+        if self.saver.saved_step != self.step:
+            self._save()
+            self.saver.finish()
+
     def _log(self) -> None:
         timing = self.step_metrics(self.timer.take_step())
         self.tracker.log(self.step, self.metrics | timing)
@@ -149,7 +162,7 @@ def run_sft(config: SFTConfig) -> None:
         WorkerError: a worker raised or died.
     """
     check_trackers(config.trainer.logger)
-    device_type = resolve_device(config.device)
+    device_type = resolve_device(config.device, *config.trainer.place)
     fetch_models({"model": config.model})
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     check_model(config.model, "model", device_type)
@@ -174,12 +187,18 @@ def run_sft(config: SFTConfig) -> None:
                 run.report_complete(resumption, summary)
                 return
         run.display.say(trainer.length_note(len(loader)))
-        tracker, workers = run.start("verl.workers.sft:SFTWorker", (steps,), environment={})
-        sft = SFTTrainer(config, loader, held_out, workers, tracker, run.display)
-        if resumption is not None:
-            sft.restore(resumption)
-        sft.fit()
-        write_summary(run.folder, _summary(config, sft.step, sft.metrics, sft.timer.totals))
+
+        def train() -> SFTTrainer:
+            tracker, workers = run.start("verl.workers.sft:SFTWorker", (steps,), environment={})
+            batches = conversation_loader(train_set, data.train_batch_size, tokenizer.pad_token_id, config.seed)
+            sft = SFTTrainer(config, batches, held_out, workers, tracker, run)
+            if run.resumption is not None:
+                sft.restore(run.resumption)
+            sft.fit()
+            return sft
+
+        sft = run.attempts(train)
+        run.write_summary(_summary(config, sft.step, sft.metrics, sft.timer.totals))
     run.report(sft.timer.totals)
 
 

@@ -3,6 +3,7 @@
 import os
 import random
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ class WorkerPlace:
     """Threads for CPU kernels: the machine's cores divided by its workers."""
     workers_per_machine: int
     """Workers on each machine, neighbours in rank."""
+    timeout_s: float | None = None
+    """Time limit of collective operations; None: torch's."""
 
 
 class Machine(NamedTuple):
@@ -56,9 +59,10 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
     else:
         torch.set_num_threads(place.cpu_threads)
     backend = "cpu:gloo,cuda:nccl" if place.device_type == "cuda" else "gloo"
-    dist.init_process_group(backend, rank=place.rank, world_size=place.world_size)
+    timeout = None if place.timeout_s is None else timedelta(seconds=place.timeout_s)
+    dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
     size = place.workers_per_machine
-    group = None if size == place.world_size else dist.new_subgroups(size)[0]
+    group = None if size == place.world_size else dist.new_subgroups(size, timeout=timeout)[0]
     global _machine
     _machine = Machine(place.rank - place.rank % size, group)
     return init_device_mesh(place.device_type, (place.world_size,), mesh_dim_names=("dp",))

@@ -7,7 +7,8 @@ import torch
 from verl.config import PPOConfig, load_config
 from verl.config.rollout_correction import RolloutCorrectionConfig
 from verl.protocol import PolicyBatch
-from verl.trainer.ppo.ray_trainer import LearningSignal, RayPPOTrainer, mini_batches
+from verl.trainer.ppo.batches import LearningSignal, mini_batches
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.skipped_updates import SkippedUpdates
 
 

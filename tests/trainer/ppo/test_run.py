@@ -14,6 +14,7 @@ from huggingface_hub import constants
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
 from verl.checkpoint.resume import Resumption
 from verl.config import PPOConfig, load_config
@@ -84,14 +85,14 @@ def test_a_model_that_the_hub_cannot_give_ends_the_run_before_it_starts(refused,
 @pytest.fixture
 def checkpoint(small_config: PPOConfig, tiny_model: Path, tmp_path: Path) -> Path:
     """A checkpoint of step 1 that fits the small config."""
-    folder = begin_checkpoint(tmp_path, 1)
+    folder = begin_checkpoint(Attempt(tmp_path, 0), 1)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     writer = HuggingFaceStorageWriter(str(folder / "actor" / "shards"), save_distributed=True)
     dcp.save(tensors, storage_writer=writer, no_dist=True)
     state = {"job": "ppo", "num_examples": 16, "shuffle": small_config.data.shuffle}
     state["reward_manager"] = RewardManager(small_config.reward_manager).state_dict()
-    return complete_checkpoint(folder, tmp_path, 1, json.dumps(state))
+    return complete_checkpoint(folder, 1, json.dumps(state))
 
 
 def test_another_order_of_prompts_than_the_checkpoints(refused, checkpoint):

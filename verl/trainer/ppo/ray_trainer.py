@@ -3,9 +3,9 @@
 Legend: B responses of a step, R response columns.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from verl.protocol import PolicyBatch, PolicyScores, RankMetrics, RolloutBatch, 
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
-from verl.run.display import RunDisplay
+from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
 from verl.single_controller import WorkerGroup
 from verl.single_controller.roles import CriticWorkers, PolicyWorkers, ReferenceWorkers
@@ -41,6 +41,7 @@ from verl.trainer.logging.source_metrics import metrics_by_source, response_figu
 from verl.trainer.logging.speed import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.logging.step_profiler import StepProfiler
 from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.ppo.batches import LearningSignal, ModelOutputs, mini_batches
 from verl.trainer.ppo.core_algos import (
     ADVANTAGE_ESTIMATORS,
     EstimatorOptions,
@@ -60,38 +61,6 @@ BEST_BY = "val/pass@1"
 """The validation metric of which the highest value makes a checkpoint the best."""
 
 
-class ModelOutputs(NamedTuple):
-    """What the models say of a step's responses before the update."""
-
-    scores: PolicyScores | None
-    """The policy's; None where ``actor.bypass_mode`` saves them."""
-    old_logprobs: Tensor
-    """[B, R], what ratios are to: the policy's log-probabilities, or the engine's with ``actor.bypass_mode``."""
-    ref_logprobs: Tensor
-    """[B, R], under the reference; ``old_logprobs`` if there is no reference."""
-    values: Tensor | None
-    """[B, R], the critic's; None without a critic."""
-    rank_metrics: RankMetrics
-    """Of the engine's hidden states or, with ``calculator.source=actor``, the policy's; and of the tokens."""
-
-
-class LearningSignal(NamedTuple):
-    """What the updates learn from."""
-
-    mask: Tensor
-    """[B, R] int64, 1 on the tokens that enter the losses."""
-    advantages: Tensor
-    """[B, R] float32, rank shaping included."""
-    returns: Tensor | None
-    """[B, R] float32, the critic's targets; None without a critic."""
-    rows: Tensor | None = None
-    """[B] int64, the responses that the updates take, in place of each once (``algorithm.use_pf_ppo``)."""
-
-    def taken(self, batch: Any) -> Any:
-        """The rows of ``batch`` that the updates take."""
-        return batch if self.rows is None else batch[self.rows]
-
-
 class RayPPOTrainer:
     """Drives the workers through the steps of training; holds no tensor larger than a batch of tokens."""
 
@@ -104,7 +73,7 @@ class RayPPOTrainer:
         sampler: Sampler,
         calculator: RepresentationMetricsCalculator | None,
         tracker: Tracker,
-        display: RunDisplay,
+        run: TrainingRun,
     ) -> None:
         self.config = config
         self.loader = train_loader
@@ -118,22 +87,23 @@ class RayPPOTrainer:
         self.sampler = sampler
         self.calculator = calculator
         self.tracker = tracker
-        self.display = display
+        self.display = run.display
+        self.preemption = run.preemption
         self.reward_manager = RewardManager(config.reward_manager)
         self.validator = Validator(val_batches, sampler, self.policy, calculator, self.reward_manager)
         control = config.algorithm.kl_ctrl
         self.kl_control = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
-        self.timer = PhaseTimer(display.phase, workers.take_peak_memory)
+        self.timer = PhaseTimer(run.display.phase, workers.take_peak_memory)
         self.step_metrics = _step_metrics(config, workers)
         trainer = config.trainer
         folder = Path(trainer.default_local_dir)
-        self.profiler = StepProfiler(workers, trainer.profile_steps, folder, display.say)
+        self.profiler = StepProfiler(workers, trainer.profile_steps, folder, run.display.say)
         self.total_steps = trainer.num_steps(len(train_loader))
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.validations: dict[int, dict[str, float]] = {}
         newest, always = trainer.max_ckpt_to_keep, trainer.except_save
-        self.saver = CheckpointSaver(folder, workers, trainer.async_save, trainer.save_hf_model, newest, always)
+        self.saver = CheckpointSaver(run.attempt, workers, trainer.async_save, trainer.save_hf_model, newest, always)
 
     def fit(self) -> None:
         """Train from the step after the one reached, 0 at first, to the last."""
@@ -143,6 +113,14 @@ class RayPPOTrainer:
             self._log()
         if trainer.val_only:
             return
+        with self.preemption.finishing_steps():
+            self._train()
+        with self.timer.phase("save_checkpoint"):
+            self.saver.finish()
+
+    def _train(self) -> None:
+        """The steps that are left."""
+        trainer = self.config.trainer
         for step in range(self.step + 1, self.total_steps + 1):
             self.step = step
             self.profiler.begin(step)
@@ -163,8 +141,8 @@ class RayPPOTrainer:
             if self._due(trainer.save_freq) or self.step in trainer.except_save:
                 self._save()
             self.saver.poll()
-        with self.timer.phase("save_checkpoint"):
-            self.saver.finish()
+            if step < self.total_steps:
+                self.preemption.after_step(step, self._save_now)
 
     def restore(self, resumption: Resumption) -> None:
         """Restore the state of a checkpoint, and give the rollout engines its weights."""
@@ -440,6 +418,13 @@ class RayPPOTrainer:
         with self.timer.phase("save_checkpoint"):
             self.saver.save(self.step, self._state(), scores)
 
+    def _save_now(self) -> None:
+        """Have a complete checkpoint of this step."""
+        self.saver.finish()
+        if self.saver.saved_step != self.step:
+            self._save()
+            self.saver.finish()
+
     def _state(self) -> dict[str, Any]:
         """The trainer's own state as JSON; see :meth:`restore`."""
         return {
@@ -470,18 +455,6 @@ class RayPPOTrainer:
         self.tracker.log(self.step, metrics)
         self.display.step(self.step, metrics)
         self.metrics = {}
-
-
-def mini_batches(batch: Any, num_rows: int) -> Iterator[tuple[Any, int, int]]:
-    """The consecutive mini-batches of ``num_rows`` responses, with their tokens and responses that are learned from.
-
-    A mini-batch without such tokens, of filler or rejected responses alone, is left out: an optimizer step on gradients
-    of 0 would still move the parameters, by AdamW's moments and weight decay.
-    """
-    for mini in batch.split(num_rows):
-        num_tokens = int(mini.response_mask.sum())
-        if num_tokens:
-            yield mini, num_tokens, int(mini.response_mask.any(dim=1).sum())
 
 
 def _step_metrics(config: PPOConfig, workers: WorkerGroup) -> StepMetrics:

@@ -27,7 +27,6 @@ from verl.rollout import check_engine_model, engine_environment
 from verl.run.display import RunDisplay
 from verl.run.session import TrainingRun
 from verl.run.sinks import check_trackers
-from verl.run.tracking import write_summary
 from verl.single_controller.cluster import resolve_device
 from verl.trainer.logging.source_metrics import logged_sources
 from verl.trainer.logging.step_profiler import check_profile_steps
@@ -53,7 +52,7 @@ def run_ppo(config: PPOConfig) -> None:
         WorkerError: a worker raised or died.
     """
     check_trackers(config.trainer.logger)
-    device_type = resolve_device(config.device)
+    device_type = resolve_device(config.device, *config.trainer.place)
     use_custom_functions(config.reward_score.paths_of_custom_functions(), config.reward_score.custom_kwargs)
     fetch_models(config.models)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code, needs_chat_template=False)
@@ -109,17 +108,23 @@ def run_ppo(config: PPOConfig) -> None:
         run.display.say(trainer.length_note(len(loader)))
         for line in start_warnings(config):
             run.display.say(f"warning: {line}")
-        verifiers = run.enter_context(VerifierPool(config.reward_score))
         environment = engine_environment(device_type, config.rollout.name)
         strings = [*config.rollout.stop, *stop_strings(config.data.template, tokenizer)]
-        tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps, strings), environment)
         sources = logged_sources(record.data_source for record in train_set.records)
-        sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources)
-        ppo = RayPPOTrainer(config, loader, held_out, workers, sampler, calculator, tracker, run.display)
-        if resumption is not None:
-            ppo.restore(resumption)
-        ppo.fit()
-        write_summary(run.folder, _summary(config, ppo.step, ppo.validations, ppo.timer.totals))
+
+        def train() -> RayPPOTrainer:
+            verifiers = run.resources.enter_context(VerifierPool(config.reward_score))
+            tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps, strings), environment)
+            sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources)
+            prompts = train_loader(train_set, data, pad_token_id, config.seed)
+            ppo = RayPPOTrainer(config, prompts, held_out, workers, sampler, calculator, tracker, run)
+            if run.resumption is not None:
+                ppo.restore(run.resumption)
+            ppo.fit()
+            return ppo
+
+        ppo = run.attempts(train)
+        run.write_summary(_summary(config, ppo.step, ppo.validations, ppo.timer.totals))
     _show_validations(run.display, ppo.validations)
     run.report(ppo.timer.totals)
 

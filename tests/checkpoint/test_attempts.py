@@ -1,0 +1,113 @@
+"""A process of an abandoned attempt writes nothing that counts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from verl.checkpoint import folders
+from verl.checkpoint.attempts import Attempt, StaleAttempt, newest_attempt
+from verl.checkpoint.saver import CheckpointSaver
+
+
+def written(attempt: Attempt, step: int, text: str = "weights") -> Path:
+    """What workers leave before a checkpoint is completed."""
+    folder = folders.begin_checkpoint(attempt, step)
+    (folder / "actor").mkdir()
+    (folder / "actor" / "weights").write_text(text)
+    return folder
+
+
+def test_attempts_are_counted_from_one(tmp_path: Path):
+    assert newest_attempt(tmp_path) == 0
+    first = Attempt.claim(tmp_path)
+    first.check(tmp_path / "file")
+    assert (first.number, Attempt.claim(tmp_path).number, newest_attempt(tmp_path)) == (1, 2, 2)
+    message = r"^.*/file: not written by attempt 1, since attempt 2 has taken over "
+    with pytest.raises(StaleAttempt, match=message):
+        first.check(tmp_path / "file")
+
+
+def test_every_file_of_a_checkpoint_carries_its_attempt(tmp_path: Path):
+    Attempt.claim(tmp_path)
+    folder = written(Attempt.claim(tmp_path), 3)
+    assert folder.name.startswith(".global_step_3.attempt_2.") and folders.attempt_of(folder) == Attempt(tmp_path, 2)
+    final = folders.complete_checkpoint(folder, 3, "{}")
+    assert json.loads((final / "manifest.json").read_text())["attempt"] == 2
+
+
+def test_a_stale_attempt_begins_and_completes_nothing(tmp_path: Path):
+    stale = Attempt.claim(tmp_path)
+    before, unfinished = written(stale, 1), written(stale, 2)
+    folders.complete_checkpoint(before, 1, "{}")
+    newest = Attempt.claim(tmp_path)
+    folders.complete_checkpoint(written(newest, 2, "new"), 2, "{}")
+    for write in (lambda: written(stale, 3), lambda: folders.complete_checkpoint(unfinished, 2, "{}")):
+        with pytest.raises(StaleAttempt):
+            write()
+    assert (tmp_path / "global_step_2" / "actor" / "weights").read_text() == "new"
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "2\n"
+    assert list(folders.checkpoints(tmp_path)) == [1, 2]
+
+
+def test_an_attempt_that_is_overtaken_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It was paused between its last look and the rename, for as long as the next attempt took to begin."""
+    stale = Attempt.claim(tmp_path)
+    unfinished = written(stale, 2)
+    flush = folders.flush
+
+    def overtaken(path: Path) -> None:
+        flush(path)
+        if path == unfinished:
+            monkeypatch.setattr(Attempt, "check", lambda *_: None)  # the last look was before this
+            folders.remove_unfinished(tmp_path)
+
+    monkeypatch.setattr(folders, "flush", overtaken)
+    with pytest.raises(FileNotFoundError):
+        folders.complete_checkpoint(unfinished, 2, "{}")
+    assert folders.checkpoints(tmp_path) == {} and not (tmp_path / "latest_checkpointed_iteration.txt").exists()
+
+
+def test_an_attempt_removes_only_what_it_and_earlier_ones_left(tmp_path: Path):
+    stale = Attempt.claim(tmp_path)
+    left = written(stale, 1)
+    newest = Attempt.claim(tmp_path)
+    writing = written(newest, 1)
+    folders.remove_unfinished(tmp_path, stale.number)
+    assert writing.is_dir() and not left.exists()
+    assert [path for path in tmp_path.iterdir() if path.name != ".attempt"] == [writing]
+
+
+class Writers:
+    """Workers whose files are there at once; before they are asked whether they have finished, something happens."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        self.meanwhile = meanwhile
+
+    def run(self, method: str, *arguments: object) -> list[object]:
+        if method == "save":
+            (folder,) = (argument for argument in arguments if isinstance(argument, Path))
+            (folder / "actor").mkdir()
+            (folder / "actor" / "weights").write_text("weights")
+            return [None]
+        self.meanwhile()
+        return [{}]
+
+
+def test_old_checkpoints_are_not_removed_by_a_stale_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stale = Attempt.claim(tmp_path)
+    for step in (1, 2):
+        folders.complete_checkpoint(written(stale, step), step, "{}")
+    saver = CheckpointSaver(stale, Writers(lambda: Attempt.claim(tmp_path)), False, False, newest=1)
+    with pytest.raises(StaleAttempt):
+        saver.save(3, {}, {})
+    assert list(folders.checkpoints(tmp_path)) == [1, 2] and saver.saved_step is None
+    saver = CheckpointSaver(Attempt(tmp_path, 2), Writers(lambda: None), False, False, newest=1)
+    saver.save(3, {}, {})
+    assert list(folders.checkpoints(tmp_path)) == [3] and saver.saved_step == 3
+    # Overtaken after its own checkpoint is complete.
+    monkeypatch.setattr("verl.checkpoint.saver.steps_to_keep", lambda *_: {Attempt.claim(tmp_path).number})
+    with pytest.raises(StaleAttempt):
+        saver.save(4, {}, {})
+    assert list(folders.checkpoints(tmp_path)) == [3, 4]

@@ -1,0 +1,73 @@
+"""The files of docs/multinode.md that no test can run: their commands fit the schema, and what they name exists."""
+
+import re
+import shlex
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from verl.cli.cluster import HEAD_LOST
+from verl.config import PPOConfig, load_config
+from verl.run.probe import ROOM
+
+PAGE = (ROOT / "docs" / "multinode.md").read_text()
+
+
+def test_the_manifest_asks_for_what_the_run_needs():
+    job = yaml.safe_load((ROOT / "scripts" / "kubernetes" / "rayjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    cluster, (workers,) = job["spec"]["rayClusterSpec"], job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    before, _, options = job["spec"]["entrypoint"].partition(" && bash train.sh ")
+    assert before == "cd /verl"
+    config = load_config(PPOConfig, "ppo_trainer", shlex.split(options))
+    (container,) = workers["template"]["spec"]["containers"]
+    assert workers["replicas"] == config.trainer.nnodes == 3
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == config.trainer.n_gpus_per_node == 8
+    # The head has no GPU, so the driver cannot tell by its own machine.
+    assert config.device == "cuda" and cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert cluster["authOptions"] == {"mode": "token"}
+    shared = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert "/shared" in shared and config.trainer.default_local_dir.startswith("/shared/")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_dockerfiles_install_what_setup_does(kind: str):
+    text = (ROOT / "docker" / f"Dockerfile.{kind}").read_text().replace("\\\n", " ")
+    setup = (ROOT / "scripts" / "setup.sh").read_text()
+    for files in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
+        assert all((ROOT / name).exists() for name in files.split()), files
+    installed = re.findall(r"-r (requirements/\S+)", text)
+    expected = {"cpu": ["requirements/cpu.txt", "requirements/cpu-no-deps.txt"], "gpu": ["requirements/gpu.txt"]}
+    assert installed == expected[kind] and all(f"-r {name}" in setup for name in installed)
+    # cpu.txt's torch would be CUDA's: its CPU build must be there first.
+    first = re.search(r"pip install.*", text)
+    assert first is not None and ("torch==$torch+cpu" in first[0]) == (kind == "cpu")
+    assert re.search(r"FROM python:3\.1[12]-slim\n", text) and "scripts/check_environment.py" in text
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {".venv", "outputs"} <= set(ignored)
+
+
+def test_the_page_has_every_variable_of_the_script():
+    scripts = "".join((ROOT / "scripts" / name).read_text() for name in ("cluster.sh", "environment.sh"))
+    read = set(re.findall(r"\$\{?((?:VERL|MASTER|NODE|NNODES)[A-Z_]*)", scripts)) - {"VERL_HOSTS"}
+    assert read >= {"NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "VERL_CLUSTER_DIR", "VERL_REMOTE_DIR"}
+    assert {name for name in read if f"`{name}" not in PAGE} == set()
+    assert f"exit code {HEAD_LOST}:" in PAGE and f"{ROOM >> 30} GiB free" in PAGE
+
+
+def test_the_commands_of_the_page_fit_the_schema():
+    lines = [line.partition("  #")[0] for line in PAGE.replace("\\\n", " ").splitlines() if ".sh" in line]
+    commands = [line for line in lines if re.match(r"([A-Z_]+=\S+ )*bash train\.sh", line)]
+    assert len(commands) >= 6
+    for command in commands:
+        options = shlex.split(command.partition("train.sh")[2])
+        kept = [word for word in options if "=" in word and not word.startswith(("-", "hydra", "seed"))]
+        load_config(PPOConfig, "ppo_trainer", kept)
+
+
+def test_slurm_gets_one_task_on_each_machine():
+    text = (ROOT / "scripts" / "slurm" / "train.sbatch").read_text()
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
+    assert options["ntasks-per-node"] == "1" and int(options["nodes"]) == 2
+    assert "\n#SBATCH --requeue\n" in text and options["open-mode"] == "append"

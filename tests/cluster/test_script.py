@@ -1,0 +1,140 @@
+"""scripts/cluster.sh with a command that takes no time: start, join, leave, and what is said when that fails."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.machines import Machine, Process, cluster
+
+pytestmark = pytest.mark.slow
+
+HEAD = "10.77.0.1"
+SOURCED = 'source scripts/cluster.sh; python=python; run_on_cluster python -m job "$@"'
+JOB = """
+import os, stat, subprocess, sys, time
+print("arguments:", *sys.argv[1:])
+print("address:", os.environ["RAY_ADDRESS"])
+path = os.environ.get("RAY_AUTH_TOKEN_PATH", "")
+if path:
+    print("mode:", oct(stat.S_IMODE(os.stat(path).st_mode)))
+    print("token:", open(path).read())
+print("ports:", *sorted({line.split()[3] for line in subprocess.check_output(["ss", "-Hltn"], text=True).splitlines()}))
+print("ready", flush=True)
+time.sleep(float(os.environ.get("JOB_SECONDS", 0)))
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    (tmp_path / "job.py").write_text(JOB)
+    return tmp_path
+
+
+@pytest.fixture
+def machines(shared: Path) -> Iterator[tuple[Machine, ...]]:
+    with cluster(2, shared / "machines", [shared]) as found:
+        yield found
+
+
+def start(machine: Machine, shared: Path, rank: int, *arguments: str, **variables: str) -> Process:
+    known = {"NNODES": "2", "NODE_RANK": str(rank), "MASTER_ADDR": "machine1", "PYTHONPATH": str(shared)}
+    known |= {"VERL_CLUSTER_DIR": str(shared / "cluster"), "VERL_JOIN_TIMEOUT": "60"}
+    command = ["bash", "-euo", "pipefail", "-c", SOURCED, "bash", *arguments]
+    return machine.start(command, shared / f"{machine.name}.log", **known | variables)
+
+
+def line(text: str, name: str) -> str:
+    (found,) = [row.partition(": ")[2] for row in text.splitlines() if row.startswith(f"{name}: ")]
+    return found
+
+
+def test_machines_join_and_leave_with_the_exit_code(machines, shared):
+    one, two = machines
+    second = start(two, shared, 1, "seed=1")
+    second.wait_for_line("waiting for machine 0 at machine1:6379")  # it is early
+    first = start(one, shared, 0, "-x", "seed=1")
+    assert (first.wait(), second.wait()) == (3, 3), first.text + second.text
+    assert line(first.text, "arguments") == "-x trainer.nnodes=2 seed=1"
+    assert line(first.text, "address") == f"{HEAD}:6379"
+    assert line(first.text, "mode") == "0o600" and len(line(first.text, "token")) == 64
+    # No dashboard. What listens on all interfaces is Ray's own traffic, for which it has no other choice.
+    ports = line(first.text, "ports").split()
+    assert f"{HEAD}:10001" not in ports and f"[::ffff:{HEAD}]:6380" in ports
+    assert not [port for port in ports if port.endswith(":8265")]
+    assert "machine 1 of 2 (machine2, 10.77.0.2) has joined 10.77.0.1:6379" in second.text
+    assert line(first.text, "token") not in second.text
+    assert one.survivors() == two.survivors() == []
+    assert not (shared / "cluster").exists()
+
+
+@pytest.mark.nightly
+def test_a_wrong_token_is_one_line(machines, shared):
+    one, two = machines
+    first = start(one, shared, 0, RAY_AUTH_TOKEN="a" * 64, JOB_SECONDS="300")
+    first.wait_for_line("ready")
+    second = start(two, shared, 1, RAY_AUTH_TOKEN="b" * 64)
+    assert second.wait() == 1
+    (said,) = second.text.splitlines()
+    assert said.startswith(
+        f"error: machine2: RAY_ADDRESS={HEAD}:6379: the cluster refuses the token of RAY_AUTH_TOKEN; set RAY_AUTH_TOKEN"
+    )
+    assert "bbbb" not in said and two.survivors() == []
+    # What stops the head reaches the command, and nothing is left.
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 128 + signal.SIGTERM
+    assert one.survivors() == []
+
+
+@pytest.mark.nightly
+def test_a_folder_that_is_not_shared_is_one_line(machines, shared):
+    one, two = machines
+    first = start(one, shared, 0, JOB_SECONDS="300")
+    first.wait_for_line("ready")
+    elsewhere = shared / "elsewhere"
+    second = start(two, shared, 1, VERL_CLUSTER_DIR=str(elsewhere), VERL_JOIN_TIMEOUT="3")
+    assert second.wait() == 1
+    said = second.text.splitlines()[-1]
+    assert said.startswith(f"error: machine2: machine 0 at machine1:6379 was not there within 3 s: {elsewhere}/token")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("lost", ["power_off", "cut"])
+def test_a_head_that_is_lost_ends_the_others_with_the_code_for_another_try(machines, shared, lost):
+    one, two = machines
+    first, second = start(one, shared, 0, JOB_SECONDS="300"), start(two, shared, 1)
+    first.wait_for_line("ready")
+    second.wait_for_line("has joined")
+    getattr(one, lost)()
+    assert second.wait(120) == os.EX_TEMPFAIL, second.text
+    assert "machine 1 has lost the head at 10.77.0.1:6379; exit code 75" in second.text
+    assert two.survivors() == []
+
+
+DEVICE = """
+from verl.single_controller.cluster import gpus_per_machine, resolve_device
+print("device:", resolve_device("auto", 1, 1, 30.0), gpus_per_machine(), resolve_device("cpu"))
+"""
+
+
+@pytest.mark.nightly
+def test_a_cluster_is_used_from_elsewhere_and_knows_the_device(machines, shared):
+    one, two = machines
+    ray = ["--object-store-memory=100000000", "--disable-usage-stats"]
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}
+    head = ["--head", f"--node-ip-address={HEAD}", "--port=6379", "--num-gpus=2", *ray]
+    assert one.run(["ray", "start", *head], **token)[0] == 0
+    variables = token | {"RAY_ADDRESS": f"{HEAD}:6379", "PYTHONPATH": str(shared)}
+    code, text = two.run(["bash", "-euo", "pipefail", "-c", SOURCED], **variables)
+    assert code == 3, text
+    assert line(text, "address") == f"{HEAD}:6379" and two.survivors() == []
+    # This machine has no GPU, and the other one says that it has two.
+    assert two.run(["ray", "start", f"--address={HEAD}:6379", *ray], **token)[0] == 0
+    code, text = two.run(["python", "-c", DEVICE], **token)
+    assert code == 0 and line(text, "device") == "cuda 2 cpu", text
+    # A token that is missing is said at once.
+    code, text = two.run(["bash", "-euo", "pipefail", "-c", SOURCED], RAY_ADDRESS=f"{HEAD}:6379")
+    assert code == 1 and "the cluster refuses the token of this machine, which has none" in text.splitlines()[-1]

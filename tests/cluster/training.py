@@ -1,0 +1,128 @@
+"""Training on machines of :mod:`tests.cluster.machines`, to be disturbed."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from conftest import small_overrides
+
+from tests.cluster.machines import Machine, Process
+from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
+from verl.run.tracking import TIMING_PREFIXES
+
+DETECTION_S = 6
+
+RAY = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": str(250 * DETECTION_S),
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": str(3 * DETECTION_S),
+}
+"""What docs/multinode.md says about Ray's own detection time."""
+
+OPTIONS = [
+    *("trainer.nnodes=2", "trainer.n_gpus_per_node=1", "rollout.name=hf", "data.train_batch_size=4", "rollout.n=2"),
+    *("actor.ppo_mini_batch_size=2", "data.max_response_length=6", "calculator.enable=true", "trainer.test_freq=-1"),
+    *("trainer.val_before_train=false", "data.val_files=[]", "trainer.save_freq=1", "trainer.save_hf_model=false"),
+    # The same rates however many steps a run has: all are compared with one that has the most.
+    *(
+        "actor.optim.lr_scheduler_type=constant",
+        "trainer.max_ckpt_to_keep=2",
+        "reward_manager.add_reward=true",
+        "actor.optim.lr=1e-3",
+    ),
+    *("trainer.total_training_steps=6", f"trainer.detection_s={DETECTION_S}", "trainer.machines_timeout_s=120"),
+]
+
+
+def ray_head(machine: Machine) -> None:
+    """Start a cluster with this machine as its head."""
+    start = ["ray", "start", "--head", "--port=6379", f"--node-ip-address={machine.address}", "--num-cpus=1"]
+    code, output = machine.run([*start, "--include-dashboard=false"], **RAY)
+    assert code == 0, output
+
+
+def ray_join(machine: Machine, head: Machine) -> None:
+    """Have a machine join it."""
+    start = ["ray", "start", f"--address={head.address}:6379", f"--node-ip-address={machine.address}", "--num-cpus=1"]
+    code, output = machine.run(start, **RAY)
+    assert code == 0, output
+
+
+def ray_leave(machine: Machine) -> None:
+    """Stop what is left of a cluster on a machine, as scripts/cluster.sh does when the head is gone."""
+    machine.run(["ray", "stop", "--force"])
+
+
+class Training:
+    """The command of one run, to be started as often as it takes."""
+
+    module = "verl.trainer.main_ppo"
+
+    def __init__(self, folder: Path, model: Path, prompts: Path, options: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self.overrides = [*small_overrides(model, prompts, folder), *OPTIONS, *options]
+        self.starts = 0
+
+    def start(self, machine: Machine, head: Machine, **variables: str) -> Process:
+        """Start the command on a machine."""
+        self.starts += 1
+        log = self.folder.with_name(f"{self.folder.name}.{self.starts}.log")
+        environment = {"RAY_ADDRESS": f"{head.address}:6379"} | variables
+        return machine.start(["python", "-m", self.module, *self.overrides], log, **environment)
+
+    def records(self) -> list[dict[str, float]]:
+        """What was recorded, timing aside."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [
+            {name: value for name, value in json.loads(line).items() if not name.startswith(TIMING_PREFIXES)}
+            for line in lines
+            if line.endswith("\n")
+        ]
+
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return any(self.folder.glob(".global_step_*.unfinished"))
+
+    def assert_intact(self) -> None:
+        """Every checkpoint is complete, and nothing else is left of any."""
+        assert not list(self.folder.glob(".*unfinished"))
+        found = checkpoints(self.folder)
+        assert found
+        for step, checkpoint in found.items():
+            verify_checkpoint(checkpoint)
+            assert read_state(checkpoint)["step"] == step > 0
+
+    def stacks(self) -> dict[str, str]:
+        """File -> what the workers of the first attempt wrote of their stacks."""
+        return {path.name: path.read_text() for path in self.folder.glob("logs/attempt_1/*.stacks")}
+
+
+def wait_until(happened: Callable[[], object], process: Process | None = None, timeout_s: float = 240) -> None:
+    """Look often until something has happened, as long as the process runs."""
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        if process is not None:
+            assert process.running(), f"ended with {process.popen.returncode}:\n{process.text}"
+        assert time.monotonic() < deadline, "" if process is None else process.text
+        time.sleep(0.005)
+
+
+def worker_pid(machine: Machine) -> int:
+    """The process that holds the model."""
+    pids = [pid for pid, command in machine.processes().items() if command.startswith("ray::_Host")]
+    assert len(pids) == 1, machine.processes()
+    return pids[0]
+
+
+def workers_gone(machine: Machine, timeout_s: float) -> bool:
+    """Whether no worker of a run lives on this machine, at the latest after so many seconds."""
+    deadline = time.monotonic() + timeout_s
+    while any(command.startswith("ray::_Host") for command in machine.processes().values()):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

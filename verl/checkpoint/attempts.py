@@ -1,0 +1,52 @@
+"""Attempts at a run: who may write into its folder.
+
+A run that is requeued or restarted is the same run in another attempt. The file ``.attempt`` in its folder holds the
+number of the newest one, which never decreases. A process of an earlier attempt may still be alive, on a machine that
+lost its network or was paused; whatever it then writes carries its attempt's number and is refused.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl.config.load import ATTEMPT
+from verl.utils.files import replace_text
+
+
+class StaleAttempt(RuntimeError):
+    """A newer attempt has taken over the run's folder."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at the run in ``root``."""
+
+    root: Path
+    number: int
+    """Counted from 1."""
+
+    @classmethod
+    def claim(cls, root: Path) -> "Attempt":
+        """Take the folder over from earlier attempts; the caller holds the run's lock."""
+        attempt = cls(root, newest_attempt(root) + 1)
+        replace_text(root / ATTEMPT, f"{attempt.number}\n")
+        return attempt
+
+    def check(self, path: Path) -> None:
+        """Called before ``path`` is written.
+
+        Raises:
+            StaleAttempt: this is not the newest attempt.
+        """
+        newest = newest_attempt(self.root)
+        if newest != self.number:
+            raise StaleAttempt(
+                f"{path}: not written by attempt {self.number}, since attempt {newest} has taken over {self.root}"
+            )
+
+
+def newest_attempt(root: Path) -> int:
+    """The number in the folder's ``.attempt`` file; 0 if there is none."""
+    try:
+        return int((root / ATTEMPT).read_text())
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,162 @@
+"""What ``scripts/cluster.sh`` asks Ray: ``python -m verl.cli.cluster COMMAND ...``. Results go to stdout.
+
+The exit code of a run travels through the cluster itself, so that the machines need no folder in common for it.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import RpcError
+
+from verl.config.errors import ConfigError
+from verl.utils.network import address_towards, own_addresses, reachable
+from verl.utils.ray_head import check_head
+
+NAMESPACE = b"verl"
+EXIT_CODE = b"exit code"
+PATIENCE_S = 20.0
+"""Seconds that a token may be wrong: a folder may show what an earlier cluster left, and a network folder is slow."""
+HEAD_LOST = os.EX_TEMPFAIL
+"""Exit code (75) of a machine whose head is gone: the same command may be started again."""
+LOST_S = 30.0
+"""Seconds without an answer of the head after which a machine gives up."""
+STOP_S = 5.0
+"""Seconds that Ray's processes have to end by themselves."""
+GOODBYE_S = 15.0
+"""Seconds that the head waits for the others to have read the exit code."""
+
+
+def say(text: str) -> None:
+    print(f"cluster.sh: {text}", file=sys.stderr, flush=True)
+
+
+def address(host: str) -> str:
+    """This machine's address on the way to ``host``."""
+    try:
+        return address_towards(host)
+    except OSError as error:
+        raise ConfigError(f"{host}: {error.strerror or error}; name machine 0 by its address") from None
+
+
+def wait(host: str, port: str, folder: str, limit_s: str) -> str:
+    """Wait until the head answers and takes the token; returns its ``address:port``."""
+    deadline, announced = time.monotonic() + float(limit_s), False
+    head, problem = "", "unknown"
+    while time.monotonic() < deadline:
+        head, problem = _head(host, port, Path(folder))
+        if head and not (problem := _not_yet(head)):
+            check_head(head, PATIENCE_S)
+            return head
+        if not announced:
+            say(f"waiting for machine 0 at {host}:{port}")
+            announced = True
+        time.sleep(0.5)
+    raise ConfigError(f"machine 0 at {host}:{port} was not there within {float(limit_s):g} s: {problem}")
+
+
+def _head(host: str, port: str, folder: Path) -> tuple[str, str]:
+    """The head's address and what is wrong with it: the name's, or where names do not resolve what it wrote itself."""
+    with suppress(OSError):
+        found = socket.gethostbyname(host)
+        if not found.startswith("127."):
+            return f"{found}:{port}", ""
+    with suppress(OSError):
+        return (folder / "address").read_text(), ""
+    return "", f"MASTER_ADDR={host} has no address here, and {folder}/address does not exist"
+
+
+def _not_yet(head: str) -> str:
+    if not reachable(head):
+        return "nothing answers there"
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if path and not os.path.exists(path):
+        return f"{path} does not exist; is the folder shared? Otherwise set RAY_AUTH_TOKEN to the same value everywhere"
+    return ""
+
+
+def missing(head: str) -> str:
+    """Empty if this machine is part of the cluster; otherwise the address that it would join with."""
+    check_head(head)
+    own = {*own_addresses(), "127.0.0.1"}
+    nodes = GcsClient(address=head).get_all_node_info(timeout=10).values()
+    alive = {node.node_manager_address for node in nodes if node.state == 0}
+    return "" if alive & own else address(head.rpartition(":")[0])
+
+
+def finish(head: str, code: str, others: str) -> None:
+    """Publish the exit code, and wait until all other machines have read it."""
+    client = GcsClient(address=head)
+    client.internal_kv_put(EXIT_CODE, code.encode(), True, NAMESPACE, timeout=10)
+    deadline = time.monotonic() + GOODBYE_S
+    while len(client.internal_kv_keys(b"left ", NAMESPACE, timeout=10)) < int(others) and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def follow(head: str, rank: str, ray_process: str) -> int:
+    """Wait for the exit code of the run, which becomes this machine's; :data:`HEAD_LOST` if the head is gone."""
+    # A scheduler that wants its machines back tells all of them: the driver saves, and this one waits for it.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    client, heard = None, time.monotonic()
+    while True:
+        # Without an answer, a client would take a minute to be made.
+        if reachable(head):
+            with suppress(RpcError):
+                client = client or GcsClient(address=head)
+                found = client.internal_kv_get(EXIT_CODE, NAMESPACE, timeout=5)
+                heard = time.monotonic()
+                if found is not None:
+                    client.internal_kv_put(b"left " + rank.encode(), b"", True, NAMESPACE, timeout=5)
+                    return int(found)
+        # Ray itself ends a machine that the head has given up.
+        gone = not psutil.pid_exists(int(ray_process))
+        if gone or time.monotonic() - heard > LOST_S:
+            say(f"machine {rank} has lost the head at {head}; exit code {HEAD_LOST}: start the same command again")
+            return HEAD_LOST
+        time.sleep(0.5)
+
+
+def stop(ray_process: str) -> None:
+    """End ``ray start --block`` and all that it has started: agents outlive it for a minute if the head is gone."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(int(ray_process))
+        family = [process, *process.children(recursive=True)]
+        process.terminate()
+        _, left = psutil.wait_procs(family, timeout=STOP_S)
+        for survivor in left:
+            with suppress(psutil.NoSuchProcess):
+                survivor.kill()
+
+
+COMMANDS: dict[str, Callable[..., str | int | None]] = {
+    "address": address,
+    "wait": wait,
+    "missing": missing,
+    "finish": finish,
+    "follow": follow,
+    "stop": stop,
+}
+
+
+def main() -> None:
+    """The command line."""
+    try:
+        result = COMMANDS[sys.argv[1]](*sys.argv[2:])
+    except ConfigError as error:
+        raise SystemExit(f"error: {socket.gethostname()}: {error}") from None
+    if isinstance(result, int):
+        sys.exit(result)
+    if result is not None:
+        print(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The head of a Ray cluster: which one there is, and whether it takes our token."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.utils import read_ray_address
+from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError, RpcError
+
+from verl.config.errors import ConfigError
+from verl.utils.network import reachable
+
+TOKEN_FIX = (
+    "set RAY_AUTH_TOKEN to the cluster's token, or RAY_AUTH_TOKEN_PATH to a file that holds it; the head has it there "
+    "or in ~/.ray/auth_token"
+)
+
+
+def cluster_address() -> str:
+    """``host:port`` of the cluster that a run uses; empty: it starts one of its own.
+
+    RAY_ADDRESS, or the cluster that ``ray start`` started on this machine or joined. RAY_ADDRESS=local ignores it.
+
+    Raises:
+        ConfigError: RAY_ADDRESS is of a kind that a run cannot use.
+    """
+    wanted = os.environ.get("RAY_ADDRESS", "")
+    if wanted == "local":
+        return ""
+    if wanted and wanted != "auto":
+        if "://" in wanted:
+            raise ConfigError(
+                f"RAY_ADDRESS={wanted}: a run is part of the cluster; set it to head:6379, or to http://head:8265 for "
+                "train.sh and eval.sh, which submit a job"
+            )
+        return wanted
+    # A file that also a head that was killed leaves behind.
+    found = read_ray_address() or ""
+    if found and reachable(found):
+        return found
+    if wanted == "auto":
+        raise ConfigError("RAY_ADDRESS=auto: no Ray cluster runs on this machine; unset it, or set it to head:6379")
+    return ""
+
+
+def check_head(address: str, patience_s: float = 0.0) -> None:
+    """Raise ``ConfigError`` unless the head at ``host:port`` answers and takes our token.
+
+    Ray itself would repeat the same error for a minute.
+
+    Args:
+        patience_s: how long the token may be wrong before that is an error.
+    """
+    if not reachable(address, timeout_s=10):
+        raise ConfigError(f"RAY_ADDRESS={address}: nothing answers there")
+    # Ray looks for a token by itself only where it finds the address by itself.
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with _without_rays_lines():
+                GcsClient(address=address).get_all_node_info(timeout=10)
+            return
+        except AuthenticationError:
+            if time.monotonic() >= deadline:
+                line = f"RAY_ADDRESS={address}: the cluster refuses the token of {_source()}; {TOKEN_FIX}"
+                raise ConfigError(line) from None
+        except RpcError as error:
+            raise ConfigError(f"RAY_ADDRESS={address}: does not answer as a Ray cluster ({error})") from None
+        time.sleep(1)
+        AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _without_rays_lines() -> Iterator[None]:
+    """Ray's C++ side writes a line of its own for every refusal, past Python and past its own log level."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def has_token() -> bool:
+    """Whether Ray finds a token, as it looks for one."""
+    AuthenticationTokenLoader.instance().reset_cache()
+    return bool(AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
+
+
+def _source() -> str:
+    """Where the token came from."""
+    if not has_token():
+        return "this machine, which has none"
+    return next((n for n in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(n)), "~/.ray/auth_token")
