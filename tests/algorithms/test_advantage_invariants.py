@@ -30,7 +30,7 @@ ESTIMATORS = {
     "reinforce++_baseline": lambda rewards, values, mask, groups, scores: reinforce_plus_plus_baseline_advantages(
         rewards, mask, groups, mask
     ),
-    "gpg": lambda rewards, values, mask, groups, scores: gpg_advantages(rewards, mask, groups),
+    "gpg": lambda rewards, values, mask, groups, scores: gpg_advantages(rewards, mask, groups, mask),
     "opo": lambda rewards, values, mask, groups, scores: opo_advantages(rewards, mask, groups),
     "grpo_passk": lambda rewards, values, mask, groups, scores: grpo_passk_advantages(rewards, mask, groups, True),
     "optimal_token_baseline": lambda rewards, values, mask, groups, scores: optimal_token_baseline_advantages(
@@ -160,7 +160,7 @@ def test_shapes_are_checked(call, message):
             [-(0.5**0.5), 3.0, 0.5**0.5],
         ),
         (rloo_advantages, [-3.0, 3.0, 3.0]),
-        (gpg_advantages, [-1.5, 3.0, 1.5]),
+        (lambda rewards, mask, groups: gpg_advantages(rewards, mask, groups, mask), [-1.5, 3.0, 1.5]),
         (opo_advantages, [-1.5, 3.0, 1.5]),
         (
             lambda rewards, mask, groups: optimal_token_baseline_advantages(rewards, mask, groups, mask, False),

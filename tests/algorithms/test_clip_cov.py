@@ -38,6 +38,20 @@ def test_some_tokens_between_the_bounds_learn_nothing():
     assert drawn == {0, 1, 2}
 
 
+def test_the_draw_ignores_padding_masked_rows_and_rounding():
+    generator = torch.Generator().manual_seed(0)
+    logprobs, advantages = torch.randn(4, 50, generator=generator) - 2, torch.randn(4, 50, generator=generator)
+    old, mask = logprobs.clone(), torch.ones(4, 50)
+    options = (0.2, 0.2, 0.1, -9.0, 9.0)
+    losses, metrics = clip_cov_loss(logprobs, old, advantages, mask, *options)
+    assert metrics["pg_clipfrac"].item() == 20
+    copies = [torch.nn.functional.pad(torch.cat([t, t[:2]]), (0, 3)) for t in (logprobs, old, advantages, mask)]
+    copies[3][4:] = 0
+    for given in ([logprobs * (1 + 1e-6), old, advantages, mask], copies):
+        found, _ = clip_cov_loss(*given, *options)
+        assert torch.equal(found[:4, :50] == 0, losses == 0)
+
+
 def test_the_tokens_of_largest_covariance_are_penalised():
     logprobs = LOGPROBS.clone().requires_grad_()
     old = LOGPROBS - torch.tensor([[2.0, 0.5, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64).log()

@@ -22,7 +22,9 @@ def test_weights(method: str, power: float, weights: list[float]):
 
 def test_responses_are_drawn_by_their_weights_and_the_same_again():
     rewards = REWARDS.repeat(2000)
-    rows, again = (resampled_rows(rewards, "pow", 2.0, torch.Generator().manual_seed(3)) for _ in range(2))
+    rows, again = (
+        resampled_rows(rewards, rewards > -2, "pow", 2.0, torch.Generator().manual_seed(3)) for _ in range(2)
+    )
     assert torch.equal(rows, again) and rows.shape == (10000,)
     drawn = (rows % 5).bincount(minlength=5) / 10000
     # A share's standard deviation is at most 0.005.
@@ -30,5 +32,5 @@ def test_responses_are_drawn_by_their_weights_and_the_same_again():
 
 
 def test_rewards_of_nothing_are_drawn_evenly():
-    rows = resampled_rows(torch.zeros(1000), "pow", 2.0, torch.Generator().manual_seed(0))
+    rows = resampled_rows(torch.zeros(1000), torch.ones(1000), "pow", 2.0, torch.Generator().manual_seed(0))
     assert rows.unique().numel() > 550

@@ -14,6 +14,9 @@ OLD = ROLLOUT + RATIOS.log()
 LOG2 = math.log(2)
 
 
+VETO = ("seq_max_k1", None, 3.0)
+
+
 @pytest.mark.parametrize(
     ("rules", "kept", "tokens", "sequences"),
     [
@@ -44,6 +47,12 @@ def test_what_rules_reject(rules, kept, tokens, sequences):
     assert metrics["rollout_rs_seq_masked_fraction"] == pytest.approx(sequences)
     if len(rules) == 1:
         assert metrics[f"rollout_rs_{rules[0][0]}_masked_fraction"] == pytest.approx(tokens)
+
+
+def test_a_veto_has_no_lower_bound():
+    # The trainer is surer of every token, and no column is padding, whose ratio is 1.
+    keep, _ = rejection_mask(torch.tensor([[-1.0, -2.0]]), torch.full((1, 2), -9.0), torch.ones(1, 2), [VETO])
+    assert keep.all()
 
 
 def test_padding_and_extreme_ratios_do_no_harm():

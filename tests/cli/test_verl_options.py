@@ -296,6 +296,8 @@ def test_values_that_depend_on_others():
     assert (tree.trainer.resume_mode, tree.trainer.resume_from_path) == ("path", "/x/global_step_3")
 
 
+EARLIER_VETO = "algorithm.rollout_is_veto_threshold=1e-4"
+
 # Options of one command -> ours and its value.
 TOGETHER = [
     ([f"{ACTOR}.clip_ratio=0.3", f"{ACTOR}.clip_ratio_low=null"], "actor.clip_ratio_low", 0.3),
@@ -340,6 +342,16 @@ TOGETHER = [
         "0.25_1.25",
     ),
     (["algorithm.rollout_is=False", "algorithm.rollout_is_threshold=3.0"], "actor.tis_level", "none"),
+    (["algorithm.rollout_is=True", "algorithm.rollout_is_threshold=0"], "actor.tis_level", "none"),
+    ([f"{ACTOR}.policy_loss.kl_cov_ratio=null", f"{ACTOR}.kl_cov_ratio=0.1"], "actor.kl_cov_ratio", 0.1),
+    ([f"{ACTOR}.policy_loss.clip_cov_ratio=null"], "actor.clip_cov_ratio", 2e-4),
+    ([EARLIER_VETO, "algorithm.rollout_is_threshold=3.0"], f"{CORRECTION}.rollout_token_veto_threshold", None),
+    ([EARLIER_VETO, "algorithm.rollout_is=True"], f"{CORRECTION}.rollout_token_veto_threshold", None),
+    (
+        [EARLIER_VETO, "algorithm.rollout_is=True", "algorithm.rollout_is_threshold=3.0"],
+        f"{CORRECTION}.rollout_token_veto_threshold",
+        1e-4,
+    ),
     ([f"{ACTOR}.tis_imp_ratio_cap=0"], "actor.tis_level", "none"),
     (["critic.model.path=${actor_rollout_ref.model.path}"], "critic.model.path", "some/model"),
     (
@@ -464,6 +476,8 @@ BYPASS = [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=sequence"]
         ([*BYPASS, f"{CORRECTION}.loss_type=ppo_clip", f"{ACTOR}.policy_loss.loss_mode=gspo"], "ppo_clip", 3.0, "none"),
         ([*BYPASS, f"{CORRECTION}.loss_type=reinforce", f"{ACTOR}.clip_ratio_c=10.0"], "gpg", None, "sequence"),
         ([*BYPASS[1:], f"{CORRECTION}.loss_type=reinforce"], "ppo_clip", 3.0, "sequence"),
+        ([*BYPASS, f"{CORRECTION}.use_policy_gradient=True"], "gpg", None, "sequence"),
+        ([*BYPASS[1:], f"{CORRECTION}.use_policy_gradient=True"], "ppo_clip", 3.0, "sequence"),
     ],
 )
 def test_bypass_mode_decides_the_loss(options: list[str], loss: str, dual_clip: float | None, level: str):

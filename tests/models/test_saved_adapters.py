@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.loading import check_model
 from verl.models.lora import adapters_disabled
+from verl.models.saved_adapters import read_saved_adapter
 from verl.workers.actor import Actor
 
 TENSOR = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -87,6 +88,10 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path]
     return rewrite
 
 
+def as_type(dtype: torch.dtype) -> Callable[[Path], None]:
+    return tensors(lambda state: state.update({name: value.to(dtype) for name, value in state.items()}))
+
+
 def text(name: str, content: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_text(content)
 
@@ -112,12 +117,19 @@ BROKEN = {
     "unknown option": (options(run_this="x"), "run_this='x': only plain LoRA"),
     "PiSSA": (options(init_lora_weights="pissa"), "init_lora_weights='pissa': such adapters change the model"),
     "rank": (options(r=True), "r=True: must be a whole number of at least 1"),
+    "huge rank": (options(r=10**400), "r=1000+: must be a whole number of at least 1, and at most 1048576"),
     "scale": (options(lora_alpha=-1), "lora_alpha=-1: must be a number above 0"),
+    "huge scale": (options(lora_alpha=10**400), "lora_alpha=1000+: must be a number above 0"),
+    "infinite scale": (options(lora_alpha=1e308), "lora_alpha=1e.308: .* over r=3 at most 10000 and at least"),
+    "no scale": (options(lora_alpha=1e-320), "lora_alpha=1e-320: must be a number above 0"),
     "a pattern": (options(target_modules="(a+)+$"), r"target_modules='\(a\+\)\+\$': must list the names of layers"),
     "no layers": (options(target_modules=["q_proj", "c_attn"]), "has no linear layers called c_attn"),
+    "the head": (options(target_modules=["q_proj", "lm_head"]), "has no linear layers called lm_head"),
     "pickle": (pickled, "there is no adapter_model.safetensors; other formats may run code and are not read"),
     "garbage": (text("adapter_model.safetensors", "x" * 100), "adapter_model.safetensors is broken"),
     "another rank": (options(r=4), r"q_proj|down_proj.* has shape \[3, .*\], expected \[4, "),
+    "8 bits": (as_type(torch.float8_e4m3fn), "is of type F8_E4M3; those read are F64, F32, F16, BF16"),
+    "whole numbers": (as_type(torch.int8), "is of type I8; those read are"),
     "missing": (tensors(lambda state: state.pop(TENSOR)), rf"{TENSOR} has shape none, expected \[3, "),
     "too much": (tensors(lambda state: state.update(x=torch.zeros(1))), r"x has shape \[1\], expected none"),
 }
@@ -134,7 +146,18 @@ def test_what_is_not_a_plain_adapter_of_the_model_is_refused(
 
 
 def test_values_that_are_not_finite_are_refused(small_config, model_config: ModelConfig, single_mesh, adapter: Path):
-    tensors(lambda state: state[TENSOR].fill_(torch.nan))(adapter)
     config = replace(model_config, lora_adapter_path=str(adapter))
-    with pytest.raises(ConfigError, match=rf"{TENSOR} holds values that are not finite"):
-        Actor(small_config.actor, config, single_mesh, 1.0, 10, max_response_length=9)
+    # The second is finite in float64 alone.
+    for value in (torch.nan, 1e300):
+        tensors(lambda state, value=value: state.update({TENSOR: state[TENSOR].double().fill_(value)}))(adapter)
+        with pytest.raises(ConfigError, match=rf"{TENSOR} holds values that are not finite"):
+            Actor(small_config.actor, config, single_mesh, 1.0, 10, max_response_length=9)
+
+
+def test_adapters_that_verl_saved_are_read(tiny_model: Path, adapter: Path):
+    # Its checkpoints hold every field of the options, as this file does.
+    saved = asdict(peft.LoraConfig.from_pretrained(str(adapter))) | {"peft_type": "LORA", "task_type": "CAUSAL_LM"}
+    assert saved["runtime_config"] == {"ephemeral_gpu_offload": False}
+    (adapter / "adapter_config.json").write_text(json.dumps(saved, default=sorted))
+    found = read_saved_adapter(str(adapter), AutoModelForCausalLM.from_pretrained(tiny_model), "x")
+    assert (found.r, found.lora_alpha, found.target_modules) == (3, 6, {"down_proj", "q_proj"})

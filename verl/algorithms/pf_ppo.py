@@ -31,6 +31,13 @@ def resampling_weights(rewards: Tensor, method: str, power: float) -> Tensor:
     return weights[method] + EPS
 
 
-def resampled_rows(rewards: Tensor, method: str, power: float, generator: Generator) -> Tensor:
-    """``[B]`` int64, as many responses drawn with replacement by :func:`resampling_weights`."""
-    return resampling_weights(rewards, method, power).multinomial(len(rewards), replacement=True, generator=generator)
+def resampled_rows(rewards: Tensor, learned: Tensor, method: str, power: float, generator: Generator) -> Tensor:
+    """``[B']`` int64, rows drawn with replacement by :func:`resampling_weights`.
+
+    They are drawn from those that are true in ``learned [B]``, as many as these; if there are none, all rows once.
+    """
+    candidates = learned.nonzero().flatten()
+    if not len(candidates):
+        return torch.arange(len(rewards))
+    weights = resampling_weights(rewards[candidates], method, power)
+    return candidates[weights.multinomial(len(candidates), replacement=True, generator=generator)]

@@ -1,10 +1,10 @@
 """Names that veRL's options had in earlier releases, 0.1 to 0.6, and a few of its best-known forks."""
 
 from verl.cli.values import FlagError, quoted
-from verl.cli.verl_conversions import Line, Option, accepted, by, only, same, to, unquoted
+from verl.cli.verl_conversions import Line, Option, accepted, by, only, same, unquoted
 from verl.cli.verl_learning import EARLIER_RULES, overlong_buffer, ratio_bounds
 from verl.cli.verl_models import ACTOR, MEMORY, PROFILER, REF
-from verl.cli.verl_policy import CORRECTION
+from verl.cli.verl_policy import CORRECTION, bypasses, set_loss
 from verl.cli.verl_rollout import ROLLOUT
 from verl.config.overrides import NOT_SUPPORTED
 
@@ -15,10 +15,20 @@ def _token_level(value: str, line: Line) -> list[str]:
     return [f"actor.loss_agg_mode={'token-mean' if same(value) == 'true' else 'seq-mean-token-mean'}"]
 
 
+def _corrects(line: Line) -> bool:
+    """Whether a command of release 0.6 corrects for the engine, and does not only log how far it is."""
+    off = line.text("algorithm.rollout_is_threshold") in ("null", "0", "0.0")
+    return not off and line.text("algorithm.rollout_is", "false") == "true"
+
+
+def _veto(value: str, line: Line) -> list[str]:
+    return [f"{CORRECTION}.rollout_token_veto_threshold={same(value)}"] if _corrects(line) else []
+
+
 def _importance(value: str, line: Line) -> list[str]:
     """Of ``algorithm.rollout_is_threshold``, which turned the correction of release 0.6 on."""
     text, level = same(unquoted(value)), line.text("algorithm.rollout_is_level", "token")
-    if text == "null" or line.text("algorithm.rollout_is", "false") != "true":
+    if not _corrects(line):
         return []  # metrics alone
     weights = [f"actor.tis_level={level}", f"actor.tis_cap={text}"]
     if line.text("algorithm.rollout_is_mode", "truncate") == "truncate":
@@ -57,8 +67,13 @@ EARLIER_OPTIONS: dict[str, Option] = {
     "algorithm.rollout_is_level": _WITH_THRESHOLD,
     "algorithm.rollout_is_mode": _WITH_THRESHOLD,
     "algorithm.rollout_is_threshold_lower": _WITH_THRESHOLD,
-    "algorithm.rollout_is_veto_threshold": to(f"{CORRECTION}.rollout_token_veto_threshold"),
-    f"{CORRECTION}.use_policy_gradient": only(["false"], "belongs to `bypass_mode`", "leave it out"),
+    "algorithm.rollout_is_veto_threshold": by(
+        f"with `rollout_is` and `rollout_is_threshold`: `{CORRECTION}.rollout_token_veto_threshold`", _veto
+    ),
+    f"{CORRECTION}.use_policy_gradient": by(
+        "with `bypass_mode`: true is `loss_type=reinforce`, unless that is given",
+        lambda _, line: set_loss(line) if bypasses(line) else [],
+    ),
     **overlong_buffer("custom_reward_function.overlong_buffer"),
     "trainer.rejection_sample": only(
         ["false"], "groups without a difference are left out by `algorithm.filter_groups`", "set its `enable`"

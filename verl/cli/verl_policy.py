@@ -55,7 +55,8 @@ def bypasses(line: Line) -> bool:
 def loss_of(line: Line) -> str:
     """Our policy loss for a command."""
     if bypasses(line):
-        kind = line.text(f"{CORRECTION}.loss_type", "ppo_clip")
+        earlier = line.text(f"{CORRECTION}.use_policy_gradient", "false") == "true"
+        kind = line.text(f"{CORRECTION}.loss_type", "reinforce" if earlier else "ppo_clip")
         if kind not in BYPASS_LOSSES:
             raise FlagError(f"{CORRECTION}.loss_type={kind}: must be {' or '.join(BYPASS_LOSSES)}")
         return BYPASS_LOSSES[kind]
@@ -86,8 +87,8 @@ def _earlier(name: str) -> Option:
     """An option that stood outside of ``policy_loss``."""
 
     def translate(value: str, line: Line) -> list[str]:
-        given = f"{ACTOR}.policy_loss.{name}" in line.values
-        return [] if given else [f"actor.{name}={same(value)}"]
+        given = line.text(f"{ACTOR}.policy_loss.{name}") != "null"
+        return [] if given or is_null(value) else [f"actor.{name}={same(value)}"]
 
     return by(f"`policy_loss.{name}`, which comes first (an earlier name)", translate)
 
@@ -152,7 +153,7 @@ ACTOR_OPTIONS = {
                 lambda _, line: set_loss(line),
             ),
             **{
-                f"policy_loss.{name}": to(f"actor.{name}")
+                f"policy_loss.{name}": unless_null(f"actor.{name}")
                 for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")
             },
             "loss_mode": by(

@@ -3,7 +3,6 @@
 """
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,15 @@ READ = {"peft_type", "r", "lora_alpha", "target_modules", "init_lora_weights"}
 """Options of an adapter that are read."""
 UNUSED = {
     *("base_model_name_or_path", "task_type", "inference_mode", "revision", "auto_mapping", "peft_version"),
-    *("lora_dropout", "megatron_core", "qalora_group_size"),
+    *("lora_dropout", "megatron_core", "qalora_group_size", "runtime_config"),
 }
-"""Options that say nothing about what a trained adapter computes. All others must be off."""
+"""Options that say nothing about what a trained adapter computes. All others must be off. veRL saves ``runtime_config``
+too, which peft leaves out."""
+MAX_RANK = 1 << 20
+MAX_SCALE = 1e4
+"""The largest ``lora_alpha / r``, and the inverse of the smallest; common values are 0.5 to 4."""
+NUMBERS = ("F64", "F32", "F16", "BF16")
+"""Types of tensors that are read."""
 
 
 def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.LoraConfig:
@@ -67,7 +72,7 @@ def load_saved_adapter(folder: str, model: nn.Module, adapter: str, field: str) 
     parameters = dict(model.named_parameters())
     with safe_open(Path(folder) / WEIGHTS, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118  # not a mapping
-            value = file.get_tensor(key)
+            value = file.get_tensor(key).float()
             if not value.isfinite().all():
                 raise ConfigError(f"{field}={folder!r}: {key} holds values that are not finite")
             path, _, leaf = key.removeprefix(WRAPPER).rpartition(".")
@@ -95,10 +100,12 @@ def _read_options(folder: Path, where: str) -> dict[str, Any]:
 
 def _check_values(options: dict[str, Any], where: str) -> None:
     rank, alpha, targets = (options.get(name) for name in ("r", "lora_alpha", "target_modules"))
-    if type(rank) is not int or rank < 1:
-        raise ConfigError(f"{where}: r={rank!r:.100}: must be a whole number of at least 1")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-        raise ConfigError(f"{where}: lora_alpha={alpha!r:.100}: must be a number above 0")
+    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
+        raise ConfigError(f"{where}: r={rank!r:.100}: must be a whole number of at least 1, and at most {MAX_RANK}")
+    number = alpha if isinstance(alpha, int | float) and not isinstance(alpha, bool) else 0
+    if not rank / MAX_SCALE <= number <= rank * MAX_SCALE:
+        fix = f"must be a number above 0, and over r={rank} at most {MAX_SCALE:g} and at least its inverse"
+        raise ConfigError(f"{where}: lora_alpha={alpha!r:.100}: {fix}")
     named = isinstance(targets, list) and targets and all(isinstance(name, str) and name for name in targets)
     if not named:
         raise ConfigError(f"{where}: target_modules={targets!r:.100}: must list the names of layers")
@@ -113,7 +120,12 @@ def _shapes(folder: Path, where: str) -> dict[str, list[int]]:
         raise ConfigError(f"{where}: there is no {WEIGHTS}; other formats may run code and are not read")
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as file:
-            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+            for name, tensor in slices.items():
+                if tensor.get_dtype() not in NUMBERS:
+                    kinds = ", ".join(NUMBERS)
+                    raise ConfigError(f"{where}: {name} is of type {tensor.get_dtype()}; those read are {kinds}")
+            return {name: list(tensor.get_shape()) for name, tensor in slices.items()}
     except SafetensorError as error:
         raise ConfigError(f"{where}: {WEIGHTS} is broken: {error}") from None
 

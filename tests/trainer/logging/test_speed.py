@@ -92,6 +92,11 @@ def test_what_is_not_known_is_not_logged():
     metrics = StepMetrics(1, "old_log_prob", {"update_actor": (ModelCost(1e9, 1), UPDATE)}, peak=None)(RECORD)
     assert "perf/tflops/update_actor" in metrics and "perf/tflops/old_log_prob" not in metrics
     assert not [name for name in metrics if "mfu" in name]
+    # With actor.bypass_mode no phase reads the batch once; its tokens are counted by themselves.
+    record = StepRecord({"gen": 2.0}, {"gen": Work(10, 0), "batch": Work(160, 0)}, {})
+    metrics = StepMetrics(2, "batch", {}, None)(record)
+    assert (metrics["perf/total_num_tokens"], metrics["perf/throughput"]) == (160, 40.0)
+    assert not [name for name in metrics if "perf/batch" in name]
     # A validation alone reads no training batch.
     metrics = StepMetrics(1, "old_log_prob", {}, None)(StepRecord({"testing": 2.0}, {}, {}))
     assert "perf/throughput" not in metrics and metrics["timing_s/step"] == 2.0

@@ -6,7 +6,7 @@ import torch
 
 from verl.config import PPOConfig, load_config
 from verl.config.rollout_correction import RolloutCorrectionConfig
-from verl.protocol import PolicyBatch
+from verl.protocol import PolicyBatch, RankMetrics
 from verl.trainer.ppo.batches import LearningSignal, mini_batches
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.skipped_updates import SkippedUpdates
@@ -84,10 +84,31 @@ def test_pf_ppo_draws_by_the_rewards_the_seed_and_the_step():
     options = ["algorithm=gae", "algorithm.use_pf_ppo=true", "algorithm.pf_ppo.reweight_method=max_min", "seed=5"]
     trainer = SimpleNamespace(config=load_config(PPOConfig, "ppo_trainer", options), step=2)
     rewards = torch.tensor([1.0, 0.0, 0.5, 0.25] * 50)
-    first, again = (RayPPOTrainer._resampled(trainer, rewards) for _ in range(2))
+    learned = torch.ones(200, dtype=torch.bool)
+    first, again = (RayPPOTrainer._resampled(trainer, rewards, learned) for _ in range(2))
     assert torch.equal(first, again) and set((first % 4).tolist()) == {0, 1}
     trainer.step = 3
-    assert not torch.equal(RayPPOTrainer._resampled(trainer, rewards), first)
+    assert not torch.equal(RayPPOTrainer._resampled(trainer, rewards, learned), first)
+    # Filler, here the responses with rewards of 1 and 0, is never drawn; the extremes are those of the others.
+    learned = (rewards > 0) & (rewards < 1)
+    drawn = RayPPOTrainer._resampled(trainer, rewards, learned)
+    assert len(drawn) == 100 and set((drawn % 4).tolist()) == {2, 3}
+    assert RayPPOTrainer._resampled(trainer, rewards, ~learned & learned).tolist() == list(range(200))
+
+
+def test_with_bypass_mode_ratios_are_to_the_engine():
+    config = load_config(PPOConfig, "ppo_trainer", ["actor.bypass_mode=true"])
+    work: dict[str, float] = {}
+    timer = SimpleNamespace(count=lambda name, done: work.update({name: done.tokens}))
+    trainer = SimpleNamespace(config=config, timer=timer, reference=None, critic=None)
+    engine = torch.tensor([[-1.0, -2.0]])
+    rollout = SimpleNamespace(
+        attention_mask=torch.ones(1, 3), rollout_logprobs=engine, rank_metrics=RankMetrics.none(1)
+    )
+    outputs = RayPPOTrainer._compute_outputs(trainer, rollout)
+    assert outputs.scores is None and outputs.old_logprobs is engine and outputs.ref_logprobs is engine
+    # The tokens of the batch are counted although no model reads them.
+    assert work == {"batch": 3.0}
 
 
 def test_the_variances_of_weighted_tokens():

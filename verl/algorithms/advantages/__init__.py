@@ -28,8 +28,8 @@ class EstimatorOptions(NamedTuple):
     lam: float
     """Lambda, the weight of later temporal differences (``gae``)."""
     learned_mask: Tensor
-    """Response tokens that contribute to the losses, ``[B, R]``: whitening is over these. The others count only in the
-    statistics of their group."""
+    """Response tokens that contribute to the losses, ``[B, R]``: whitening and the scale of ``gpg`` are over these.
+    The others count only in the statistics of their group."""
     values: Tensor | None
     """The critic's values, ``[B, R]`` (``gae``)."""
     greedy_scores: Tensor | None
@@ -70,7 +70,9 @@ ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
     "grpo_passk": lambda rewards, mask, groups, options: AdvantageEstimate(
         grpo_passk_advantages(rewards, mask, groups, options.norm_by_std)
     ),
-    "gpg": lambda rewards, mask, groups, _: AdvantageEstimate(gpg_advantages(rewards, mask, groups)),
+    "gpg": lambda rewards, mask, groups, options: AdvantageEstimate(
+        gpg_advantages(rewards, mask, groups, options.learned_mask)
+    ),
     "opo": lambda rewards, mask, groups, _: AdvantageEstimate(opo_advantages(rewards, mask, groups)),
     "optimal_token_baseline": _token_baseline(zero_tail=False),
     "tir_optimal_token_baseline": _token_baseline(zero_tail=True),

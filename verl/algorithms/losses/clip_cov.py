@@ -23,8 +23,9 @@ def clip_cov_loss(
 
     Raising the probability of tokens that are likely and good already is what lowers the entropy. Candidates are the
     tokens that the clip leaves alone and whose :func:`covariances` are between the two bounds; ``clip_cov_ratio`` times
-    the number of tokens of them are drawn, at least one. Means and the draw are those of the micro-batch, as in veRL;
-    the draw depends on its numbers alone.
+    the number of tokens of them are drawn, at least one. Means and the draw are those of the micro-batch, as in veRL.
+    The draw depends on its old log-probabilities and advantages alone: padding, rows of which nothing is learned and
+    the rounding of a kernel leave it as it is.
 
     Args:
         logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy being trained.
@@ -55,7 +56,8 @@ def clip_cov_loss(
     candidates = mask & (clipped <= plain) & (together > clip_cov_lb) & (together < clip_cov_ub)
     rows = candidates.flatten().nonzero().flatten()
     wanted = max(int(clip_cov_ratio * int(mask.sum())), 1)
-    generator = torch.Generator().manual_seed(crc32(together.cpu().numpy().tobytes()))
+    given = torch.stack([t[mask].detach().float().cpu() for t in (old_logprobs, advantages)])
+    generator = torch.Generator().manual_seed(crc32(given.numpy().tobytes()))
     order = torch.randperm(len(rows), generator=generator).to(rows.device)
     drawn = torch.zeros_like(mask).flatten().index_fill(0, rows[order[:wanted]], True).view_as(mask)
     losses = torch.where(drawn, 0.0, torch.maximum(plain, clipped))

@@ -52,6 +52,9 @@ counts."""
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
 """Phases whose utilisation veRL logs under other names."""
 
+BATCH = "batch"
+"""What the tokens of a step's prompts and responses are counted under, whichever models read them."""
+
 FORWARD = 1
 UPDATE = 3
 """Passes over the matrices: a backward pass takes two, for the gradients of inputs and of weights."""
@@ -132,7 +135,7 @@ class StepMetrics:
         """
         Args:
             world_size: number of workers.
-            batch_phase: the phase that reads every token of the step's batch once, as ``logprobs``.
+            batch_phase: what every token of the step's batch is counted under once; a phase, or work of no phase.
             passes: for each phase whose operations are counted, the model and how often its matrices are passed.
             peak: 10^12 operations a second of one worker's device; None where that is not known.
         """
@@ -147,6 +150,8 @@ class StepMetrics:
         metrics = {f"timing_s/{name}": seconds for name, seconds in record.seconds.items()}
         metrics |= {"timing_s/step": step_seconds, "perf/time_per_step": step_seconds}
         for name, work in record.work.items():
+            if name not in record.seconds:
+                continue
             worker_seconds = record.seconds[name] * self._world_size
             metrics[f"perf/{name}_throughput"] = work.tokens / worker_seconds
             if name in self._passes:

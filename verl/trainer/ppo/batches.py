@@ -36,7 +36,7 @@ class LearningSignal(NamedTuple):
     returns: Tensor | None
     """[B, R] float32, the critic's targets; None without a critic."""
     rows: Tensor | None = None
-    """[B] int64, the responses that the updates take, in place of each once (``algorithm.use_pf_ppo``)."""
+    """[B'] int64, the responses that the updates take, in place of each once (``algorithm.use_pf_ppo``)."""
 
     def taken(self, batch: Any) -> Any:
         """The rows of ``batch`` that the updates take."""

@@ -38,7 +38,7 @@ from verl.trainer.logging.rollout_metrics import (
     with_prefix,
 )
 from verl.trainer.logging.source_metrics import metrics_by_source, response_figures
-from verl.trainer.logging.speed import FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
+from verl.trainer.logging.speed import BATCH, FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.logging.step_profiler import StepProfiler
 from verl.trainer.logging.timing import PhaseTimer, Work
 from verl.trainer.ppo.batches import LearningSignal, ModelOutputs, mini_batches
@@ -168,6 +168,7 @@ class RayPPOTrainer:
     def _compute_outputs(self, rollout: RolloutBatch) -> ModelOutputs:
         """Log-probabilities under policy and reference, the critic's values, and rank metrics."""
         work = Work.of(rollout.attention_mask.sum(dim=1))
+        self.timer.count(BATCH, work)
         scores = self._score(rollout, work) if self.config.scores_before_update else None
         old_logprobs = rollout.rollout_logprobs
         if not self.config.actor.bypass_mode:
@@ -273,7 +274,7 @@ class RayPPOTrainer:
             sample.sampled.sources, self.sampler.sources, lambda rows: {"rewards/mean": sums[rows].mean().item()}
         )
         self.metrics |= with_prefix("train", means)
-        rows = self._resampled(token_scores.sum(dim=1)) if algorithm.use_pf_ppo else None
+        rows = self._resampled(token_scores.sum(dim=1), sample.sampled.learned) if algorithm.use_pf_ppo else None
         return LearningSignal(learned_mask, advantages.float(), returns, rows)
 
     def _variances(self, rollout: RolloutBatch, scores: PolicyScores | None) -> Tensor | None:
@@ -288,11 +289,11 @@ class RayPPOTrainer:
         weights, _ = rollout_weights(*pair, rollout.response_mask, actor.tis_level, actor.tis_cap)
         return variances * weights.square()
 
-    def _resampled(self, rewards: Tensor) -> Tensor:
-        """[B] int64, the responses that PF-PPO learns from; the draw depends on the run's seed and the step alone."""
+    def _resampled(self, rewards: Tensor, learned: Tensor) -> Tensor:
+        """[B'] int64, the responses that PF-PPO learns from; the draw depends on the run's seed and the step alone."""
         options = self.config.algorithm.pf_ppo
         generator = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
-        return resampled_rows(rewards, options.reweight_method, options.weight_pow, generator)
+        return resampled_rows(rewards, learned, options.reweight_method, options.weight_pow, generator)
 
     def _greedy_scores(self, greedy: Sampled) -> Tensor:
         """The reward of the greedy response to each response's prompt, [B]."""
@@ -469,4 +470,4 @@ def _step_metrics(config: PPOConfig, workers: WorkerGroup) -> StepMetrics:
         passes["values"] = (critic, FORWARD)
         passes["update_critic"] = (critic, UPDATE_LORA if model.trains_adapters else UPDATE)
     peak = peak_tflops(config.trainer.peak_tflops, workers.device_name, config.model.param_dtype)
-    return StepMetrics(workers.world_size, "old_log_prob", passes, peak)
+    return StepMetrics(workers.world_size, BATCH, passes, peak)
