@@ -30,6 +30,9 @@ def test_some_tokens_between_the_bounds_learn_nothing():
         options = (0.2, 0.2, 1e-4, low, 5.0)
         first, again = (clip_cov_loss(LOGPROBS, old, ADVANTAGES, MASK, *options) for _ in range(2))
         assert first[1]["pg_clipfrac"].item() == number and torch.equal(first[0], again[0])
+    # The second's is above the upper bound.
+    losses, _ = clip_cov_loss(LOGPROBS, LOGPROBS, ADVANTAGES, MASK, 0.2, 0.2, 1.0, 1.4, 2.5)
+    assert losses.tolist() == [[0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]
     drawn = set()
     for step in range(20):
         changed = LOGPROBS * (1 + 1e-3 * step)
@@ -54,13 +57,13 @@ def test_the_draw_ignores_padding_masked_rows_and_rounding():
 
 def test_the_tokens_of_largest_covariance_are_penalised():
     logprobs = LOGPROBS.clone().requires_grad_()
-    old = LOGPROBS - torch.tensor([[2.0, 0.5, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64).log()
+    old = LOGPROBS - torch.tensor([[2.0, 0.5, 2.0], [1.0, 1.0, 1.0]], dtype=torch.float64).log()
     losses, metrics = kl_cov_loss(logprobs, old, ADVANTAGES, MASK, 0.5, 3.0)
     log2 = torch.tensor(2.0, dtype=torch.float64).log().item()
-    expected = torch.tensor([[-4 + 3 * log2, 1 + 3 * log2, -1], [1, 0, 0]], dtype=torch.float64)
+    expected = torch.tensor([[-4 + 3 * log2, 1 + 3 * log2, -2], [1, 0, 0]], dtype=torch.float64)
     torch.testing.assert_close(losses.detach(), expected)
     losses.sum().backward()
-    slopes = torch.tensor([[-4 + 3.0, 1 - 3.0, -1], [1, 0, 0]], dtype=torch.float64)
+    slopes = torch.tensor([[-4 + 3.0, 1 - 3.0, -2], [1, 0, 0]], dtype=torch.float64)
     torch.testing.assert_close(logprobs.grad, slopes)
     assert metrics["num_tokens"].item() == 4
     nothing, _ = kl_cov_loss(LOGPROBS, old, ADVANTAGES, 0 * MASK, 0.5, 3.0)
