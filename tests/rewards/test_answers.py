@@ -12,7 +12,6 @@ from verl.rewards.answers import (
     extract_boxed,
     extract_gsm8k,
     normalise,
-    numbers_in,
     plain_number,
     quick_equal,
 )
@@ -98,8 +97,11 @@ def test_extract_answer(text: str, answer: str | None, boxed: bool):
     assert extract_answer(text) == (answer, boxed)
 
 
-def test_numbers_in():
-    assert numbers_in("-1, 2.5 and 1,000 x2 a-3 1.2.3") == ["-1", "2.5", "1000", "2", "3", "1.2"]
+@pytest.mark.parametrize(
+    ("text", "number"), [("-1, 2.5 and 1,000", "1000"), ("a-3", "3"), ("1.2.3", "1.2"), ("x2", "2"), ("it is -7", "-7")]
+)
+def test_the_last_number(text: str, number: str):
+    assert extract_answer(text) == (number, False)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from verl.rewards.knights_and_knaves import read_statements, read_truth, verify_knights_and_knaves
@@ -21,7 +23,16 @@ def test_read_truth(truth: str):
     assert read_truth(truth) == AS_DICT
 
 
-@pytest.mark.parametrize("truth", ["", "{}", '{"Alice": "spy"}', '{"Alice": true}', "{", "Alice is a spy"])
+@pytest.mark.parametrize(
+    "truth",
+    [
+        *("", "{}", '{"Alice": "spy"}', '{"Alice": true}', "{", "Alice is a spy"),
+        *('{"": "knight"}', '{"knight": "knight"}', '{" ": "knave", "Bob": "knight"}'),
+        *('{"Alice": "knight", "ALICE": "knave"}', "Alice is a knight, Bob is a knave, Alice is a knave"),
+        json.dumps({f"person {i}": "knight" for i in range(100)}),
+        json.dumps({"A" * 1000: "knight"}),
+    ],
+)
 def test_unusable_truth(truth: str):
     with pytest.raises(ValueError, match="must say of each person whether they are a knight or a knave"):
         verify_knights_and_knaves("<answer>Alice is a knight</answer>", truth)
@@ -57,6 +68,46 @@ def test_answers(answer: str, correct: bool):
         verdict = verify_knights_and_knaves(solution, TRUTH)
         assert verdict.correct is correct
         assert verdict.boxed is solution.endswith("</answer>")
+
+
+NOT_SAID = (
+    "never a|no|hardly a|anything but a|far from being a|a fake|the opposite of a|not a|**not** a|isnt a|isn’t a|n't a"
+    "|wasn't a|ain't a|cant be a|unlikely to be a|rarely a|a non-|neither a knave nor a|possibly a|thought to be a"
+).split("|")
+DENIED = [
+    *(
+        "It is false that Alice is a knight",
+        "It is not the case that Alice is a knight",
+        "It's a lie that Alice is a knight",
+    ),
+    *("Neither Alice nor Bob is a knight", "I doubt that Alice is a knight", "There is no way Alice is a knight"),
+    *("Nobody thinks Alice is a knight", "No way is Alice a knight", "never is Alice a knight"),
+    *("If Alice is a knight", "Suppose Alice is a knight", "Alice is a knight? No", "Alice is a knight is false"),
+    *("Alice being a knight is impossible", "Alice ≠ knight", "Alice != knight", r"Alice \neq knight"),
+]
+
+
+@pytest.mark.parametrize("denial", [*(f"Alice is {words} knight" for words in NOT_SAID), *DENIED])
+def test_what_is_not_said_of_alice(denial: str):
+    for rest in (". Bob is a knave", "\n(2) Bob is a knave"):
+        assert not verify_knights_and_knaves(f"<answer>{denial}{rest}</answer>", TRUTH).correct
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Alice must be a knight. Bob must be a knave",
+        "Alice is therefore a knight and Bob is clearly a knave",
+        "Alice = knight; Bob → knave",
+        r"Alice \rightarrow \text{knight}, Bob \rightarrow \text{knave}",
+        "| Alice | knight |\n| Bob | knave |",
+        "No, Alice is a knight and Bob is no knight",
+        "Alice's role: knight. Bob's role: knave",
+        "It is false that Alice is a knave. Bob is a knave",
+    ],
+)
+def test_other_words_for_the_same(answer: str):
+    assert verify_knights_and_knaves(f"<answer>{answer}</answer>", TRUTH).correct
 
 
 def test_statements():

@@ -1,6 +1,8 @@
+from decimal import Decimal
+
 import pytest
 
-from verl.rewards.open_answer import verify_open_answer
+from verl.rewards.open_answer import Tolerance, verify_open_answer
 from verl.rewards.score import Verdict
 
 SAME = [
@@ -171,3 +173,10 @@ def test_quick_leaves_algebra_alone():
     long = "x+" * 300 + "1"
     assert verify_open_answer(rf"\boxed{{{long}}}", "5", quick=True).reason == "different"
     assert verify_open_answer(rf"\boxed{{{long} }}", long, quick=True).reason == "exact"
+
+
+def test_an_exponent_beyond_all_limits_is_allowed_nothing():
+    tolerance = Tolerance({"tolerance": 0.1, "relative_tolerance": 0.1})
+    for value in ("1e999999999999", "-1e999999999999", "1.5e10000000"):
+        assert not tolerance.allows(Decimal(value), Decimal("0.5"))
+        assert not tolerance.allows(Decimal("0.5"), Decimal(value))

@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 
@@ -203,6 +204,17 @@ def test_ground_truths_that_nothing_can_match(source: str, truth: object, messag
     where = rf"\(data_source='{source}' is scored by "
     with pytest.raises(ConfigError, match=rf"reward_model.ground_truth: {message}.*{where}"):
         check_ground_truth(source, truth)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.1, "Infinity", "sNaN", "1e400", "a lot", True])
+def test_a_tolerance_that_makes_every_answer_right_or_wrong(value: object):
+    for name in ("tolerance", "relative_tolerance"):
+        with pytest.raises(ConfigError, match=rf"^extra_info.{name}=.*: must be a number from 0 to below"):
+            check_ground_truth("open_answer", "5.5", extra_info={name: value})
+        # Without the check, as none at all.
+        assert not compute_score("open_answer", r"\boxed{7.5}", "5.5", {name: value})["correctness"]
+        assert compute_score("open_answer", r"\boxed{5.50}", "5.5", {name: value})["correctness"]
+    check_ground_truth("open_answer", "5.5", extra_info={"tolerance": "1e-1", "relative_tolerance": 0.01})
 
 
 def test_a_ground_truth_for_a_custom_function_may_not_be_too_deep_either():

@@ -1,5 +1,6 @@
 import pytest
 
+from verl.rewards import compute_score
 from verl.rewards.arithmetic import verify_arithmetic
 from verl.rewards.gsm8k import verify_gsm8k
 from verl.rewards.math import equivalent, verify_math
@@ -97,6 +98,30 @@ def test_quick_leaves_algebra_to_others():
 def test_verify_gsm8k(solution: str, truth: str, correct: bool):
     verdict = verify_gsm8k(solution, truth)
     assert verdict is not None and verdict.correct is correct
+
+
+FORMULAS = (
+    r"−18|–18|- 18|-(18)|−(18)|x - 18|x+18|i18|x18|18x|18y dollars|18π|18i|√18|∛18|³√18|18²|18³|18!|½18|18½|18‰"
+    r"|¬18|≠18|>18|<18|18+|18 -|18 million|18\text{ million}|18 billion dollars|18 hundred|18 dozen|18 lakh"
+    r"|18 squared|18 factorial|not 18|isn't 18|never 18|\text{not }18|minus 18|negative 18|half of 18"
+    r"|\text{half of }18|twice 18|log 18|at least 18|more than 18|18 or more|18_5|18_{16}|18 (base 9)|0x18|1/18"
+    r"|-x=18|xy=18|x²=18|√x=18|\vert x\vert=18|18万|eighteen minus 18"
+).split("|")
+AMOUNTS = (
+    r"$18|\$18|£18|USD 18|x = 18|x=\$18|Total: 18|total = 18|(18)|+18|18.00|18%|18 dollars|18 \text{ km/h}"
+    r"|18-inch|18 a day|18 square feet|18 more apples|18 apples and oranges|$18$ dollars|\$18 \text{ per day}"
+    r"|\text{Answer: }18|\textbf{18}|18 with no remainder|18 times|18 dollars left over|18年"
+    r"|\(18\)|\[18\]|\(18\) minutes|18 ✓|18 ✅️|18 hours and that is it"
+    r"|She makes $18 every day at the farmers' market."
+).split("|")
+
+
+def test_a_number_counts_only_beside_words():
+    def right(answer: str) -> bool:
+        return compute_score("gsm8k", rf"\boxed{{{answer}}}", "18")["correctness"]
+
+    assert [answer for answer in FORMULAS if right(answer)] == []
+    assert [answer for answer in AMOUNTS if not right(answer)] == []
 
 
 @pytest.mark.parametrize(

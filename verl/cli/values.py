@@ -19,7 +19,7 @@ def scalar(text: str) -> str:
 def quoted(text: str) -> str:
     """Quoted text, which Hydra takes literally."""
     # Inside quotes a backslash is literal, except before a quote.
-    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", r"\'")
+    escaped = re.sub(r"(?<!\\)(\\++)(?='|$)", r"\1\1", text).replace("'", r"\'")
     return f"'{escaped}'"
 
 

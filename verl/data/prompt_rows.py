@@ -194,7 +194,8 @@ def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> Non
     if not isinstance(source, str):
         raise ConfigError(f"{where}: {source_key}={source!r}: must name a verifier; data.reward_fn_key is its column")
     try:
-        check_ground_truth(source, as_mapping(row["reward_model"]).get("ground_truth"))
+        truth = as_mapping(row["reward_model"]).get("ground_truth")
+        check_ground_truth(source, truth, extra_info=read_extra_info(row.get("extra_info")))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 

@@ -74,7 +74,7 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
     custom = config.reward_score.paths_of_custom_functions()
     for problem in problems:
         try:
-            check_ground_truth(problem.data_source, problem.answer, custom)
+            check_ground_truth(problem.data_source, problem.answer, custom, problem.extra_info)
         except ConfigError as error:
             raise ConfigError(f"benchmark {name}, problem {problem.index}: {error}") from error
     return problems

@@ -5,9 +5,12 @@ in the length of the text, never raises, whatever the string, and never converts
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import NamedTuple
+
+from verl.rewards.equations import last_equation
 
 MAX_ALGEBRA_CHARS = 400
 """Longer answers are compared only as text; ground truths are much shorter."""
@@ -26,7 +29,7 @@ SENTENCE_END = re.compile(r"\n|。|\.(?=\s|$)")
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox|framebox)[ \t\n]*\{|\\[{}]|[{}]")
 _AFTER_HASHES = re.compile(r"[\s$]*(-?[0-9][0-9,]*(?:\.[0-9]+)?)[ \t.]*(?:\n|\Z)")
 _ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)|答案[ \t]*(?:[是为][ \t]*[:：]?|[:：])", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+NUMBER = re.compile(r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[+-]?\.[0-9]+")
 _IGNORED = re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\\?\$|\{,\}|~|(?<![0-9])\s+|\s+(?![0-9])")
 _FRACTION = re.compile(r"\\[dt]frac(?![a-zA-Z])")
@@ -46,19 +49,22 @@ def after_thinking(text: str) -> str:
     return "" if THINK in rest else rest
 
 
-def extract_answer(text: str) -> tuple[str | None, bool]:
+def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
     """The answer of a response, and whether it was in a box.
 
     The first that exists of: the last box; the number after the last ``####``; the rest of the sentence after the last
-    "answer is" (or "answer:", 答案是); the last number. None if none of them does.
+    "answer is" (or "answer:", 答案是); the last number. None if none of them does. With ``equation``, for a truth
+    like ``x = 5``, the last number comes with the equation that it ends: the 5 of ``2x = 5`` alone would be right.
     """
     boxed = extract_boxed(text)
     if boxed is not None:
         return boxed, True
     answer = extract_gsm8k(text) or extract_stated(text)
     if answer is None:
-        numbers = numbers_in(text)
-        answer = numbers[-1] if numbers else None
+        tail = text[-TAIL_CHARS:]
+        number = deque(NUMBER.finditer(tail), maxlen=1)
+        if number:
+            answer = (equation and last_equation(tail, number[0].end())) or number[0].group().replace(",", "")
     return answer, False
 
 
@@ -126,11 +132,6 @@ def extract_tagged(text: str, tag: str) -> str | None:
         return None
     start += len(tag) + 2
     return text[start : text.find(f"</{tag}>", start)].strip() or None
-
-
-def numbers_in(text: str) -> list[str]:
-    """The decimal numbers in the final ``TAIL_CHARS`` characters, without thousands separators."""
-    return [number.replace(",", "") for number in _NUMBER.findall(text[-TAIL_CHARS:])]
 
 
 def normalise(answer: str) -> str:

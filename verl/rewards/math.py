@@ -11,8 +11,12 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Eq, Expr, Float
+from sympy.core.relational import Relational
 
+from verl.rewards.agreement import agree, numbers_agree, relations
 from verl.rewards.answers import extract_answer, quick_equal
+from verl.rewards.equations import unwrap_equations
+from verl.rewards.measures import measures_differ, with_factors
 from verl.rewards.notation import has_variables, keep_variable
 from verl.rewards.score import Verdict
 
@@ -30,7 +34,7 @@ def verify_math(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
     """The verdict on a response; with ``quick``, None if it needs algebra. ``extra_info`` is not used."""
-    answer, boxed = extract_answer(solution)
+    answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     if answer is None:
         return Verdict(False, boxed, "missing")
     return verdict_of(answer, boxed, ground_truth, quick_equal(answer, ground_truth), quick)
@@ -60,12 +64,24 @@ def compare_latex(
     ground truth has variables.
 
     ``allows(value, truth)`` decides whether a number is close enough to the ground truth if either is a decimal
-    fraction; without it, they must agree to six decimals.
+    fraction; without it, they must agree to six decimals. Numbers must agree to five digits, however small they are
+    (``agree``).
     """
+    if measures_differ(answer, ground_truth):
+        return False
+    answer, ground_truth = with_factors(answer), with_factors(ground_truth)
     truth = keep_variable(ground_truth)
-    ours, theirs = _parse(keep_variable(answer, short=not has_variables(truth))), _parse(truth)
+    theirs = _parse(truth)
+    is_equation = "=" in truth or any(isinstance(reading, Basic) and reading.has(Relational) for reading in theirs)
+    text, has_equation = (answer, False) if is_equation else unwrap_equations(answer)
+    ours = _parse(keep_variable(text, short=not has_variables(truth)))
+    if ours and _is_identity(ours[0]):
+        ours = [relations(ours[0])[-1].rhs]
+    elif has_equation or (not is_equation and ours and isinstance(ours[0], Basic) and ours[0].has(Eq)):
+        return False if ours and isinstance(ours[0], Basic) else None
     if verify(theirs, ours, allow_set_relation_comp=True, timeout_seconds=None):
-        return True
+        # A reading ends with its text; of what was parsed, the expression comes first.
+        return ours[-1] == theirs[-1] or agree(ours[0], theirs[0], allows)
     # math-verify's parses end with the text itself; if that comes first, nothing was parsed.
     if not ours or isinstance(ours[0], str):
         return None
@@ -73,6 +89,19 @@ def compare_latex(
         return False
     value, right = _number(ours[0]), _number(theirs[0])
     return value is not None and right is not None and allows(value, right)
+
+
+def _is_identity(reading: Any) -> bool:
+    """Whether a chain of equations is true and without variables, such as 2 + 3 = 5."""
+    links = relations(reading)
+    return bool(links) and all(
+        isinstance(link, Eq)
+        and not link.free_symbols
+        and isinstance(link.lhs, Expr)
+        and isinstance(link.rhs, Expr)
+        and numbers_agree(link.lhs, link.rhs)
+        for link in links
+    )
 
 
 def _parse(latex: str) -> list[Any]:
@@ -90,4 +119,7 @@ def _number(expression: Any) -> Decimal | None:
         expression = expression.rhs
     if not isinstance(expression, Expr) or not expression.is_number or not expression.is_real:
         return None
-    return Decimal(str(expression.evalf()))
+    try:
+        return Decimal(str(expression.evalf()))
+    except ArithmeticError:  # an exponent beyond Decimal's, or no number at all
+        return None

@@ -17,7 +17,7 @@ _MARKUP = re.compile(
 )
 _WRAPPED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{([^{}]*)\}")
 _WIDE = str.maketrans("（）．：，、。", "().:,,.")
-_LETTERS = re.compile(r"\(?[A-Z]\)?(?:(?:(?<=\))|[\s,;/&]|and\b|or\b|和|或)+\(?[A-Z]\)?)*")
+_LETTERS = re.compile(r"\(?[A-Z]\)?(?:(?:(?:[\s,;/&]|and\b|or\b|和|或)+|(?<=\)))\(?[A-Z]\)?)*")
 _LOWER_LETTER = re.compile(r"\(?[a-z]\)?")
 _LABEL = re.compile(r"\(([A-Z])\)|(?<![A-Za-z0-9\\(])([A-Z])\s*[).:]")
 _STATED = re.compile(

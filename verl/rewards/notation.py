@@ -54,11 +54,14 @@ _REWRITES = [
     (re.compile(r"\\mid(?![A-Za-z])"), "|"),
     (re.compile(r"\\(?:varnothing|oslash|O)(?![A-Za-z])"), r"\\emptyset"),
     (re.compile(r"\\%"), "%"),
-    (re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?|\s*\\degree(?![A-Za-z])|(?<=\d)\s*degrees?\b"), ""),
+    (
+        re.compile(r"\s{0,9}\^\s{0,9}\{?\s{0,9}\\circ\s{0,9}\}?|\s{0,9}\\degree(?![A-Za-z])|(?<=\d)\s{0,9}degrees?\b"),
+        "",
+    ),
     (re.compile(r"√\s*(\d+(?:\.\d+)?|[A-Za-z])"), r"\\sqrt{\1}"),
     (re.compile(r"(?:√|(?<![A-Za-z\\])sqrt)\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
     (re.compile(r"(?<![A-Za-z\\])(ln|lg|log|sin|cos|tan|cot|arcsin|arccos|arctan|pi)(?![A-Za-z])"), r"\\\1 "),
-    (re.compile(r"C_\{?(\w+)\}?\s*\^\s*\{?(\w+)\}?"), r"\\binom{\1}{\2}"),
+    (re.compile(r"C_\{?(\w{1,9})\}?\s{0,9}\^\s{0,9}\{?(\w{1,9})\}?"), r"\\binom{\1}{\2}"),
     (re.compile(r"\+\s*\\infty"), r"\\infty"),
     # Not 2e-1, which may mean 2 times e minus 1.
     (re.compile(r"(?<![\w.])(\d+\.\d+(?=[eE][+-]?\d)|\d+(?=[eE]\d\d))[eE]\+?(-?\d+)(?![\d.])"), r"\1 \\times 10^{\2}"),
@@ -67,9 +70,9 @@ _SET_OF_REALS = re.compile(
     r"(?:\\mathbb\s*\{R\}|R|all real(?: number)?s?|\(-\\infty\s*,\s*\\infty\s*\)|全体实数|实数集R?)\.?", re.I
 )
 _NOTHING = re.compile(
-    r"(?:no (?:real )?solutions?\s*:?\s*(?:\\emptyset)?|\\emptyset|\\\{\s*\\\}|none|无解|空集)", re.IGNORECASE
+    r"(?:no (?:real )?solutions?\s*+(?::\s*+)?(?:\\emptyset)?|\\emptyset|\\\{\s*\\\}|none|无解|空集)", re.IGNORECASE
 )
-_BUILDER = re.compile(r"\\?\{\s*([A-Za-z])\s*(?:\\in\s*\S+?\s*)?[|:]\s*([^|]*?)\\?\}")
+_BUILDER = re.compile(r"\\?\{\s*+([A-Za-z])\s*+(?:\\in\s*+\S+?\s*+)?[|:]\s*+([^|]*?)\\?\}")
 
 
 def unify(text: str) -> str:
@@ -179,10 +182,16 @@ SHORT_UNITS = {"s", "m", "g", "l", "h", "t"}
 _OTHER_SHORT_UNITS = {"am", "pm", "st", "th", "yr", "gm", "cc", "sq", "rs"}
 """More two-letter names that math-verify drops as units and that are not products of variables."""
 
-_FACTORS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "万": 4, "亿": 8}
-"""Word after a number that multiplies it -> the power of ten."""
+_FACTORS = {
+    **{"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12},
+    **{"dozen": 12, "lakh": 10**5, "crore": 10**7, "万": 10**4, "亿": 10**8},
+    **{"tens": 10, "mil": 10**6, "mln": 10**6, "mn": 10**6, "bn": 10**9},
+}
+"""Word after a number -> what it multiplies the number by."""
 
-_FACTOR = re.compile(r"(?:(hundred|thousand|million|billion|trillion)(?![a-z])|([万亿]))\s*")
+_FACTOR = re.compile(
+    r"(?:(hundred|thousand|million|billion|trillion|dozen|lakh|crore|tens|mil|mln|mn|bn)(?![a-z])|([万亿]))\s*"
+)
 _OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z])\b")
 
 _QUANTITY = re.compile(
@@ -208,11 +217,11 @@ def read_quantity(text: str, short: bool = False) -> Quantity | None:
         return Quantity(value, "%", True)
     if _OPERATION.match(unit):
         return None
-    factor = _FACTOR.match(unit)
-    if factor:
-        value, unit = value.scaleb(_FACTORS[factor.group().strip()]), unit[factor.end() :]
-        if not unit:
-            return Quantity(value, "", False)
+    is_multiple = False
+    while factor := _FACTOR.match(unit):
+        value, unit, is_multiple = value * _FACTORS[factor.group().strip()], unit[factor.end() :], True
+    if is_multiple and not unit:
+        return Quantity(value, "", False)
     power = re.sub(r"\D", "", found.group(5) or "")
     name = re.sub(r"^(?:square|平方|sq\.?)\s*", "", unit)
     if name != unit:

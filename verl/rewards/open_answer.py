@@ -5,13 +5,15 @@ For English and Chinese. math-verify decides what text, numbers and units do not
 
 import re
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from verl.rewards.answers import MAX_ALGEBRA_CHARS, boxes_in, extract_answer, quick_equal
 from verl.rewards.math import REASONS, compare_latex
+from verl.rewards.measures import modifiers_in
 from verl.rewards.notation import Quantity, read_quantity, split_answers, squeeze, unify, words_in
 from verl.rewards.score import Verdict
+from verl.rewards.truths import read_tolerance
 
 ROUNDING = Decimal("1e-4")
 """Largest relative error of a correct decimal fraction, as is usual in evaluations; whole numbers must be exact."""
@@ -56,27 +58,23 @@ class Tolerance:
     """How far a number may be off."""
 
     def __init__(self, extra_info: Mapping[str, Any]) -> None:
-        self.relative = _decimal(extra_info.get("relative_tolerance"))
-        self.absolute = _decimal(extra_info.get("tolerance"))
+        self.relative = read_tolerance(extra_info, "relative_tolerance") or Decimal(0)
+        self.absolute = read_tolerance(extra_info, "tolerance") or Decimal(0)
 
     def allows(self, value: Decimal, truth: Decimal) -> bool:
         """Whether ``value`` is close enough to ``truth``."""
-        error = abs(value - truth)
-        whole = truth == truth.to_integral_value()
-        relative = max(self.relative, Decimal(0) if whole else ROUNDING)
-        return error <= self.absolute or error <= relative * abs(truth)
-
-
-def _decimal(value: Any) -> Decimal:
-    try:
-        return Decimal(str(value or 0))
-    except InvalidOperation:
-        return Decimal(0)
+        try:
+            error = abs(value - truth)
+            whole = truth == truth.to_integral_value()
+            relative = max(self.relative, Decimal(0) if whole else ROUNDING)
+            return error <= self.absolute or error <= relative * abs(truth)
+        except ArithmeticError:  # an exponent beyond Decimal's
+            return False
 
 
 def _find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
     """As ``extract_answer``; if the ground truth is a list, the answer is all boxes side by side at the end."""
-    answer, boxed = extract_answer(solution)
+    answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     if not boxed or answer is None or len(ground_truth) > MAX_CHARS:
         return answer, boxed
     wanted = len(split_answers(unify(ground_truth))[0])
@@ -107,14 +105,22 @@ def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
         return False
     if squeeze(answer) == squeeze(truth):
         return True
+    if _labels_differ(answer, truth):
+        return None
     b = read_quantity(truth)
     a = read_quantity(answer, short=b is not None)
     if a and b:
-        return _same_quantity(a, b, tolerance)
+        return _same_quantity(a, b, tolerance) and modifiers_in(answer) == modifiers_in(truth)
     words = words_in(truth)
     if words is not None and b is None:
         return words_in(answer) == words
     return None
+
+
+def _labels_differ(answer: str, truth: str) -> bool:
+    """Whether one is the value of x and the other that of y."""
+    labels = [_LABEL.match(squeeze(text)) for text in (answer, truth)]
+    return all(labels) and len({label.group() for label in labels if label}) > 1
 
 
 def _same_quantity(a: Quantity, b: Quantity, tolerance: Tolerance) -> bool:
@@ -162,6 +168,8 @@ def _same_single(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
     equal = _plainly_same(answer, truth, tolerance)
     if equal is not None:
         return equal
+    if _labels_differ(answer, truth):
+        return compare_latex(answer, truth, tolerance.allows)
     a, b = read_quantity(answer), read_quantity(truth)
     # Algebra gets the number without its unit: math-verify knows fewer units.
     return compare_latex(str(a.value) if a else answer, str(b.value) if b else truth, tolerance.allows)

@@ -177,10 +177,15 @@ def _as_it_is(ground_truth: Any) -> list[Any]:
     return [ground_truth]
 
 
-def check_ground_truth(data_source: str, ground_truth: Any, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> None:
+def check_ground_truth(
+    data_source: str,
+    ground_truth: Any,
+    custom: Mapping[str, str] = CUSTOM_FUNCTIONS,
+    extra_info: Mapping[str, Any] | None = None,
+) -> None:
     """Raise ``ConfigError`` unless the scorer of ``data_source`` can compare responses with ``ground_truth``.
 
-    A custom function may be given any JSON value.
+    A verifier is tried on an empty response. A custom function may be given any JSON value.
     """
     scorer = find_scorer(data_source, custom)
     try:
@@ -192,6 +197,14 @@ def check_ground_truth(data_source: str, ground_truth: Any, custom: Mapping[str,
     except ValueError as error:
         reader = f"data_source={data_source!r} is scored by {scorer.path}"
         raise ConfigError(f"reward_model.ground_truth: {error} ({reader})") from error
+    if scorer.is_custom:
+        return
+    if scorer.path == OPEN_ANSWER:
+        try:
+            truths.check_tolerances(extra_info or {})
+        except ValueError as error:
+            raise ConfigError(f"extra_info.{error}") from error
+    quick_verdict(scorer, data_source, "", ground_truth, extra_info)
 
 
 def quick_verdict(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 MAX_ACCEPTED = 64
@@ -10,6 +10,9 @@ MAX_ACCEPTED = 64
 
 MAX_DEPTH = 32
 """Maximum nesting of a value that is sent to a verifier process; records of real data sets have two or three levels."""
+
+LARGEST_TOLERANCE = Decimal("1e100")
+"""A larger ``tolerance`` is a mistake: every answer would be right."""
 
 MAX_INTEGER_BITS = 1024
 """Longer integers are refused: Python takes time quadratic in their length to write them down."""
@@ -76,3 +79,25 @@ def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list | tuple) else ()
+
+
+def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
+    """The tolerance ``name``; None if there is none, or none that could be meant (``check_tolerances``)."""
+    given = extra_info.get(name)
+    if given is None or isinstance(given, bool):
+        return None
+    try:
+        value = Decimal(str(given).strip())
+    except (InvalidOperation, ValueError):  # the second for an integer of thousands of digits
+        return None
+    limit = 1 if name == "relative_tolerance" else LARGEST_TOLERANCE
+    return value if value.is_finite() and 0 <= value < limit else None
+
+
+def check_tolerances(extra_info: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` naming a tolerance that is not a finite number, is negative, or would make any answer
+    right."""
+    for name, limit in (("tolerance", f"{LARGEST_TOLERANCE:.0e}"), ("relative_tolerance", "1")):
+        given = extra_info.get(name)
+        if given not in (None, "") and read_tolerance(extra_info, name) is None:
+            raise ValueError(f"{name}={given!r:.80}: must be a number from 0 to below {limit}; remove it if unknown")

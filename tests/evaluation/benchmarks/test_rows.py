@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from verl.config.errors import ConfigError
@@ -156,8 +158,34 @@ def test_fields_that_are_not_recognised(row: dict, mapping: dict[str, str] | Non
             {"question": "?", "options": [5, 6], "answer": 2},
             "its answer 2 is not among its 2 options; indices count from 0",
         ),
+        *(
+            (
+                {"question": "?", "options": ["x", "y", "z"], "answer": index},
+                f"its answer {named} is not among its 3 options",
+            )
+            for index, named in [(3, 3), (7, 7), (-1, -1), (29, 29), (7.0, 7), ([0, 29], 29), ([-1], -1)]
+        ),
+        ({"question": "?", "options": list("abc") * 10, "answer": 29}, "has 30 options; at most 26 have a letter"),
+        ({"question": "?", "options": ["x", "y"], "correct_option": "F"}, "its answer F is not among its options A, B"),
+        *(
+            (
+                {"question": "?", "answer": "5", "error": error},
+                rf"tolerance='{error}': must be a number from 0 to below",
+            )
+            for error in (math.nan, math.inf, -0.5, "Infinity", "NaN", "1e999", "some")
+        ),
     ],
 )
 def test_rows_that_cannot_be_read(row: dict, message: str):
     with pytest.raises(ValueError, match=f"^{message}"):
         read(row)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text", ["A. " * 50_000, "A. B. " * 25_000, " " * 10**5, "(A)," * 45 + "!", "answer: " * 12_000]
+)
+def test_long_rows_are_read_at_once(text: str):
+    assert read({"question": text + "x", "answer": "5"}).answer == "5"
+    assert read({"question": "?", "answer": text + "x"}).answer.endswith("x")
+    assert read({"question": "?", "options": [text, "x"], "answer": 1}).answer == "B"

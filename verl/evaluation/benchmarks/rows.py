@@ -4,14 +4,16 @@ All rules hold for all benchmarks: the meaning of a row follows from its field n
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verl.config.errors import ConfigError
 from verl.evaluation.benchmarks.registry import CHOICE, Benchmark
-from verl.rewards.answers import extract_boxed, extract_gsm8k
+from verl.rewards.answers import TAIL_CHARS, extract_boxed, extract_gsm8k
 from verl.rewards.multiple_choice import letters_in, read_options
+from verl.rewards.truths import check_tolerances
 
 Row = Mapping[str, Any]
 
@@ -44,12 +46,13 @@ _INLINE_LABEL = re.compile(
     r"|(?<![A-Za-z0-9\\^_{])[(（]\s*([A-Z])\s*[)）]"
     r"|(?<![A-Za-z0-9\\^_{])([A-Z])\s*[.．、:：)）]"
 )
-_AROUND_OPTION = re.compile(r"\A(?:\\ |~|\s)+|(?:\\q?quad|\\n|\\\\|~|[\s(（])+\Z")
+_BEFORE_OPTION = re.compile(r"(?:\\ |~|\s)*")
+_AFTER_OPTION = re.compile(r"(?:\\q?quad|\\n|\\\\|[~\s(（])\Z")
 _LABEL_ORDERS = ("ABCDEFGHIJ", "FGHJK")
 """The second is used by every other question of the ACT."""
 
-_ANSWER_AT_END = re.compile(r"\s*\banswers?\s*[:：]\s*(\S.*)\Z", re.IGNORECASE)
-_SOLUTION_AT_END = re.compile(r"\s*\bsolution\s*[:：]\s*\Z", re.IGNORECASE)
+_ANSWER_AT_END = re.compile(r"\banswers?\s*+[:：]\s*+(\S.*)\Z", re.IGNORECASE)
+_SOLUTION_AT_END = re.compile(r"\bsolution\s*+[:：]\s*+\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -120,22 +123,27 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
         answer = extract_boxed(solution) or ""
     elif extract_gsm8k(answer) is not None and "\n" in answer:
         answer, solution = extract_gsm8k(answer) or "", answer
-    if not answer and (found := _ANSWER_AT_END.search(question)):
+    if not answer and (found := _ANSWER_AT_END.search(question, max(0, len(question) - TAIL_CHARS))):
         # The question ends in its own answer: "... Answer: A".
-        question, answer = question[: found.start()], found.group(1).strip()
+        question, answer = question[: found.start()].rstrip(), found.group(1).strip()
     if not answer:
         raise ValueError(f"has no answer in {' or '.join(fields['answer'] or fields['solution'])}")
     options = read_options(values["options"])
+    if isinstance(values["options"], list) and len(values["options"]) > len(options):
+        raise ValueError(f"has {len(values['options'])} options; at most {len(options)} have a letter")
     if options:
         question = "\n".join([question, *(f"({letter}) {text}" for letter, text in options.items())])
     else:
         options = inline_options(question)
     letters = letters_in(answer, {})
     named = any(row.get(name) for name in CHOICE_NAMES) or benchmark.verifier == CHOICE
+    if values["options"] and named and letters and not letters <= options.keys() and answer not in options.values():
+        raise ValueError(f"its answer {answer:.80} is not among its options {', '.join(options)}")
     by_letter = bool(letters) and (named or letters <= options.keys())
     info: dict[str, Any] = {"options": options} if by_letter and letters <= options.keys() else {}
     if values["tolerance"]:
         info["tolerance"] = _text(values["tolerance"])
+        check_tolerances(info)
     if benchmark.relative_tolerance:
         info["relative_tolerance"] = benchmark.relative_tolerance
     context = _text(values["context"])
@@ -152,13 +160,13 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
 def inline_options(question: str) -> dict[str, str]:
     """Letter -> text of the options at the end of a question, ``A. 1 B. 2`` or ``(A) 1 (B) 2``; may be empty."""
     labels = [(found.group(found.lastindex or 0), found) for found in _INLINE_LABEL.finditer(question)]
+    places: dict[str, list[int]] = {}
+    for place, (letter, _) in enumerate(labels):
+        places.setdefault(letter, []).append(place)
     for order in _LABEL_ORDERS:
         # From the last A backwards, because the question itself may mention a point A.
-        for start in reversed([i for i, (letter, _) in enumerate(labels) if letter == order[0]]):
-            chain: list[re.Match[str]] = []
-            for letter, found in labels[start:]:
-                if len(chain) < len(order) and letter == order[len(chain)]:
-                    chain.append(found)
+        for start in reversed(places.get(order[0], [])):
+            chain = [labels[place][1] for place in _ascending(start, [places.get(letter, []) for letter in order[1:]])]
             if len(chain) >= 2:
                 ends = [found.start() for found in chain[1:]] + [len(question)]
                 texts = [_option_text(question[a.end() : b]) for a, b in zip(chain, ends, strict=True)]
@@ -166,11 +174,31 @@ def inline_options(question: str) -> dict[str, str]:
     return {}
 
 
+def _ascending(start: int, places: Sequence[Sequence[int]]) -> list[int]:
+    """``start``, and from each of ``places`` in turn the first that is larger than the one before."""
+    chain = [start]
+    for ordered in places:
+        next_one = bisect_right(ordered, chain[-1])
+        if next_one == len(ordered):
+            break
+        chain.append(ordered[next_one])
+    return chain
+
+
 def _option_text(text: str) -> str:
     """The text between two labels, without parts of the labels and without what follows the last option."""
-    text = _AROUND_OPTION.sub("", text.strip().partition("\n\n")[0])
+    text = _strip_option(text.strip().partition("\n\n")[0])
     # Often all options are in one formula, which then begins before the first label.
-    return _AROUND_OPTION.sub("", text.strip("$ ")) if text.count("$") % 2 else text
+    return _strip_option(text.strip("$ ")) if text.count("$") % 2 else text
+
+
+def _strip_option(text: str) -> str:
+    """``text`` without blanks around it, and without line breaks and opening brackets at its end."""
+    end = len(text)
+    while found := _AFTER_OPTION.search(text, max(0, end - len(r"\qquad")), end):
+        end = found.start()
+    before = _BEFORE_OPTION.match(text, 0, end)
+    return text[before.end() if before else 0 : end]
 
 
 def _first_value(row: Row, names: Sequence[str]) -> Any:
@@ -199,9 +227,15 @@ def _text(value: Any) -> str:
 def _answer_text(value: Any, options: Any) -> str:
     """The answer as text: an index into a list of options becomes its letter; several answers are joined by commas."""
     several = value if isinstance(value, list) else [value]
-    if isinstance(options, list) and all(type(entry) is int and 0 <= entry < len(options) for entry in several):
-        return "".join(chr(65 + entry) for entry in several)
-    if isinstance(options, list) and type(value) is int and value == len(options) and str(value) not in options:
-        raise ValueError(f"its answer {value} is not among its {len(options)} options; indices count from 0")
+    if isinstance(options, list):
+        # Tables with gaps hold indices as floats.
+        several = [int(entry) if isinstance(entry, float) and entry.is_integer() else entry for entry in several]
+        texts = [_text(option) for option in options]
+        indices = [entry for entry in several if type(entry) is int]
+        wrong = [entry for entry in indices if not 0 <= entry < len(options) and str(entry) not in texts]
+        if wrong:
+            raise ValueError(f"its answer {wrong[0]} is not among its {len(options)} options; indices count from 0")
+        if several and len(indices) == len(several) and max(indices) < len(options) and min(indices) >= 0:
+            return "".join(chr(65 + entry) for entry in indices)
     answer = ", ".join(text for text in map(_text, several) if text)
-    return "" if not answer.strip("$ ") else _SOLUTION_AT_END.sub("", answer)
+    return "" if not answer.strip("$ ") else _SOLUTION_AT_END.sub("", answer).rstrip()
