@@ -13,6 +13,7 @@
 
 MACHINE_LIMIT=${VERL_JOIN_TIMEOUT:-1800} # seconds that a machine waits for machine 0
 ray_process=
+cluster_folder=
 
 say_cluster() {
   printf 'cluster.sh: %s\n' "$*"
@@ -70,7 +71,8 @@ read_slurm() { # the machines of a step that srun started on several
 
 lead() { # machine 0: start the cluster, run the command on it, end it, and tell the others the exit code
   local address code=0 command
-  address=$(cluster_tool address "$MASTER_ADDR") || exit 1
+  trap 'exit 75' TERM USR1
+  address=$(cluster_tool lead "$MASTER_ADDR" "$MASTER_PORT" "$cluster_folder") || exit 1
   make_token "$address"
   start_ray --head "--node-ip-address=$address" "--port=$MASTER_PORT" --include-dashboard=false \
     "--ray-client-server-port=$((MASTER_PORT + 1))"
@@ -79,7 +81,7 @@ lead() { # machine 0: start the cluster, run the command on it, end it, and tell
   run_child "${command[@]}" || code=$?
   cluster_tool finish "$RAY_ADDRESS" "$code" "$((NNODES - 1))" || true
   stop_ray
-  rm -rf "$cluster_folder"
+  clear_folder
   exit "$code"
 }
 
@@ -87,7 +89,8 @@ follow() { # the others: join, wait for the end, and end alike
   local address own code=0
   [[ -n ${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-} ]] || export RAY_AUTH_TOKEN_PATH=$cluster_folder/token
   export RAY_AUTH_MODE=token
-  address=$(cluster_tool wait "$MASTER_ADDR" "$MASTER_PORT" "$cluster_folder" "$MACHINE_LIMIT") || exit 1
+  # A child of this shell itself: it ends when this shell does.
+  address=$(exec "$python" -m verl.cli.cluster wait "$MASTER_ADDR" "$MASTER_PORT" "$cluster_folder" "$MACHINE_LIMIT") || exit 1
   own=$(cluster_tool address "${address%:*}") || exit 1
   start_ray "--address=$address" "--node-ip-address=$own"
   say_cluster "machine $NODE_RANK of $NNODES ($(hostname), $own) has joined $address and waits for the end of the run"
@@ -105,13 +108,12 @@ use_cluster() { # RAY_ADDRESS=head:6379: be a part of that cluster
   start_ray "--address=$RAY_ADDRESS" "--node-ip-address=$own" --num-cpus=0 --num-gpus=0
   run_child "$@" || code=$?
   stop_ray
-  rm -rf "$cluster_folder"
+  clear_folder
   exit "$code"
 }
 
 make_token() { # a token of this cluster alone, which only this user may read; ADDRESS goes beside it
-  mkdir -p "$cluster_folder"
-  chmod 700 "$cluster_folder"
+  [[ -d $cluster_folder ]] || mkdir -p -m 700 "$cluster_folder"
   if [[ -z ${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-} ]]; then
     (
       umask 077
@@ -125,6 +127,11 @@ make_token() { # a token of this cluster alone, which only this user may read; A
   printf '%s:%s' "$1" "$MASTER_PORT" >"$cluster_folder/address"
 }
 
+clear_folder() { # removes what this script has written there; the folder may be the user's own
+  rm -f "$cluster_folder"/{token,token.new,address} "$cluster_folder"/ray-*.log
+  rmdir "$cluster_folder" 2>/dev/null || true
+}
+
 start_ray() { # ray start with these options, in the background; waits until it runs
   local log ready cores
   mkdir -p "${cluster_folder:=$(mktemp -d)}"
@@ -134,15 +141,19 @@ start_ray() { # ray start with these options, in the background; waits until it 
   cores=$(($(nproc) > 64 ? $(nproc) : 64))
   [[ " $* " == *" --num-cpus="* ]] || set -- "$@" "--num-cpus=$cores"
   [[ -z ${NODE_RANK:-} ]] || set -- "$@" "--labels=verl-rank=$NODE_RANK"
-  # So that Ray gives a silent machine up as soon as the run does, and a machine its head.
   local silent=${VERL_DETECTION_S:-60}
-  export RAY_health_check_initial_delay_ms=1000 RAY_health_check_period_ms=1000 RAY_health_check_failure_threshold=3
-  export RAY_health_check_timeout_ms=$((silent * 250)) RAY_gcs_rpc_server_reconnect_timeout_s=$silent
-  export RAY_grpc_client_keepalive_time_ms=$((silent * 250)) RAY_grpc_client_keepalive_timeout_ms=$((silent * 250))
-  # Nothing but metrics and tokens goes through the object store.
+  # Nothing but metrics and tokens goes through the object store. Slurm sends SIGUSR1 to every process of a step; it is
+  # meant for the driver, and would end Ray and the workers.
   set -m
-  RAY_USAGE_STATS_ENABLED=0 RAY_enable_worker_prestart=0 RAY_prestart_worker_first_driver=0 \
-    "$python" -m ray.scripts.scripts start "$@" --object-store-memory=268435456 --block >"$log" 2>&1 </dev/null &
+  (
+    trap '' USR1
+    # Ray gives a silent machine up as soon as the run does, and a machine its head.
+    export RAY_health_check_initial_delay_ms=1000 RAY_health_check_period_ms=1000 RAY_health_check_failure_threshold=3
+    export RAY_health_check_timeout_ms=$((silent * 250)) RAY_gcs_rpc_server_reconnect_timeout_s=$silent
+    export RAY_grpc_client_keepalive_time_ms=$((silent * 250)) RAY_grpc_client_keepalive_timeout_ms=$((silent * 250))
+    RAY_USAGE_STATS_ENABLED=0 RAY_enable_worker_prestart=0 RAY_prestart_worker_first_driver=0 \
+      exec "$python" -m ray.scripts.scripts start "$@" --object-store-memory=268435456 --block
+  ) >"$log" 2>&1 </dev/null &
   ray_process=$!
   set +m
   trap stop_ray EXIT
@@ -180,7 +191,9 @@ run_child() { # runs a command to its end, with the signals that this shell gets
     # A signal ends wait, not the child.
     kill -0 "$child" 2>/dev/null || break
   done
-  trap - INT TERM USR1
+  # What comes now must not replace the exit code.
+  trap - INT
+  trap '' TERM USR1
   return "$code"
 }
 

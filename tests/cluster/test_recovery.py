@@ -105,6 +105,21 @@ def test_a_machine_that_dies_and_comes_back(machines, training):
 
 
 @pytest.mark.nightly
+def test_a_machine_that_dies_while_it_is_looked_at(machines, training):
+    run = training("trainer.total_training_steps=1")
+    with machines(2) as (one, two):
+        ray_head(one)
+        ray_join(two, one)
+        process = run.start(one, one)
+        wait_until(lambda: any(run.folder.glob(".probe-*")), process)
+        two.kill()
+        process.wait_for_line("attempt 1 ended: machine2 was lost while the machines were looked at", BUSY_S)
+        two.boot()
+        ray_join(two, one)
+        assert process.wait() == 0, process.text
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_random_kills_of_a_machine(machines, training, undisturbed):
     kills, rng = int(os.environ.get("VERL_KILLS", "10")), random.Random(SEED)

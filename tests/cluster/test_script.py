@@ -72,6 +72,41 @@ def test_machines_join_and_leave_with_the_exit_code(machines, shared):
 
 
 @pytest.mark.nightly
+def test_the_end_of_a_job_is_announced_to_every_process(machines, shared):
+    """As Slurm does: SIGUSR1 to all of a step. The driver alone acts on it; Ray and the other machines wait for it."""
+    one, two = machines
+    (shared / "cluster").mkdir()
+    (shared / "cluster" / "mine.txt").write_text("kept")
+    first, second = start(one, shared, 0, JOB_SECONDS="120"), start(two, shared, 1)
+    first.wait_for_line("ready")
+    second.wait_for_line("has joined")
+    token = (shared / "cluster" / "token").read_text()
+    # Another command as machine 0 meanwhile: it must not take over the folder.
+    again = start(one, shared, 0, MASTER_ADDR=HEAD)
+    assert (again.wait(), (shared / "cluster" / "token").read_text()) == (1, token)
+    assert f"{HEAD}:6379 is in use" in again.text
+    for machine in machines:
+        for pid, command in machine.processes().items():
+            if not command.startswith("python -m job"):
+                os.kill(pid, signal.SIGUSR1)
+    # The job has no handler and gets the signal that the shell hands on.
+    assert (first.wait(), second.wait()) == (128 + signal.SIGUSR1,) * 2, first.text + second.text
+    assert "machine 1: SIGUSR1: waiting for the end of the run" in second.text
+    assert one.survivors() == two.survivors() == []
+    # A folder that was there before is left with what it held.
+    assert [path.name for path in (shared / "cluster").iterdir()] == ["mine.txt"]
+
+
+def test_a_machine_that_waits_can_be_stopped(machines, shared):
+    _, two = machines
+    second = start(two, shared, 1)
+    second.wait_for_line("waiting for machine 0 at machine1:6379")
+    second.signal(signal.SIGTERM)
+    assert second.wait(20) == -signal.SIGTERM
+    assert two.survivors() == []
+
+
+@pytest.mark.nightly
 def test_a_wrong_token_is_one_line(machines, shared):
     one, two = machines
     first = start(one, shared, 0, RAY_AUTH_TOKEN="a" * 64, JOB_SECONDS="300")

@@ -1,4 +1,7 @@
 import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,6 +10,7 @@ import torch
 
 from verl.config import ConfigError
 from verl.single_controller.cluster import resolve_device, wait_for_machines
+from verl.utils.ray_head import cluster_address
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +53,24 @@ def test_addresses_that_a_run_cannot_use(address: str, line: str, monkeypatch: p
         resolve_device("auto")
 
 
+def test_a_cluster_is_not_found_by_a_file_that_anyone_can_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        # Another service, or the cluster of another user: none of our processes belongs to it.
+        assert cluster_address() == ""
+        own = SimpleNamespace(real=os.getuid())
+        raylet = {"name": "raylet", "cmdline": ["raylet", f"--gcs-address={address}"], "uids": own}
+        stranger = raylet | {"uids": SimpleNamespace(real=os.getuid() + 1)}
+        for found, expected in ((raylet, address), (stranger, "")):
+            listed = [SimpleNamespace(info=found)]
+            monkeypatch.setattr("psutil.process_iter", lambda attributes, listed=listed: listed)
+            assert cluster_address() == expected
+
+
 def machine(rank: int, gpus: int, alive: bool = True) -> dict[str, Any]:
     """A machine that scripts/cluster.sh has started, as Ray lists it."""
     resources = {"CPU": 64.0} | ({"GPU": float(gpus)} if gpus else {})
@@ -64,6 +86,16 @@ def test_machines_come_late(monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     wait_for_machines(2, 8, "cuda", 60.0, said.append)
     assert said == ["1 of 2 machines here"]
+
+
+def test_a_signal_ends_the_wait_for_machines(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ray, "nodes", lambda: [machine(0, 8)])
+
+    def interrupt() -> None:
+        raise InterruptedError("SIGTERM")
+
+    with pytest.raises(InterruptedError):
+        wait_for_machines(2, 8, "cuda", 60.0, lambda text: None, interrupt)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ def test_a_port_that_answers_and_one_that_does_not():
         port = server.getsockname()[1]
         assert reachable(f"127.0.0.1:{port}")
     assert not reachable(f"127.0.0.1:{port}")
+    assert not any(map(reachable, ("host0", "host0:", ":6379", "127.0.0.1:99999", "[::1]:x")))
 
 
 def test_the_loopback_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch):

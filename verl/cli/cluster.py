@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 import psutil
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
@@ -19,6 +20,7 @@ from ray.exceptions import RpcError
 from verl.config.errors import ConfigError
 from verl.utils.network import address_towards, own_addresses, reachable
 from verl.utils.ray_head import check_head
+from verl.utils.signals import REPEATED_S, SIGNALS
 
 NAMESPACE = b"verl"
 EXIT_CODE = b"exit code"
@@ -46,11 +48,34 @@ def address(host: str) -> str:
         raise ConfigError(f"{host}: {error.strerror or error}; name machine 0 by its address") from None
 
 
+def lead(host: str, port: str, folder: str) -> str:
+    """The address of machine 0, which this is, once it is clear that there is no other.
+
+    Raises:
+        ConfigError: another cluster has the port, or the folder.
+    """
+    own, deadline = address(host), time.monotonic() + GOODBYE_S
+    head = f"{own}:{port}"
+    with suppress(OSError):
+        other = (Path(folder) / "address").read_text()
+        if other != head and reachable(other):
+            raise ConfigError(
+                f"NODE_RANK=0: machine 0 is at {other} already; number the machines from 0, or name another "
+                f"VERL_CLUSTER_DIR than {folder}"
+            )
+    # The cluster of a run that was stopped may just be ending.
+    while reachable(head):
+        if time.monotonic() > deadline:
+            raise ConfigError(f"MASTER_PORT={port}: {head} is in use, by another run's cluster?; set another port")
+        time.sleep(0.5)
+    return own
+
+
 def wait(host: str, port: str, folder: str, limit_s: str) -> str:
     """Wait until the head answers and takes the token; returns its ``address:port``."""
     deadline, announced = time.monotonic() + float(limit_s), False
-    head, problem = "", "unknown"
-    while time.monotonic() < deadline:
+    head, problem, parent = "", "unknown", os.getppid()
+    while time.monotonic() < deadline and os.getppid() == parent:
         head, problem = _head(host, port, Path(folder))
         if head and not (problem := _not_yet(head)):
             check_head(head, PATIENCE_S)
@@ -102,10 +127,8 @@ def finish(head: str, code: str, others: str) -> None:
 
 def follow(head: str, rank: str, ray_process: str) -> int:
     """Wait for the exit code of the run, which becomes this machine's; :data:`HEAD_LOST` if the head is gone."""
-    # A scheduler that wants its machines back tells all of them: the driver saves, and this one waits for it.
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
     client, heard = None, time.monotonic()
+    _outlast_signals(rank)
     while True:
         # Without an answer, a client would take a minute to be made.
         if reachable(head):
@@ -124,6 +147,23 @@ def follow(head: str, rank: str, ray_process: str) -> int:
         time.sleep(0.5)
 
 
+def _outlast_signals(rank: str) -> None:
+    """Slurm tells every machine that the job will end; the driver then saves, for which it needs this one."""
+    first = 0.0
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if first and time.monotonic() - first > REPEATED_S:
+            sys.exit(128 + number)
+        if not first:
+            first = time.monotonic()
+            name = signal.Signals(number).name
+            say(f"machine {rank}: {name}: waiting for the end of the run; send it again to leave at once")
+
+    for number in SIGNALS:
+        signal.signal(number, remember)
+
+
 def stop(ray_process: str) -> None:
     """End ``ray start --block`` and all that it has started: agents outlive it for a minute if the head is gone."""
     with suppress(psutil.NoSuchProcess):
@@ -138,6 +178,7 @@ def stop(ray_process: str) -> None:
 
 COMMANDS: dict[str, Callable[..., str | int | None]] = {
     "address": address,
+    "lead": lead,
     "wait": wait,
     "missing": missing,
     "finish": finish,

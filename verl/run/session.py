@@ -102,15 +102,18 @@ class RaySession(ExitStack):
         place = (self.nnodes, self.workers_per_node, self.device_type)
         if not cluster_address():
             return WorkerGroup(worker, config, arguments, *place, environment, supervision=supervision)
-        wait_for_machines(*place, self.machines.machines_timeout_s, _say)
+        interrupt = (supervision or Supervision()).interrupt
+        wait_for_machines(*place, self.machines.machines_timeout_s, _say, interrupt)
         environment = passed_variables(self.machines.env) | environment
-        look = partial(self._look, models)
+        look = partial(self._look, models, interrupt)
         return WorkerGroup(worker, config, arguments, *place, environment, look, supervision)
 
-    def _look(self, models: Sequence[str], placement: PlacementGroup) -> list[MachineSetup]:
+    def _look(
+        self, models: Sequence[str], interrupt: Callable[[], None], placement: PlacementGroup
+    ) -> list[MachineSetup]:
         """Look at the machines that the workers will be on."""
         setups = []
-        for facts in survey(placement, self.nnodes, self.folder, models, self.files):
+        for facts in survey(placement, self.nnodes, self.folder, models, self.files, interrupt):
             own = {name: os.environ.get(name, facts.interface) for name in INTERFACES if facts.interface}
             setups.append(MachineSetup(facts.cores, own | {"VLLM_HOST_IP": facts.address}))
         return setups

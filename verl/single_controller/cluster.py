@@ -83,7 +83,8 @@ def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
         # Ray would write one into the home folder, and a later `ray start` there would demand it of everyone.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     on_terminate = signal.getsignal(signal.SIGTERM)
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    with _deaf_children():
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     if threading.current_thread() is threading.main_thread():
         # Ray's own handler prints a stack trace and aborts the process.
         signal.signal(signal.SIGTERM, on_terminate)
@@ -95,10 +96,34 @@ def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
             del os.environ["RAY_AUTH_TOKEN"]
 
 
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that start within the block ignore SIGUSR1, which Slurm sends to all of a step; this one keeps it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Blocked, so that what comes meanwhile is delivered afterwards.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def wait_for_machines(
-    nnodes: int, workers_per_node: int, device_type: str, timeout_s: float, say: Callable[[str], None]
+    nnodes: int,
+    workers_per_node: int,
+    device_type: str,
+    timeout_s: float,
+    say: Callable[[str], None],
+    interrupt: Callable[[], None] = lambda: None,
 ) -> None:
     """Wait until the cluster has ``nnodes`` machines with room for the workers, with a line for every one that comes.
+
+    Args:
+        interrupt: called again and again; what it raises ends the wait.
 
     Raises:
         ConfigError: after ``timeout_s`` seconds; says which are there, and which are missing as far as that is known.
@@ -112,6 +137,7 @@ def wait_for_machines(
         if len(machines) != seen:
             seen = len(machines)
             say(f"{seen} of {nnodes} machines here")
+        interrupt()
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"trainer.nnodes={nnodes}: {seen} of {nnodes} machines with {workers_per_node} {resource}s each were "

@@ -8,6 +8,8 @@ import psutil
 def reachable(address: str, timeout_s: float = 2.0) -> bool:
     """Whether something listens at ``host:port``."""
     host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        return False
     try:
         with socket.create_connection((host, int(port)), timeout=timeout_s):
             return True

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.utils import read_ray_address
 from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
@@ -38,13 +39,23 @@ def cluster_address() -> str:
                 "train.sh and eval.sh, which submit a job"
             )
         return wanted
-    # A file that also a head that was killed leaves behind.
+    # Any user can write that file, and a head that was killed leaves it behind.
     found = read_ray_address() or ""
-    if found and reachable(found):
+    if found and _joined(found):
         return found
     if wanted == "auto":
         raise ConfigError("RAY_ADDRESS=auto: no Ray cluster runs on this machine; unset it, or set it to head:6379")
     return ""
+
+
+def _joined(address: str) -> bool:
+    """Whether this user has a process on this machine that is part of the cluster of the head at ``address``."""
+    flag, user = f"--gcs-address={address}", os.getuid()
+    for process in psutil.process_iter(["name", "cmdline", "uids"]):
+        found = process.info
+        if found["name"] == "raylet" and found["uids"].real == user and flag in (found["cmdline"] or ()):
+            return True
+    return False
 
 
 def check_head(address: str, patience_s: float = 0.0) -> None:
@@ -56,7 +67,7 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
         patience_s: how long the token may be wrong before that is an error.
     """
     if not reachable(address, timeout_s=10):
-        raise ConfigError(f"RAY_ADDRESS={address}: nothing answers there")
+        raise ConfigError(f"RAY_ADDRESS={address}: nothing answers there; it is the head's name and port, head:6379")
     # Ray looks for a token by itself only where it finds the address by itself.
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     deadline = time.monotonic() + patience_s
