@@ -165,6 +165,8 @@ start_ray() { # ray start with these options, in the background; waits until it 
     fi
     sleep 0.1
   done
+  # Else the next run on this machine would take this cluster for one that its user has started.
+  rm -f "${RAY_TMPDIR:-/tmp}/ray/ray_current_cluster"
 }
 
 stop_ray() {
@@ -185,6 +187,7 @@ run_child() { # runs a command to its end, with the signals that this shell gets
   trap 'kill -INT "$child" 2>/dev/null' INT
   trap 'kill -TERM "$child" 2>/dev/null' TERM
   trap 'kill -USR1 "$child" 2>/dev/null' USR1
+  trap 'kill -HUP "$child" 2>/dev/null' HUP
   while :; do
     code=0
     wait "$child" || code=$?
@@ -193,7 +196,7 @@ run_child() { # runs a command to its end, with the signals that this shell gets
   done
   # What comes now must not replace the exit code.
   trap - INT
-  trap '' TERM USR1
+  trap '' TERM USR1 HUP
   return "$code"
 }
 

@@ -1,5 +1,6 @@
 """A process of an abandoned attempt writes nothing that counts."""
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from verl.checkpoint import folders
 from verl.checkpoint.attempts import Attempt, StaleAttempt, newest_attempt
 from verl.checkpoint.saver import CheckpointSaver
+from verl.config import ConfigError
 
 
 def written(attempt: Attempt, step: int, text: str = "weights") -> Path:
@@ -27,6 +29,20 @@ def test_attempts_are_counted_from_one(tmp_path: Path):
     message = r"^.*/file: not written by attempt 1, since attempt 2 has taken over "
     with pytest.raises(StaleAttempt, match=message):
         first.check(tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / ".attempt").write_text("")
+    with pytest.raises(ConfigError, match=r"/\.attempt: is damaged; write the number of attempts so far into it$"):
+        Attempt.claim(tmp_path)
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / ".attempt").unlink()
+    monkeypatch.setattr("verl.checkpoint.attempts.replace_text", full)
+    with pytest.raises(ConfigError, match=r"^trainer\.default_local_dir=.*: cannot be written \(No space left on dev"):
+        Attempt.claim(tmp_path)
 
 
 def test_every_file_of_a_checkpoint_carries_its_attempt(tmp_path: Path):
@@ -67,6 +83,24 @@ def test_an_attempt_that_is_overtaken_at_the_last_moment(tmp_path: Path, monkeyp
     with pytest.raises(FileNotFoundError):
         folders.complete_checkpoint(unfinished, 2, "{}")
     assert folders.checkpoints(tmp_path) == {} and not (tmp_path / "latest_checkpointed_iteration.txt").exists()
+
+
+@pytest.mark.parametrize("moment", ["before the rename", "before the pointer"])
+def test_an_attempt_that_is_overtaken_late_names_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str):
+    stale = Attempt.claim(tmp_path)
+    unfinished = written(stale, 2)
+    flush = folders.flush
+
+    def overtaken(path: Path) -> None:
+        flush(path)
+        if path == {"before the rename": unfinished, "before the pointer": tmp_path}[moment]:
+            Attempt.claim(tmp_path)
+
+    monkeypatch.setattr(folders, "flush", overtaken)
+    with pytest.raises(StaleAttempt):
+        folders.complete_checkpoint(unfinished, 2, "{}")
+    assert (2 in folders.checkpoints(tmp_path)) == (moment == "before the pointer")
+    assert not (tmp_path / "latest_checkpointed_iteration.txt").exists()
 
 
 def test_an_attempt_removes_only_what_it_and_earlier_ones_left(tmp_path: Path):

@@ -77,6 +77,12 @@ def test_a_named_checkpoint(small_config, tmp_path):
         find(named(checkpoint, folder=other))
     with pytest.raises(ConfigError, match=r"^trainer\.resume_from_path=.*: no such checkpoint; name a folder"):
         find(named(other))
+    # Requeued, the same command goes on from what it has written itself.
+    own = save(run, 6)
+    (run / "config.yaml").write_text(f"trainer: {{resume_from_path: {checkpoint}}}\n")
+    resumption, _ = find(named(checkpoint))
+    assert resumption is not None and (resumption.folder, resumption.step) == (own, 6)
+    (run / "config.yaml").unlink()
     alter(checkpoint / MODEL)
     with pytest.raises(ConfigError, match=rf"^trainer\.resume_from_path=.*global_step_4/{MODEL} was altered"):
         find(named(checkpoint))

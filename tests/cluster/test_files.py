@@ -1,7 +1,10 @@
 """The files of docs/multinode.md that no test can run: their commands fit the schema, and what they name exists."""
 
+import os
 import re
 import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -71,3 +74,15 @@ def test_slurm_gets_one_task_on_each_machine():
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
     assert options["ntasks-per-node"] == "1" and int(options["nodes"]) == 2
     assert "\n#SBATCH --requeue\n" in text and options["open-mode"] == "append"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "requeued"), [(0, ""), (1, ""), (75, "requeue 41")])
+def test_slurm_is_asked_to_requeue(tmp_path: Path, code: int, requeued: str):
+    for name, text in {"srun": f"exit {code}", "scontrol": f'echo "$@" >{tmp_path}/asked'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "41"}
+    ended = subprocess.run(["bash", ROOT / "scripts" / "slurm" / "train.sbatch"], env=os.environ | slurm)
+    asked = tmp_path / "asked"
+    assert (ended.returncode, asked.read_text().strip() if asked.exists() else "") == (code, requeued)

@@ -21,7 +21,13 @@ path = os.environ.get("RAY_AUTH_TOKEN_PATH", "")
 if path:
     print("mode:", oct(stat.S_IMODE(os.stat(path).st_mode)))
     print("token:", open(path).read())
-print("ports:", *sorted({line.split()[3] for line in subprocess.check_output(["ss", "-Hltn"], text=True).splitlines()}))
+def listening():
+    return sorted({line.split()[3] for line in subprocess.check_output(["ss", "-Hltn"], text=True).splitlines()})
+deadline = time.monotonic() + 60
+while not any(port.endswith(":6380") for port in listening()) and time.monotonic() < deadline:
+    time.sleep(0.2)  # Ray opens its ports one after the other
+print("ports:", *listening())
+print("found:", os.path.exists("/tmp/ray/ray_current_cluster"))
 print("ready", flush=True)
 time.sleep(float(os.environ.get("JOB_SECONDS", 0)))
 sys.exit(3)
@@ -69,6 +75,8 @@ def test_machines_join_and_leave_with_the_exit_code(machines, shared):
     assert line(first.text, "token") not in second.text
     assert one.survivors() == two.survivors() == []
     assert not (shared / "cluster").exists()
+    # Another run on the same machine does not take the cluster for its own.
+    assert line(first.text, "found") == "False"
 
 
 @pytest.mark.nightly
@@ -95,6 +103,17 @@ def test_the_end_of_a_job_is_announced_to_every_process(machines, shared):
     assert one.survivors() == two.survivors() == []
     # A folder that was there before is left with what it held.
     assert [path.name for path in (shared / "cluster").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.nightly
+def test_a_terminal_that_is_closed_ends_everything(machines, shared):
+    one, two = machines
+    first, second = start(one, shared, 0, JOB_SECONDS="300"), start(two, shared, 1)
+    first.wait_for_line("ready")
+    second.wait_for_line("has joined")
+    first.signal(signal.SIGHUP)
+    assert (first.wait(), second.wait()) == (128 + signal.SIGHUP,) * 2, first.text + second.text
+    assert one.survivors() == two.survivors() == []
 
 
 def test_a_machine_that_waits_can_be_stopped(machines, shared):

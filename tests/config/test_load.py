@@ -227,7 +227,8 @@ REFUSALS = [
         "trainer.nnodes=4 trainer.min_nnodes=2 trainer.n_gpus_per_node=1 model.fsdp.fsdp_size=2",
         "model.fsdp.fsdp_size=2: must divide trainer.nnodes*trainer.n_gpus_per_node=3; set one of [1, 3]",
     ),
-    ("trainer.detection_s=0", "trainer.detection_s=0.0: must be greater than 0"),
+    ("trainer.detection_s=0.5", "trainer.detection_s=0.5: must be from 1 to 86400"),
+    ("trainer.detection_s=1e12", "trainer.detection_s=1000000000000.0: must be from 1 to 86400"),
     ("trainer.nccl_timeout_s=0", "trainer.nccl_timeout_s=0.0: must be greater than 0"),
     ("trainer.phase_timeout_s=-1", "trainer.phase_timeout_s=-1.0: must be at least 0"),
     ("trainer.resume_from_path=a/b", "trainer.resume_from_path='a/b': is used only with trainer.resume_mode=path"),
@@ -435,6 +436,9 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
         ("path", "other/global_step_4", "config.yaml summary.json", "already holds a run other than"),
         # Killed before its first checkpoint: the same command starts again from the one that was named.
         ("path", "other/global_step_4", "config.yaml metrics.jsonl", None),
+        # Requeued: it started from there too, and has its own by now.
+        ("path", "other/global_step_4", "config.yaml=other/global_step_4 global_step_5", None),
+        ("path", "other/global_step_4", "config.yaml=other/global_step_3 global_step_5", "already holds a run other"),
         ("auto", None, ".lock", None),
         # Killed while it wrote its first file.
         ("auto", None, ".lock .config.yaml.unfinished", None),
@@ -447,8 +451,9 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
 )
 def test_a_run_does_not_overwrite_another(run_tree, tmp_path: Path, mode, source, files, message):
     (tmp_path / "run").mkdir()
-    for name in files.split():
-        (tmp_path / "run" / name).touch()
+    for name, _, started_from in (entry.partition("=") for entry in files.split()):
+        text = f"trainer:\n  resume_from_path: {tmp_path / started_from}\n" if started_from else ""
+        (tmp_path / "run" / name).write_text(text)
     run_tree.trainer.resume_mode = mode
     run_tree.trainer.resume_from_path = None if source is None else str(tmp_path / source)
     refused = pytest.raises(ConfigError, match=rf"^trainer\.default_local_dir='.*/run': {message}")

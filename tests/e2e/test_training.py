@@ -191,7 +191,7 @@ STOPS = {
         1,
         lambda run: run.process.send_signal(signal.SIGTERM),
         75,
-        "is saved; exit code 75: the same command",
+        "is saved; exit code 75: start it again",
     ),
     "killed worker": (2, lambda run: os.kill(run.workers()[0], signal.SIGKILL), 1, "died in"),
 }

@@ -40,7 +40,7 @@ def terminated_while_ray_waits() -> None:
         raise SystemExit(1) from None  # as ray.wait does
 
 
-AGAIN = "exit code 75: the same command resumes the run\n"
+AGAIN = "exit code 75: start it again\n"
 
 ENDINGS = {
     # Python prints a text given to SystemExit on stderr and exits with 1.

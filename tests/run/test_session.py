@@ -192,6 +192,16 @@ def test_without_its_head_a_run_is_requeued(small_config, tmp_path, events):
         attempts(run, [(1, HeadLost("the head is gone"))])
 
 
+def test_a_machine_that_is_lost_again_is_not_a_mistake_in_the_options(small_config, tmp_path, events, monkeypatch):
+    waits: list[int] = []
+    monkeypatch.setattr(session_module, "cluster_address", lambda: "head:6379")
+    monkeypatch.setattr(session_module, "wait_for_machines", lambda nnodes, *_: waits.append(nnodes))
+    with training_run(small_config, tmp_path, nnodes=2, max_restarts=3) as run:
+        assert attempts(run, [(1, LOST), (1, LOST), (3, None)]) == 3
+    # It ends the run with a ConfigError; restarts wait in their own way.
+    assert waits == [2]
+
+
 def test_a_failure_after_the_schedulers_signal_is_no_reason_to_start_again(small_config, tmp_path, events):
     with training_run(small_config, tmp_path) as run:
 

@@ -147,7 +147,8 @@ def test_verls_file_is_written_beside_our_own(tmp_path: Path, monkeypatch: pytes
     SINKS["file"](run_info(tmp_path)).log(1, {"a": 1.0})
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(path))
-    for last_step, step in ((None, 1), (None, 1), (1, 2)):
+    # Step 2 is done twice: the run resumed from step 1.
+    for last_step, step in ((None, 1), (None, 1), (1, 2), (1, 2)):
         sink = SINKS["file"](run_info(tmp_path, last_step))
         sink.log(step, {"b": 0.5, "a": float("nan")})
         sink.close()

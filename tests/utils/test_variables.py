@@ -13,7 +13,14 @@ def test_what_reaches_the_workers(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     ("name", "secret"),
-    [("HF_TOKEN", True), ("WANDB_API_KEY", True), ("MY_PASSWORD", True), ("NCCL_DEBUG", False), ("HF_HOME", False)],
+    [
+        ("HF_TOKEN", True),
+        ("WANDB_API_KEY", True),
+        ("MY_PASSWORD", True),
+        ("DB_PASS", True),
+        ("NCCL_DEBUG", False),
+        ("HF_HOME", False),
+    ],
 )
 def test_secrets_by_their_names(name: str, secret: bool):
     assert is_secret(name) == secret

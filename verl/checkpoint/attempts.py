@@ -8,6 +8,7 @@ lost its network or was paused; whatever it then writes carries its attempt's nu
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl.config.errors import ConfigError
 from verl.config.load import ATTEMPT
 from verl.utils.files import replace_text
 
@@ -26,9 +27,19 @@ class Attempt:
 
     @classmethod
     def claim(cls, root: Path) -> "Attempt":
-        """Take the folder over from earlier attempts; the caller holds the run's lock."""
-        attempt = cls(root, newest_attempt(root) + 1)
-        replace_text(root / ATTEMPT, f"{attempt.number}\n")
+        """Take the folder over from earlier attempts; the caller holds the run's lock.
+
+        Raises:
+            ConfigError: the folder cannot be written, as on a full disk.
+        """
+        try:
+            attempt = cls(root, newest_attempt(root) + 1)
+            replace_text(root / ATTEMPT, f"{attempt.number}\n")
+        except OSError as error:
+            field = f"trainer.default_local_dir={str(root)!r}"
+            raise ConfigError(f"{field}: cannot be written ({error.strerror}); name another folder") from error
+        except ValueError as error:
+            raise ConfigError(f"{root / ATTEMPT}: is damaged; write the number of attempts so far into it") from error
         return attempt
 
     def check(self, path: Path) -> None:

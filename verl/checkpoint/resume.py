@@ -22,6 +22,7 @@ from verl.checkpoint.folders import (
 from verl.checkpoint.shards import check_same_architecture, saved_shapes
 from verl.config.common import ModelConfig, RunConfig
 from verl.config.errors import ConfigError
+from verl.config.load import is_requeued
 from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.models.huggingface import empty_model
@@ -58,7 +59,8 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
     trainer = config.trainer
     root = Path(trainer.default_local_dir)
     remove_unfinished(root)
-    folder = _checkpoint_by_path(trainer, root) if trainer.resume_mode == "path" else _latest_intact(root, say)
+    named = trainer.resume_mode == "path" and not (checkpoints(root) and is_requeued(trainer))
+    folder = _checkpoint_by_path(trainer, root) if named else _latest_intact(root, say)
     if folder is None:
         if (root / "summary.json").exists():
             raise ConfigError(

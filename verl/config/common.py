@@ -293,7 +293,8 @@ class RunConfig(MachineOptions):
     """Save a checkpoint every so many steps and after the last; 0: only after the last; -1: never."""
     resume_mode: Literal["auto", "disable", "path"]
     """``auto``: resume from the latest complete checkpoint in ``default_local_dir``, or start where there is none;
-    ``disable``: the folder must be new or empty; ``path``: resume from ``resume_from_path``."""
+    ``disable``: the folder must be new or empty; ``path``: resume from ``resume_from_path``, or
+    from a later checkpoint that the same command has written since."""
     resume_from_path: str | None
     """Folder of a checkpoint, ``.../global_step_N``, of this run or another; used with ``resume_mode=path``."""
     max_ckpt_to_keep: int
@@ -311,9 +312,9 @@ class RunConfig(MachineOptions):
     min_nnodes: int | None
     """Fewest machines to go on with if not all of ``nnodes`` are there a while after a failure; null: ``nnodes``."""
     detection_s: float
-    """Seconds of silence after which a machine or worker counts as lost, and after which workers that lost the driver
-    exit. A machine that dies with a message is noticed at once. Ray's own time is set by its environment variables
-    (docs/multinode.md)."""
+    """Seconds of silence, from 1 to 86400, after which a machine or worker counts as lost, and after which workers that
+    lost the driver exit. A machine that dies with a message is noticed at once. Ray's own time is set by its
+    environment variables (docs/multinode.md)."""
     phase_timeout_s: float
     """Most seconds for one call of the workers: generating a step's responses, one optimizer step, saving, starting.
     After that every worker's Python stacks are written to ``logs/`` and the attempt ends; 0: no limit."""
@@ -350,8 +351,9 @@ class RunConfig(MachineOptions):
         fewest = self.min_nnodes
         limit = f"must be from 1 to trainer.nnodes={self.nnodes}, or null"
         require(fewest is None or 1 <= fewest <= self.nnodes, "trainer.min_nnodes", fewest, limit)
-        for field in ("detection_s", "nccl_timeout_s"):
-            require_positive(f"trainer.{field}", getattr(self, field))
+        # Below, a busy machine would count as lost at every start, and a job be requeued for ever.
+        require(1 <= self.detection_s <= 86400, "trainer.detection_s", self.detection_s, "must be from 1 to 86400")
+        require_positive("trainer.nccl_timeout_s", self.nccl_timeout_s)
         for field in ("phase_timeout_s", "preemption_grace_s"):
             require_not_negative(f"trainer.{field}", getattr(self, field))
         positive = all(step > 0 for step in self.profile_steps)

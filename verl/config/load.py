@@ -8,6 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -131,11 +132,21 @@ def _require_run_folder(trainer: RunConfig) -> None:
         raise ConfigError(f"{field}: already exists and is not a run folder (it has no config.yaml); {fix}")
     source = Path(trainer.resume_from_path).resolve().parent if trainer.resume_from_path else None
     holds_results = (folder / "summary.json").exists() or any(folder.glob("global_step_*"))
-    if trainer.resume_mode == "path" and source != folder.resolve() and holds_results:
+    other = source != folder.resolve() and not is_requeued(trainer)
+    if trainer.resume_mode == "path" and other and holds_results:
         raise ConfigError(
             f"{field}: already holds a run other than that of trainer.resume_from_path={trainer.resume_from_path!r}; "
             "name another folder, or resume this run with trainer.resume_mode=auto trainer.resume_from_path=null"
         )
+
+
+def is_requeued(trainer: RunConfig) -> bool:
+    """Whether the run in the folder is one that started from ``resume_from_path`` too: then it goes on with its own."""
+    try:
+        saved = yaml.safe_load((Path(trainer.default_local_dir) / "config.yaml").read_text())
+        return trainer.resume_mode == "path" and saved["trainer"]["resume_from_path"] == trainer.resume_from_path
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return False
 
 
 def _is_temporary(path: Path) -> bool:

@@ -39,7 +39,7 @@ def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
     try:
         run()
     except (Preempted, RequeueError) as error:
-        print(f"{error}; exit code {REQUEUE}: the same command resumes the run", file=sys.stderr)
+        print(f"{error}; exit code {REQUEUE}: start it again", file=sys.stderr)
         sys.exit(REQUEUE)
     except (ConfigError, StaleAttempt, WorkerError) as error:
         sys.exit(f"error: {error}")

@@ -70,6 +70,8 @@ class RaySession(ExitStack):
         self.nnodes = nnodes
         self.workers_per_node = workers_per_node
         self.device_type = device_type
+        self.machines_gathered = False
+        """The machines have been waited for already."""
         self.resources: ExitStack = self
         """Ends with the workers."""
 
@@ -103,10 +105,11 @@ class RaySession(ExitStack):
         if not cluster_address():
             return WorkerGroup(worker, config, arguments, *place, environment, supervision=supervision)
         interrupt = (supervision or Supervision()).interrupt
-        wait_for_machines(*place, self.machines.machines_timeout_s, _say, interrupt)
+        if not self.machines_gathered:
+            wait_for_machines(*place, self.machines.machines_timeout_s, _say, interrupt)
         environment = passed_variables(self.machines.env) | environment
         look = partial(self._look, models, interrupt)
-        return WorkerGroup(worker, config, arguments, *place, environment, look, supervision)
+        return WorkerGroup(worker, config, arguments, *place, environment, look, supervision=supervision)
 
     def _look(
         self, models: Sequence[str], interrupt: Callable[[], None], placement: PlacementGroup
@@ -272,6 +275,8 @@ class TrainingRun(RaySession):
         fewest = self.nnodes if trainer.min_nnodes is None else trainer.min_nnodes
         place = (self.workers_per_node, self.device_type, trainer.machines_timeout_s)
         self.nnodes = gather_machines(self.nnodes, fewest, *place, self.display.say, self.preemption.check)
+        # One that is lost again from here on is a failure like others, not a mistake in the options.
+        self.machines_gathered = True
         self.display.say(f"restart {self.restarts} of at most {trainer.max_restarts}")
         if checkpoints(self.folder):
             trainer = replace(trainer, resume_mode="auto", resume_from_path=None)
