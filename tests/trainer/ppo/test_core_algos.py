@@ -66,7 +66,7 @@ def test_the_names_of_the_paper_mean_what_they_say():
         ("reinforce_plus_plus_baseline", BASELINE_ADVANTAGES),
         ("remax", advantages.remax_advantages(REWARDS, MASK, GREEDY)),
         ("gae", advantages.whitened(GAE, LEARNED)),
-        ("gpg", advantages.gpg_advantages(REWARDS, MASK, GROUPS)),
+        ("gpg", advantages.gpg_advantages(REWARDS, MASK, GROUPS, LEARNED)),
         ("opo", advantages.opo_advantages(REWARDS, MASK, GROUPS)),
         ("grpo_passk", advantages.grpo_passk_advantages(REWARDS, MASK, GROUPS, False)),
         ("optimal_token_baseline", token_baseline(False)),
