@@ -16,7 +16,7 @@ from transformers import Qwen2Config, Qwen2Model
 
 from verl.config import PPOConfig, load_config
 from verl.config.rollout import SamplingConfig
-from verl.models.output_head import logprobs_and_entropy
+from verl.models.output_head import Scoring, logprobs_and_entropy
 from verl.rollout.decoding import draw, logits_processors
 
 QWEN_7B = script.Shape(3584, 18944, 28, 3584, 512, 152064, False)
@@ -184,7 +184,7 @@ def test_logits_take_what_is_said(dtype, entropy):
     head.requires_grad_()
 
     def score(states: Tensor) -> tuple[Tensor, Tensor]:
-        return logprobs_and_entropy(states @ head.T, torch.arange(num_tokens), 0.8, entropy)
+        return logprobs_and_entropy(states @ head.T, torch.arange(num_tokens), Scoring(0.8, entropy))
 
     def learn() -> None:
         logprobs, entropies = checkpoint(score, states, use_reentrant=False)

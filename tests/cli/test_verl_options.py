@@ -1,58 +1,34 @@
-"""veRL's command lines: every option of its trainer, and commands that it publishes.
+"""veRL's command lines: every option of its trainer.
 
-``verl_defaults.tsv`` holds every option of veRL's trainer with its default, ``verl_examples.jsonl`` the options of
-published example commands, both at veRL's commit b178a3cd56f58b2d502255daba591e92833930a7 or its recipes.
+``verl_defaults.tsv`` holds them with their defaults, at veRL's commit b178a3cd56f58b2d502255daba591e92833930a7.
 """
 
-import json
 import os
 import runpy
-import subprocess
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
+from tests.cli.verl_command import ACTOR, CORRECTION, REF, ROLLOUT, composed, leaves
 from verl.cli.release_flags import translate
 from verl.cli.values import FlagError
 from verl.cli.verl_conversions import SCHEMA
 from verl.cli.verl_options import OPTIONS, lookup
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
-from verl.config.load import compose_config
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 DEFAULTS = dict(line.split("\t") for line in (HERE / "verl_defaults.tsv").read_text().splitlines())
 HOME = os.environ["HOME"]
 MODEL = "actor_rollout_ref.model.path=some/model"
-EXAMPLES = {
-    example["example"]: example["options"]
-    for example in map(json.loads, (HERE / "verl_examples.jsonl").read_text().splitlines())
-}
-
-
-def composed(*arguments: str) -> DictConfig:
-    return compose_config(PPOConfig, "ppo_trainer", translate(arguments))
 
 
 def config_of(*arguments: str) -> PPOConfig:
     return load_config(PPOConfig, "ppo_trainer", translate(arguments))
-
-
-def leaves(tree: Any) -> dict[str, Any]:
-    """Every option with its value; interpolations resolved."""
-    values = OmegaConf.to_container(tree, resolve=True)
-
-    def walk(node: Any, prefix: str) -> dict[str, Any]:
-        if not isinstance(node, dict) or not node:
-            return {prefix: node}
-        return {name: leaf for key in node for name, leaf in walk(node[key], f"{prefix}.{key}".lstrip(".")).items()}
-
-    return walk(values, "")
 
 
 def test_every_option_of_verls_trainer_is_translated_accepted_or_refused_by_name():
@@ -140,9 +116,6 @@ def test_the_preset_holds_verls_defaults():
     assert {key: found[key] for key in PRESET} == PRESET
     assert config_of("preset=verl").model.path == f"{os.environ['HOME']}/models/deepseek-llm-7b-chat"
 
-
-ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{group}" for group in ("actor", "rollout", "ref"))
-CORRECTION = "algorithm.rollout_correction"
 
 # A value in veRL's command -> the option and the value that ours has.
 MEANT = [
@@ -550,106 +523,6 @@ def test_options_of_other_versions_are_known():
     assert before == after
 
 
-# veRL's option -> ours, and how the value is read from its text; apart from the translator's own table.
-NUMBERS = {
-    "data.train_batch_size": "data.train_batch_size",
-    "data.max_prompt_length": "data.max_prompt_length",
-    "data.max_response_length": "data.max_response_length",
-    f"{ACTOR}.optim.lr": "actor.optim.lr",
-    f"{ACTOR}.optim.weight_decay": "actor.optim.weight_decay",
-    f"{ACTOR}.ppo_mini_batch_size": "actor.ppo_mini_batch_size",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu": "actor.micro_batch_size_per_gpu",
-    f"{ACTOR}.ppo_max_token_len_per_gpu": "actor.ppo_max_token_len_per_gpu",
-    f"{ACTOR}.clip_ratio_high": "actor.clip_ratio_high",
-    f"{ACTOR}.entropy_coeff": "actor.entropy_coeff",
-    f"{ACTOR}.kl_loss_coef": "actor.kl_loss_coef",
-    f"{ACTOR}.fsdp_config.fsdp_size": "model.fsdp.fsdp_size",
-    f"{ACTOR}.ulysses_sequence_parallel_size": "model.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.model.lora_rank": "model.lora.rank",
-    f"{ROLLOUT}.n": "rollout.n",
-    f"{ROLLOUT}.temperature": "rollout.temperature",
-    f"{ROLLOUT}.gpu_memory_utilization": "rollout.gpu_memory_utilization",
-    f"{ROLLOUT}.tensor_model_parallel_size": "rollout.tensor_parallel_size",
-    f"{ROLLOUT}.val_kwargs.n": "rollout.val_kwargs.n",
-    f"{ROLLOUT}.val_kwargs.top_p": "rollout.val_kwargs.top_p",
-    "algorithm.kl_ctrl.kl_coef": "algorithm.kl_ctrl.kl_coef",
-    "critic.optim.lr": "critic.optim.lr",
-    "critic.ppo_micro_batch_size_per_gpu": "critic.micro_batch_size_per_gpu",
-    "+reward_model.reward_kwargs.overlong_buffer_cfg.len": "reward_score.overlong_buffer.len",
-    "+reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": "reward_score.overlong_buffer.penalty_factor",
-    f"{CORRECTION}.rollout_is_threshold": "actor.tis_cap",
-    f"{CORRECTION}.rollout_token_veto_threshold": f"{CORRECTION}.rollout_token_veto_threshold",
-    "trainer.n_gpus_per_node": "trainer.n_gpus_per_node",
-    "trainer.nnodes": "trainer.nnodes",
-    "trainer.save_freq": "trainer.save_freq",
-    "trainer.total_epochs": "trainer.total_epochs",
-    "trainer.total_training_steps": "trainer.total_training_steps",
-}
-WORDS = {
-    "actor_rollout_ref.model.path": "model.path",
-    "algorithm.adv_estimator": "algorithm.adv_estimator",
-    f"{ACTOR}.kl_loss_type": "actor.kl_loss_type",
-    f"{ROLLOUT}.name": "rollout.name",
-    "critic.model.path": "critic.model.path",
-    "reward_model.model.path": "reward_model.model.path",
-    "data.truncation": "data.truncation",
-    "actor_rollout_ref.model.lora_adapter_path": "model.lora_adapter_path",
-    "trainer.experiment_name": "trainer.experiment_name",
-    "trainer.project_name": "trainer.project_name",
-    f"{CORRECTION}.rollout_is": "actor.tis_level",
-}
-SWITCHES = {
-    f"{ACTOR}.use_kl_loss": "actor.use_kl_loss",
-    f"{ACTOR}.use_dynamic_bsz": "actor.use_dynamic_bsz",
-    f"{ACTOR}.fsdp_config.param_offload": "model.fsdp.param_offload",
-    f"{ACTOR}.fsdp_config.optimizer_offload": "model.fsdp.optimizer_offload",
-    f"{REF}.fsdp_config.param_offload": "ref.param_offload",
-    "actor_rollout_ref.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
-    "actor_rollout_ref.model.use_remove_padding": "model.use_remove_padding",
-    "algorithm.use_kl_in_reward": "algorithm.use_kl_in_reward",
-    f"{CORRECTION}.bypass_mode": "actor.bypass_mode",
-    f"{CORRECTION}.rollout_is_batch_normalize": "actor.tis_normalize",
-    "algorithm.filter_groups.enable": "algorithm.filter_groups.enable",
-    "critic.model.use_remove_padding": "critic.model.use_remove_padding",
-    "critic.model.fsdp_config.param_offload": "critic.model.fsdp.param_offload",
-    "data.filter_overlong_prompts": "data.filter_overlong_prompts",
-    "reward_model.enable": "reward_model.enable",
-    "+reward_model.reward_kwargs.overlong_buffer_cfg.enable": "reward_score.overlong_buffer.enable",
-    "trainer.val_before_train": "trainer.val_before_train",
-}
-
-
-@cache
-def example_leaves(name: str) -> dict[str, Any]:
-    return leaves(composed(*(f"{key}={value}" for key, value in EXAMPLES[name].items())))
-
-
-def test_there_are_examples_of_every_kind():
-    text = {name: json.dumps(options) for name, options in EXAMPLES.items()}
-    kinds = ["grpo", "gae", "rloo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
-    for kind in [*kinds, "cispo", "geo_mean", "gpg", "optimal_token_baseline", "reinforce"]:
-        assert any(f'"{kind}"' in options for options in text.values()), kind
-    parts = ["lora_rank", "lora_adapter_path", "token_veto_threshold", "reward_model.enable", "overlong_buffer_cfg"]
-    for part in [*parts, "0.5B", "72B"]:
-        assert any(part in options for options in text.values()), part
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_published_command_gives_the_values_it_names(name: str):
-    found, options = example_leaves(name), EXAMPLES[name]
-    checked = 0
-    for table, read in ((NUMBERS, float), (WORDS, str), (SWITCHES, lambda text: text.lower() == "true")):
-        for theirs, ours in table.items():
-            if theirs in options and options[theirs] != "null":
-                assert found[ours] == read(options[theirs]), (theirs, ours)
-                checked += 1
-    assert checked >= 17
-    assert found["data.train_files"] == [
-        part.strip("' ") for part in options["data.train_files"].strip("[]").split(",")
-    ]
-    assert found["reward_manager.add_adv"] is False
-
-
 def test_the_page_has_every_option_and_a_stale_one_is_told(tmp_path: Path, monkeypatch, capsys):
     script = runpy.run_path(str(ROOT / "scripts" / "make_from_verl.py"))
     assert script["main"](["--check"]) == 0, capsys.readouterr().err
@@ -665,14 +538,3 @@ def test_the_page_has_every_option_and_a_stale_one_is_told(tmp_path: Path, monke
     assert "run: python scripts/make_from_verl.py" in capsys.readouterr().err
     assert script["main"]([]) == 0
     assert stale.read_text() == (ROOT / "docs" / "from_verl.md").read_text()
-
-
-@pytest.mark.slow
-def test_train_sh_shows_the_configuration_of_verls_command():
-    name = "tuning/0.5b/qwen2-0.5b_grpo-lora_1_h100_fsdp_vllm"
-    options = [f"{key}={value}" for key, value in EXAMPLES[name].items()]
-    command = ["bash", "train.sh", *options, "--cfg", "job", "--resolve"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert shown.returncode == 0, shown.stderr
-    tree = shown.stdout[shown.stdout.index("data:\n") :]  # setup.sh may speak first
-    assert leaves(OmegaConf.create(tree)) == example_leaves(name)

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, Gemma3Config, Qwen2Config
 
 from tests.models.conftest import TINY
 from verl.models.hidden_states import record_states
-from verl.models.output_head import ScoringTargets, chunk_output_head
+from verl.models.output_head import Scoring, ScoringTargets, chunk_output_head
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_layers_are_those_of_transformers_hidden_states(model, chunk: int):
     given = {}
     if chunk:
         chunk_output_head(model, chunk)
-        given["targets"] = ScoringTargets(torch.arange(10), torch.arange(10), 1.0, False)
+        given["targets"] = ScoringTargets(torch.arange(10), torch.arange(10), Scoring(1.0))
     for layers in ([-1], [2, 0], [-3, 1, -1]):
         with record_states(model, layers) as states:
             model(ids, use_cache=False, **given)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO
+from verl.algorithms.losses.tokens import MAX_LOG_RATIO
 
 Rule = tuple[str, float | None, float]
 """Name, lower bound or None, upper bound; of the ratio p_rollout / p_trainer for k1, of the divergence in nats for the

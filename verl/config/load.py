@@ -141,7 +141,7 @@ def _require_run_folder(trainer: RunConfig) -> None:
 
 
 def is_requeued(trainer: RunConfig) -> bool:
-    """Whether the run in the folder is one that started from ``resume_from_path`` too: then it goes on with its own."""
+    """Whether the folder holds this very run, begun from the same ``resume_from_path``: its own checkpoints count."""
     try:
         saved = yaml.safe_load((Path(trainer.default_local_dir) / "config.yaml").read_text())
         return trainer.resume_mode == "path" and saved["trainer"]["resume_from_path"] == trainer.resume_from_path

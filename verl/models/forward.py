@@ -19,6 +19,7 @@ from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.hidden_states import record_states
 from verl.models.output_head import (
+    Scoring,
     ScoringTargets,
     chunk_output_head,
     compute_logits_in_float32,
@@ -132,8 +133,8 @@ class LogprobForward(ForwardPass):
         """
         layout = self._layout(input_ids, attention_mask)
         with record_states(self.model, layers) as recorded:
-            request = (temperature, differentiable_entropy, sum_pi_squared)
-            logprobs, entropy, *squares = self._score(layout, input_ids, wanted, *request)
+            scoring = Scoring(temperature, differentiable_entropy, sum_pi_squared)
+            logprobs, entropy, *squares = self._score(layout, input_ids, wanted, scoring)
         states: list[Tensor] = []
         if recorded:
             every = layout.unpack(torch.stack([layer.flatten(0, 1) for layer in recorded], dim=1))
@@ -141,19 +142,10 @@ class LogprobForward(ForwardPass):
             states = [row[mask.bool()] for row, mask in zip(before, wanted, strict=True)]
         return ScoredTokens(logprobs, entropy if differentiable_entropy else entropy.detach(), states, *squares)
 
-    def _score(
-        self,
-        layout: Layout,
-        input_ids: Tensor,
-        wanted: Tensor,
-        temperature: float,
-        differentiable_entropy: bool,
-        sum_pi_squared: bool = False,
-    ) -> tuple[Tensor, ...]:
+    def _score(self, layout: Layout, input_ids: Tensor, wanted: Tensor, scoring: Scoring) -> tuple[Tensor, ...]:
         num_last = wanted.shape[1]
-        request = (temperature, differentiable_entropy, sum_pi_squared)
         if isinstance(layout, PaddedLayout) and not self.config.logits_chunk_size:
-            return self._score_columns(layout, input_ids, wanted, *request)
+            return self._score_columns(layout, input_ids, wanted, scoring)
         # The prediction of the next token is in the column before it.
         columns = slice(-num_last - 1, -1)
         scored = torch.zeros_like(input_ids, dtype=torch.bool)
@@ -165,35 +157,27 @@ class LogprobForward(ForwardPass):
             positions = positions.new_zeros(1)
         targets = layout.pack(input_ids.roll(-1, dims=1))[positions]
         if self.config.logits_chunk_size:
-            values = self.model(**layout.inputs, use_cache=False, targets=ScoringTargets(positions, targets, *request))
+            values = self.model(**layout.inputs, use_cache=False, targets=ScoringTargets(positions, targets, scoring))
         else:
             logits = self.model(**layout.inputs, use_cache=False, logits_to_keep=positions).logits[0]
-            values = logprobs_and_entropy(logits, targets, *request)
+            values = logprobs_and_entropy(logits, targets, scoring)
         found = torch.where(here[positions, None], torch.stack(values, dim=1), 0.0)
         tokens = found.new_zeros(len(here), len(values)).index_copy(0, positions, found)
         return layout.unpack(tokens)[:, columns].unbind(dim=2)
 
-    def _score_columns(
-        self,
-        layout: Layout,
-        input_ids: Tensor,
-        wanted: Tensor,
-        temperature: float,
-        differentiable_entropy: bool,
-        sum_pi_squared: bool = False,
-    ) -> tuple[Tensor, ...]:
+    def _score_columns(self, layout: Layout, input_ids: Tensor, wanted: Tensor, scoring: Scoring) -> tuple[Tensor, ...]:
         """By the model's own forward pass over padded rows, as ``transformers`` has it."""
-        num_last, request = wanted.shape[1], (temperature, differentiable_entropy, sum_pi_squared)
+        num_last = wanted.shape[1]
         logits = self.model(**layout.inputs, use_cache=False, logits_to_keep=num_last + 1).logits[:, :-1]
-        values = logprobs_and_entropy(logits, input_ids[:, -num_last:], *request)
+        values = logprobs_and_entropy(logits, input_ids[:, -num_last:], scoring)
         return tuple(torch.where(wanted.bool(), value, 0.0) for value in values)
 
     def _read_all_ways(self, input_ids: Tensor, attention_mask: Tensor) -> list[list[Tensor]]:
         wanted = (attention_mask[:, 1:] * attention_mask[:, :-1]).bool()
         padded = PaddedLayout(input_ids, attention_mask)
-        found = [self._score_columns(padded, input_ids, wanted, 1.0, False)]
+        found = [self._score_columns(padded, input_ids, wanted, Scoring(temperature=1.0))]
         if self.config.logits_chunk_size:
-            found.append(self._score(padded, input_ids, wanted, 1.0, False))
+            found.append(self._score(padded, input_ids, wanted, Scoring(temperature=1.0)))
         if self.config.use_remove_padding:
             found.append(self.logprobs(input_ids, attention_mask, wanted, 1.0)[:2])
         return [[row[mask] for row, mask in zip(logprobs, wanted, strict=True)] for logprobs, *_ in found]

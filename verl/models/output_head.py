@@ -21,6 +21,17 @@ from transformers.utils.generic import ModelOutput
 from verl.config.errors import ConfigError
 
 
+class Scoring(NamedTuple):
+    """What is computed from the logits of a token."""
+
+    temperature: float
+    """Softmax temperature."""
+    differentiable_entropy: bool = False
+    """Whether the entropy carries a gradient."""
+    sum_pi_squared: bool = False
+    """Whether the sum of the squared probabilities is wanted, too."""
+
+
 class ScoringTargets(NamedTuple):
     """The tokens to score."""
 
@@ -28,30 +39,19 @@ class ScoringTargets(NamedTuple):
     """[N] int64, the tokens of the T that each target follows."""
     tokens: Tensor
     """[N] int64, the targets."""
-    temperature: float
-    """Softmax temperature."""
-    differentiable_entropy: bool
-    """Whether the entropy carries a gradient."""
-    sum_pi_squared: bool = False
-    """Whether the sum of the squared probabilities is wanted, too."""
+    scoring: Scoring
 
 
-def logprobs_and_entropy(
-    logits: Tensor,
-    tokens: Tensor,
-    temperature: float,
-    differentiable_entropy: bool,
-    sum_pi_squared: bool = False,
-) -> tuple[Tensor, ...]:
+def logprobs_and_entropy(logits: Tensor, tokens: Tensor, scoring: Scoring) -> tuple[Tensor, ...]:
     """Log-probabilities of ``tokens [...]`` and entropies in nats [...], float32, from logits [..., V].
 
-    With ``sum_pi_squared`` a third: the sum of the squares of all V probabilities, [...], without a gradient.
+    With ``scoring.sum_pi_squared`` a third: the sum of the squares of all V probabilities, [...], without a gradient.
     """
-    distribution = (logits.float() / temperature).log_softmax(dim=-1)
+    distribution = (logits.float() / scoring.temperature).log_softmax(dim=-1)
     logprobs = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    with torch.set_grad_enabled(differentiable_entropy and torch.is_grad_enabled()):
+    with torch.set_grad_enabled(scoring.differentiable_entropy and torch.is_grad_enabled()):
         entropy = -(distribution.exp() * distribution).sum(dim=-1)
-    if not sum_pi_squared:
+    if not scoring.sum_pi_squared:
         return logprobs, entropy
     return logprobs, entropy, (2 * distribution.detach()).exp().sum(dim=-1)
 
@@ -103,7 +103,7 @@ def chunk_output_head(model: nn.Module, chunk_size: int) -> None:
         def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
             with _submodule_replaced(causal, decoder_name(causal), _PrecomputedDecoder(decoder, kind)):
                 logits = original(inputs_embeds=states[None], use_cache=False).logits[0]
-            return logprobs_and_entropy(logits, tokens, *targets[2:])
+            return logprobs_and_entropy(logits, tokens, targets.scoring)
 
         chunks = zip(states.split(chunk_size), targets.tokens.split(chunk_size), strict=True)
         scored = [checkpoint(score, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO, check_clip_ranges
+from verl.algorithms.losses.ppo_clip import check_clip_ranges
+from verl.algorithms.losses.tokens import probability_ratio, token_sums
 
 
 def cispo_loss(
@@ -40,11 +41,7 @@ def cispo_loss(
     logprobs = torch.where(mask, logprobs, 0.0)
     log_ratio = logprobs.detach() - torch.where(mask, old_logprobs, 0.0)
     advantages = torch.where(mask, advantages, 0.0)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    ratio = probability_ratio(log_ratio)
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
-    metrics = {
-        "pg_clipfrac": (weight != ratio).sum().to(ratio.dtype),
-        "ppo_kl": -log_ratio.sum(),
-        "num_tokens": mask.sum().to(ratio.dtype),
-    }
+    metrics = {"pg_clipfrac": (weight != ratio).sum().to(ratio.dtype)} | token_sums(log_ratio, mask)
     return -weight * advantages * logprobs, metrics

@@ -5,7 +5,8 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO, check_clip_ranges
+from verl.algorithms.losses.ppo_clip import clipped_surrogate
+from verl.algorithms.losses.tokens import masked_tokens, token_sums
 
 
 def clip_cov_loss(
@@ -45,28 +46,18 @@ def clip_cov_loss(
     Raises:
         ValueError: ``clip_low`` or ``clip_high`` is out of range.
     """
-    check_clip_ranges(clip_low, clip_high)
-    mask = response_mask.bool()
-    # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
-    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
-    advantages = torch.where(mask, advantages, 0.0)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    plain, clipped = -ratio * advantages, -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    mask, log_ratio, advantages = masked_tokens(logprobs, old_logprobs, advantages, response_mask)
+    losses, clipped = clipped_surrogate(log_ratio, advantages, clip_low, clip_high)
     together = covariances(logprobs, advantages, mask)
-    candidates = mask & (clipped <= plain) & (together > clip_cov_lb) & (together < clip_cov_ub)
+    candidates = mask & ~clipped & (together > clip_cov_lb) & (together < clip_cov_ub)
     rows = candidates.flatten().nonzero().flatten()
     wanted = max(int(clip_cov_ratio * int(mask.sum())), 1)
     given = torch.stack([t[mask].detach().float().cpu() for t in (old_logprobs, advantages)])
     generator = torch.Generator().manual_seed(crc32(given.numpy().tobytes()))
     order = torch.randperm(len(rows), generator=generator).to(rows.device)
     drawn = torch.zeros_like(mask).flatten().index_fill(0, rows[order[:wanted]], True).view_as(mask)
-    losses = torch.where(drawn, 0.0, torch.maximum(plain, clipped))
-    metrics = {
-        "pg_clipfrac": drawn.sum().to(losses.dtype),
-        "ppo_kl": -log_ratio.detach().sum(),
-        "num_tokens": mask.sum().to(losses.dtype),
-    }
-    return losses, metrics
+    metrics = {"pg_clipfrac": drawn.sum().to(losses.dtype)} | token_sums(log_ratio, mask)
+    return torch.where(drawn, 0.0, losses), metrics
 
 
 def covariances(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:

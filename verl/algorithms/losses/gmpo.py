@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO
+from verl.algorithms.losses.tokens import masked_tokens, probability_ratio, token_sums
 
 
 def gmpo_loss(
@@ -38,19 +38,12 @@ def gmpo_loss(
     for name, clip in (("clip_low", clip_low), ("clip_high", clip_high)):
         if not clip >= 0:
             raise ValueError(f"{name}={clip}: must be at least 0")
-    mask = response_mask.bool()
+    mask, log_ratio, advantages = masked_tokens(logprobs, old_logprobs, advantages, response_mask)
     length = mask.sum(-1, keepdim=True).clamp(min=1)
-    # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
-    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
-    advantage = torch.where(mask, advantages, 0.0).sum(-1, keepdim=True) / length
+    advantage = advantages.sum(-1, keepdim=True) / length
     clamped = log_ratio.clamp(-clip_low, clip_high)
     clipped = torch.where(advantage > 0, log_ratio > clamped, log_ratio < clamped) & (advantage != 0)
     mean = torch.where(clipped, clamped, log_ratio).sum(-1, keepdim=True) / length
-    ratio = mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    losses = torch.where(mask, -advantage * ratio, 0.0)
-    metrics = {
-        "pg_clipfrac": clipped.sum().to(losses.dtype),
-        "ppo_kl": -log_ratio.detach().sum(),
-        "num_tokens": mask.sum().to(losses.dtype),
-    }
+    losses = torch.where(mask, -advantage * probability_ratio(mean), 0.0)
+    metrics = {"pg_clipfrac": clipped.sum().to(losses.dtype)} | token_sums(log_ratio, mask)
     return losses, metrics

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from verl.algorithms.losses.tokens import token_sums
+
 
 def gpg_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
@@ -24,6 +26,6 @@ def gpg_loss(
     mask = response_mask.bool()
     # Masked before the product: an infinite or NaN padding value would reach the gradient as 0 * inf.
     logprobs = torch.where(mask, logprobs, 0.0)
-    difference = torch.where(mask, old_logprobs, 0.0) - logprobs.detach()
+    log_ratio = logprobs - torch.where(mask, old_logprobs, 0.0)
     advantages = torch.where(mask, advantages, 0.0)
-    return -advantages * logprobs, {"ppo_kl": difference.sum(), "num_tokens": mask.sum().to(logprobs.dtype)}
+    return -advantages * logprobs, token_sums(log_ratio, mask)

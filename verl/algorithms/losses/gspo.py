@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.losses.ppo_clip import clipped_surrogate
+from verl.algorithms.losses.tokens import token_sums
 
 
 def gspo_loss(
@@ -48,10 +49,6 @@ def gspo_loss(
     sequence_log_ratio = log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
     # log s_{i,t}: the difference in brackets is exactly 0 and carries the gradient.
     token_log_ratio = sequence_log_ratio + (logprobs - logprobs.detach())
-    losses, num_clipped = clipped_surrogate(token_log_ratio, advantages, clip_low, clip_high)
-    metrics = {
-        "pg_clipfrac": num_clipped,
-        "ppo_kl": -log_ratio.sum(),
-        "num_tokens": mask.sum().to(losses.dtype),
-    }
+    losses, clipped = clipped_surrogate(token_log_ratio, advantages, clip_low, clip_high)
+    metrics = {"pg_clipfrac": clipped.sum().to(losses.dtype)} | token_sums(log_ratio, mask)
     return losses, metrics

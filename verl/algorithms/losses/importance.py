@@ -7,7 +7,7 @@ but their kernels and precisions differ, and so do their probabilities.
 import torch
 from torch import Tensor
 
-from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO
+from verl.algorithms.losses.tokens import MAX_LOG_RATIO
 
 LEVELS = ("token", "sequence")
 

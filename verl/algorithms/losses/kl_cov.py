@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.losses.clip_cov import covariances
-from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO
+from verl.algorithms.losses.tokens import masked_tokens, probability_ratio, token_sums
 
 
 def kl_cov_loss(
@@ -32,16 +32,12 @@ def kl_cov_loss(
         Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``ppo_kl`` (k1 estimate
         old - new, Schulman 2020) and ``num_tokens``.
     """
-    mask = response_mask.bool()
-    # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
-    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
-    advantages = torch.where(mask, advantages, 0.0)
-    losses = -log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() * advantages
+    mask, log_ratio, advantages = masked_tokens(logprobs, old_logprobs, advantages, response_mask)
+    losses = -probability_ratio(log_ratio) * advantages
     num_tokens = int(mask.sum())
     if num_tokens:
         together = torch.where(mask, covariances(logprobs, advantages, mask), -torch.inf)
         largest = together.flatten().topk(max(1, int(num_tokens * kl_cov_ratio))).indices
         chosen = torch.zeros_like(mask).flatten().index_fill(0, largest, True).view_as(mask)
         losses = losses + torch.where(chosen, ppo_kl_coef * log_ratio.abs(), 0.0)
-    metrics = {"ppo_kl": -log_ratio.detach().sum(), "num_tokens": mask.sum().to(losses.dtype)}
-    return losses, metrics
+    return losses, token_sums(log_ratio, mask)

@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0
-"""Log ratios are clamped to plus or minus this, so that exp stays finite; the gradient is 0 beyond it."""
+from verl.algorithms.losses.tokens import masked_tokens, probability_ratio, token_sums
 
 
 def ppo_clip_loss(
@@ -43,16 +42,9 @@ def ppo_clip_loss(
     """
     if clip_ratio_c is not None and not 1 < clip_ratio_c < math.inf:
         raise ValueError(f"clip_ratio_c={clip_ratio_c}: must be finite and above 1, or None for no dual clip")
-    mask = response_mask.bool()
-    # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
-    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
-    advantages = torch.where(mask, advantages, 0.0)
-    losses, num_clipped = clipped_surrogate(log_ratio, advantages, clip_low, clip_high)
-    metrics = {
-        "pg_clipfrac": num_clipped,
-        "ppo_kl": -log_ratio.detach().sum(),
-        "num_tokens": mask.sum().to(losses.dtype),
-    }
+    mask, log_ratio, advantages = masked_tokens(logprobs, old_logprobs, advantages, response_mask)
+    losses, clipped = clipped_surrogate(log_ratio, advantages, clip_low, clip_high)
+    metrics = {"pg_clipfrac": clipped.sum().to(losses.dtype)} | token_sums(log_ratio, mask)
     if clip_ratio_c is not None:
         bound = -clip_ratio_c * advantages
         bounded = (advantages < 0) & (losses > bound)
@@ -64,15 +56,15 @@ def ppo_clip_loss(
 def clipped_surrogate(
     log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_ratio), and the number of clipped entries.
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_ratio), and where clipping is active.
 
     ``log_ratio`` and ``advantages`` are ``[B, R]``, 0 on padding. Raises ``ValueError`` as :func:`check_clip_ranges`.
     """
     check_clip_ranges(clip_low, clip_high)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    ratio = probability_ratio(log_ratio)
     plain = -ratio * advantages
     clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    return torch.maximum(plain, clipped), (clipped > plain).sum().to(plain.dtype)
+    return torch.maximum(plain, clipped), clipped > plain
 
 
 def check_clip_ranges(clip_low: float, clip_high: float) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from verl.algorithms.losses.ppo_clip import MAX_LOG_RATIO
+from verl.algorithms.losses.tokens import masked_tokens, probability_ratio, token_sums
 
 
 def sapo_loss(
@@ -32,12 +32,8 @@ def sapo_loss(
     for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
         if not tau > 0:
             raise ValueError(f"{name}={tau}: must be above 0")
-    mask = response_mask.bool()
-    # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
-    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
-    advantages = torch.where(mask, advantages, 0.0)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    mask, log_ratio, advantages = masked_tokens(logprobs, old_logprobs, advantages, response_mask)
+    ratio = probability_ratio(log_ratio)
     taus = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio.dtype)
     gate = torch.sigmoid(taus * (ratio - 1)) * 4 / taus
-    metrics = {"ppo_kl": -log_ratio.detach().sum(), "num_tokens": mask.sum().to(ratio.dtype)}
-    return -advantages * gate, metrics
+    return -advantages * gate, token_sums(log_ratio, mask)
