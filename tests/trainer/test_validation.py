@@ -12,7 +12,7 @@ from verl.protocol import PromptBatch, RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rewards.score import Verdict, score_of
-from verl.trainer.ppo.sampling import finished
+from verl.trainer.ppo.sampling import Sampled, finished
 from verl.trainer.validation import Validator
 
 CONFIG = load_config(PPOConfig, "ppo_trainer")
@@ -52,12 +52,12 @@ class ScriptedSampler:
 
     def verify(self, batch: TokenizedPrompts, rollout: RolloutBatch):
         verdicts = [verdict for record in batch.records for verdict in self.verdicts[record.uid]]
-        return finished(
-            [
-                score_of(Verdict(v, True, "exact" if v else "different", score=2.0 * v - 1, extras={"right": v}), "mix")
-                for v in verdicts
-            ]
-        )
+        scores = [
+            score_of(Verdict(v, True, "exact" if v else "different", score=2.0 * v - 1, extras={"right": v}), "mix")
+            for v in verdicts
+        ]
+        num = len(verdicts)
+        return Sampled(batch, rollout, [""] * num, finished(scores), torch.ones(num, dtype=torch.bool))
 
 
 def measured(group_ids: torch.Tensor) -> RankMetrics:
@@ -72,7 +72,10 @@ def validate(
     calculator: RepresentationMetricsCalculator | None = None,
 ) -> dict[str, float]:
     sampler = ScriptedSampler(verdicts, CONFIG)
-    return Validator(batches, sampler, None, calculator, manager or RewardManager(CONFIG.reward_manager)).validate()
+    manager = manager or RewardManager(CONFIG.reward_manager)
+    metrics, sampled = Validator(batches, sampler, None, calculator, manager).validate()
+    assert [batch.prompts for batch in sampled] == batches
+    return metrics
 
 
 def test_all_batches_are_described_together_and_by_source():
@@ -168,7 +171,7 @@ def test_the_policy_measures_where_the_engine_does_not():
     sampler = ScriptedSampler(VERDICTS, dataclasses.replace(CONFIG, calculator=calculator), measures=False)
     policy = RecordingPolicy(measures=True)
     batches = [prompts(0, ["math"] * 3), prompts(3, ["math"])]
-    metrics = Validator(batches, sampler, policy, None, RewardManager(CONFIG.reward_manager)).validate()
+    metrics, _ = Validator(batches, sampler, policy, None, RewardManager(CONFIG.reward_manager)).validate()
     assert policy.calls == ["finish_generation", 6, "finish_generation", 2]
     assert metrics["val/cal/overall/layer_1/Effective Rank/mean"] == 1.5
 
@@ -179,7 +182,7 @@ def test_the_policy_is_asked_where_a_metric_of_tokens_needs_it(names, passes):
     sampler = ScriptedSampler(VERDICTS, dataclasses.replace(CONFIG, calculator=calculator))
     policy = RecordingPolicy(measures=False)
     manager = RewardManager(CONFIG.reward_manager)
-    metrics = Validator([prompts(0, ["math"] * 4)], sampler, policy, None, manager).validate()
+    metrics, _ = Validator([prompts(0, ["math"] * 4)], sampler, policy, None, manager).validate()
     assert policy.calls == ["finish_generation", 8] * passes
     assert metrics["val/cal/overall/layer_1/Effective Rank/mean"] == 1.5
     # Every token is the same.
@@ -189,4 +192,4 @@ def test_the_policy_is_asked_where_a_metric_of_tokens_needs_it(names, passes):
     plain = dataclasses.replace(CONFIG.reward_manager, add_adv=False)
     config = dataclasses.replace(CONFIG, calculator=disabled, reward_manager=plain)
     sampler = ScriptedSampler(VERDICTS, config, measures=False)
-    assert "val/pass@1" in Validator([prompts(0, ["math"])], sampler, None, None, manager).validate()
+    assert "val/pass@1" in Validator([prompts(0, ["math"])], sampler, None, None, manager).validate()[0]

@@ -95,6 +95,8 @@ def _device(value: str, line: Line) -> list[str]:
 
 _KEPT = accepted("a checkpoint holds the policy and the critic; `trainer.max_ckpt_to_keep` holds for both")
 _LOGGED = accepted("logs alone; docs/metrics.md has what is written")
+_SHOWN = to("trainer.log_samples", note="of training steps too")
+_KEPT_SAMPLES = accepted("all responses are kept in `samples/` of the run's folder (docs/samples.md)")
 
 TRAINER_OPTIONS = {
     f"trainer.{name}": option
@@ -107,12 +109,12 @@ TRAINER_OPTIONS = {
         "project_name": to("trainer.project_name"),
         "experiment_name": to("trainer.experiment_name"),
         "logger": to("trainer.logger", convert=names),
-        "log_val_generations": _LOGGED,
-        "val_generations_to_log_to_wandb": _LOGGED,
+        "log_val_generations": _SHOWN,
+        "val_generations_to_log_to_wandb": _SHOWN,
         "dump_high_diff_tokens": _LOGGED,
         "dump_high_diff_dir": _LOGGED,
-        "rollout_data_dir": _LOGGED,
-        "validation_data_dir": _LOGGED,
+        "rollout_data_dir": _KEPT_SAMPLES,
+        "validation_data_dir": _KEPT_SAMPLES,
         "nnodes": to("trainer.nnodes"),
         "n_gpus_per_node": to("trainer.n_gpus_per_node"),
         "save_freq": to("trainer.save_freq", convert=frequency, note="0, null and false are -1, never"),

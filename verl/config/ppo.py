@@ -20,6 +20,7 @@ from verl.config.common import (
 from verl.config.data import DataConfig
 from verl.config.policy_losses import CLIP_RANGES, LOSS_OPTIONS, SEQUENCE_LOSSES, PolicyLoss
 from verl.config.rollout import RolloutConfig
+from verl.config.samples import SamplesConfig
 from verl.config.signal import (
     GROUP_ESTIMATORS,
     TOKEN_BASELINES,
@@ -259,10 +260,15 @@ class TrainerConfig(RunConfig):
     statistics of their group and in the logs."""
     log_release_names: bool
     """Also log metrics under the names of the paper's release; docs/metrics.md lists them."""
+    samples: SamplesConfig
+    log_samples: int
+    """Show this many responses of every kept training step and validation on the console and, as tables, in wandb and
+    TensorBoard; spread over the batch, so that every validation shows the same prompts. 0: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_not_negative("trainer.critic_warmup", self.critic_warmup)
+        require_not_negative("trainer.log_samples", self.log_samples)
         positive = all(step > 0 for step in self.except_save)
         require(positive, "trainer.except_save", self.except_save, "steps are counted from 1")
 

@@ -1,7 +1,6 @@
 """Results of an evaluation: the samples of a checkpoint on a benchmark with their verdicts, and their files."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,16 +10,15 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl.run.samples import METRIC_PREFIX
 from verl.utils.files import replace_text, replacing
+from verl.utils.portable import finite_or_null, valid_unicode
 
 RESULT_FILE = "results.json"
 SAMPLES_FILE = "samples.parquet"
 
 REASONS = ("correct", "wrong", "no_answer", "unparsed", "timeout", "memory", "crash", "error")
 """Why a sample got its verdict, in the order of tables."""
-
-METRIC_PREFIX = "metric/"
-"""Prefix of the columns of ``samples.parquet`` that hold rank metrics."""
 
 SAMPLE_COLUMNS = {
     "problem": pa.int64(),
@@ -166,17 +164,3 @@ def sample_table(result: TaskResult) -> pa.Table:
 def metric_names(problems: Iterable[ProblemResult]) -> list[str]:
     """Names of the rank metrics, in order of first appearance."""
     return list(dict.fromkeys(name for p in problems for sample in p.samples for name in sample.metrics))
-
-
-def valid_unicode(text: str) -> str:
-    """``text`` with lone surrogates replaced by U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def finite_or_null(value: Any) -> Any:
-    """``value`` with every float that is not finite replaced by None, so that it is valid JSON."""
-    if isinstance(value, Mapping):
-        return {str(key): finite_or_null(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite_or_null(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,5 +1,6 @@
 """Output for people: a live bar on a terminal, one line per step elsewhere, tables at the end."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group
@@ -7,6 +8,11 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from verl.utils.portable import visible
+
+MAX_SHOWN = 2000
+"""Characters of a prompt or a response that are shown."""
 
 Columns = Mapping[str, tuple[str, str]]
 """The metrics that a progress bar shows: header -> (metric name, format)."""
@@ -71,6 +77,11 @@ class RunDisplay:
         if self._live is None:
             self.say(f"step {step}/{self._total}  {figures}")
 
+    def sample(self, facts: Mapping[str, str], prompt: str, response: str) -> None:
+        """Show a response with a line of facts; of long texts the beginning and the end."""
+        self.say(" | ".join(f"{name} {visible(value)}" for name, value in facts.items()))
+        self.say(textwrap.indent(f"{_shortened(visible(prompt))}\n> {_shortened(visible(response))}", "    "))
+
     def table(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table: the first column is text, the others are figures."""
         table = Table(title=title, title_justify="left")
@@ -79,6 +90,14 @@ class RunDisplay:
         for row in rows:
             table.add_row(*row)
         self.console.print(table)
+
+
+def _shortened(text: str) -> str:
+    left_out = len(text) - MAX_SHOWN
+    if left_out <= 0:
+        return text
+    half = MAX_SHOWN // 2
+    return f"{text[:half]} [... {left_out} characters ...] {text[-half:]}"
 
 
 def share_rows(seconds: Mapping[str, float]) -> list[list[str]]:

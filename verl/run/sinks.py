@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl.config.errors import ConfigError
 from verl.utils.files import replace_text
@@ -30,12 +30,21 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", 
 Metrics = Mapping[str, float]
 
 
+class Table(NamedTuple):
+    """What is recorded besides metrics: rows of text and numbers."""
+
+    columns: list[str]
+    rows: list[list[str | float | None]]
+
+
 @dataclass(frozen=True)
 class Sink:
     """One place that metrics go to."""
 
     log: Callable[[int, Metrics], None]
     close: Callable[[], None]
+    table: Callable[[int, str, Table], None] = lambda step, name, table: None
+    """Record ``table`` under ``name``; most trackers have no tables."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,25 @@ def _tensorboard_sink(run: RunInfo) -> Sink:
         # If the run is killed, the resumed one does not record these steps again.
         writer.flush()
 
-    return Sink(log, writer.close)
+    def log_table(step: int, name: str, table: Table) -> None:
+        writer.add_text(name, markdown_table(table), step)
+        writer.flush()
+
+    return Sink(log, writer.close, log_table)
+
+
+def markdown_table(table: Table) -> str:
+    """``table`` as TensorBoard shows it. Texts are hostile: nothing in them is read as markdown or HTML."""
+    rows = [table.columns, ["---"] * len(table.columns)]
+    rows += [["" if cell is None else str(cell) for cell in row] for row in table.rows]
+    lines = [rows[0], rows[1], *([_literal(cell) for cell in row] for row in rows[2:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _literal(text: str) -> str:
+    """``text`` with every character that markdown or HTML reads written as a number, and lines kept."""
+    escaped = re.sub(r"[^\w\s]", lambda match: f"&#{ord(match[0])};", text)
+    return re.sub(r"\r\n?|\n", "<br>", escaped)
 
 
 def _wandb_sink(run: RunInfo) -> Sink:
@@ -170,7 +197,10 @@ def _wandb_sink(run: RunInfo) -> Sink:
     def log(step: int, metrics: Metrics) -> None:
         opened.log(dict(metrics), step=step)
 
-    return Sink(log, opened.finish)
+    def log_table(step: int, name: str, table: Table) -> None:
+        opened.log({name: wandb.Table(columns=[*table.columns], data=table.rows)}, step=step)
+
+    return Sink(log, opened.finish, log_table)
 
 
 def _mlflow_sink(run: RunInfo) -> Sink:

@@ -16,7 +16,8 @@ import yaml
 import verl
 from verl.checkpoint.attempts import Attempt
 from verl.config.errors import ConfigError
-from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, jsonl_sink
+from verl.run.samples import drop_samples, set_aside_samples
+from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, Table, jsonl_sink
 from verl.utils.files import replace_text
 
 TIMING_PREFIXES = ("timing_s/", "perf/")
@@ -72,6 +73,11 @@ class Tracker:
         for sink in self._sinks:
             sink.log(step, ordered)
 
+    def log_table(self, step: int, name: str, table: Table) -> None:
+        """Record a table of one step in the trackers that have tables, before its scalars."""
+        for sink in self._sinks:
+            sink.table(step, name, table)
+
     def close(self) -> None:
         """Flush and close every sink."""
         for sink in self._sinks:
@@ -81,11 +87,14 @@ class Tracker:
 def drop_records(folder: Path, last_step: int | None) -> None:
     """Remove what an earlier process recorded of the steps after ``last_step``; all its records for None.
 
+    Records are metrics and samples.
+
     A last line that was only partly written is removed too. TensorBoard hides later steps by itself, and wandb leaves
     out steps that it has already seen.
     """
     (folder / "summary.json").unlink(missing_ok=True)
     path = folder / METRICS
+    drop_samples(folder, last_step)
     if last_step is None:
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         for name in (WANDB_ID, MLFLOW_ID):
@@ -106,6 +115,7 @@ def set_aside_records(folder: Path) -> None:
     if path.exists() and len(path.read_text().splitlines()) > 1:
         names = (folder / f"{METRICS}.{number}" for number in count(1))
         path.rename(next(name for name in names if not name.exists()))
+        set_aside_samples(folder)
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

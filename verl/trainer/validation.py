@@ -1,9 +1,8 @@
 """Scores of the policy on held-out prompts."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,12 +12,11 @@ from verl.protocol import RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
-from verl.rewards import Score
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import dataset_scalars, with_prefix
 from verl.trainer.logging.sample_metrics import sample_figures
 from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures, verdict_figures
-from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler, score_tensors
+from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampled, Sampler, finished, score_tensors
 
 
 @dataclass(frozen=True)
@@ -34,34 +32,24 @@ class Validator:
     reward_manager: RewardManager
     """Read, never updated: its baselines are training's."""
 
-    def validate(self) -> dict[str, float]:
+    def validate(self) -> tuple[dict[str, float], list[Sampled]]:
         """Sample, score and measure.
 
         Returns:
+            The responses, verified and measured, in batches; before them metrics:
             ``val/pass@1`` (share of correct responses, the mean over prompts and samples), mean score, verdicts by
             reason, numbers that custom reward functions returned, lengths, rank metrics split by correctness, and
             those of all responses together; with several data sources the same for each, ``val/<source>/pass@1`` and
             so on (``logged_sources``). With several responses to a prompt also what they achieve together
             (``sample_figures``).
         """
-        rollouts: list[Any] = []  # torch.cat is not annotated for tensorclasses
-        scores, corrects, samples = [], [], 1
-        results: list[Score] = []
-        reasons: Counter[str] = Counter()
-        sources: list[str] = []
-        for batch in self.batches:
-            generated = self._generate(batch)
-            pending = self.sampler.verify(batch, generated)
-            batch_scores, verdicts, counts = score_tensors(pending)
-            results += pending.result()
-            reasons.update(counts)
-            rollouts.append(generated)
-            scores.append(batch_scores)
-            corrects.append(verdicts)
-            samples = len(verdicts) // len(batch.records)
-            sources += [record.data_source for record in batch.records for _ in range(samples)]
-        rollout: Any = torch.cat(rollouts)
-        score, correct = torch.cat(scores).double(), torch.cat(corrects)
+        sampled = [self.sampler.verify(batch, self._generate(batch)) for batch in self.batches]
+        # torch.cat is not annotated for tensorclasses.
+        rollout: Any = torch.cat([cast(Any, batch.rollout) for batch in sampled])
+        results = [result for batch in sampled for result in batch.pending.result()]
+        sources = [source for batch in sampled for source in batch.sources]
+        scores, correct, reasons = score_tensors(finished(results))
+        score, samples = scores.double(), len(sampled[0].texts) // len(sampled[0].prompts.records)
         rewards = score + self._auxiliary_rewards(rollout.rank_metrics)
 
         def describe(rows: Tensor) -> dict[str, float]:
@@ -72,7 +60,8 @@ class Validator:
 
         metrics = describe(torch.ones(len(score), dtype=torch.bool))
         metrics |= {f"verifier/{reason}": float(count) for reason, count in reasons.items()}
-        return with_prefix("val", metrics | metrics_by_source(sources, logged_sources(sources), describe))
+        metrics |= metrics_by_source(sources, logged_sources(sources), describe)
+        return with_prefix("val", metrics), sampled
 
     @property
     def sources(self) -> list[str]:

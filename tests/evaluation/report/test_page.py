@@ -16,8 +16,9 @@ import pytest
 from tests.evaluation.example_results import HOSTILE, TWO_RUNS, hostile_result, problem, result, sample
 from verl.evaluation.report.page import build_page
 from verl.evaluation.report.page_responses import LIMITS
-from verl.evaluation.results import ProblemResult, TaskResult, valid_unicode
+from verl.evaluation.results import ProblemResult, TaskResult
 from verl.evaluation.statistics.summary import summarise
+from verl.utils.portable import valid_unicode
 
 DRIVER = Path(__file__).with_name("drive_chromium.py")
 READY = {"until": "document.documentElement.hasAttribute('data-ready')"}

@@ -73,7 +73,8 @@ def test_updates_take_the_rows_that_were_drawn():
         return {"a": float(len(taken)), "actor/skipped_updates": 0.0}
 
     for rows in (torch.tensor([3, 3, 0, 1]), None):
-        signal = LearningSignal(torch.ones(4, 1), torch.ones(4, 1), None, rows)
+        ones = torch.ones(4, 1)
+        signal = LearningSignal(ones, ones, None, ones, ones[:, 0], None, rows)
         RayPPOTrainer._update(trainer, "x", signal.taken(batch_of([[1]] * 4)), config.actor, update, skipped)
     # The last mini-batch is smaller.
     assert taken == [[3, 3, 0], [1], [0, 1, 2], [3]]
@@ -142,7 +143,8 @@ def test_the_policy_learns_after_the_warm_up_from_weights_with_a_mean_of_1():
         _update=lambda phase, batch, *_: learned.append(batch),
     )
     outputs = SimpleNamespace(old_logprobs=values, ref_logprobs=values, scores=SimpleNamespace(logprobs=values))
-    signal = LearningSignal(mask, torch.tensor([[6.0, 6.0]]), None)
+    advantages = torch.tensor([[6.0, 6.0]])
+    signal = LearningSignal(mask, advantages, None, advantages, torch.ones(1), None)
     for trainer.step in (1, 2, 3):
         RayPPOTrainer._update_actor(trainer, rollout, outputs, signal)
     assert [batch.advantages.tolist() for batch in learned] == [[[2.0, 2.0]]]

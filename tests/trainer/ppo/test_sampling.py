@@ -90,7 +90,7 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
     assert score_tensors(sampled.pending)[1].tolist() == [True, False, True, False]
     assert sampled.rollout.group_ids.tolist() == [0, 0, 1, 1]
     assert sampled.rollout.rank_metrics.by_name["m"].flatten().tolist() == [2.0, 3.0, 0.0, 1.0]
-    assert sampler._texts(sampled.rollout) == ["7", "8", "7", "8"]
+    assert sampled.texts == ["7", "8", "7", "8"]
     assert sampler.policy.workers.steps == [3, 3 + REFILL_STEP, 3 + 2 * REFILL_STEP]
     # All that was sampled counts in the log: 12 responses of 6 prompts, 7 of them right, 3 groups alike.
     expected = {"score/mean": 7 / 12, "train/pass@1": 7 / 12, "train/groups_without_variance": 0.5}

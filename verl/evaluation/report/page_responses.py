@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult, finite_or_null, row_labels
+from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult, row_labels
+from verl.utils.portable import finite_or_null
 
 MAX_TEXT = 20_000
 """Characters of a question or an answer that are shown."""

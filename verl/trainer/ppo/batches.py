@@ -35,6 +35,12 @@ class LearningSignal(NamedTuple):
     """[B, R] float32, rank shaping included."""
     returns: Tensor | None
     """[B, R] float32, the critic's targets; None without a critic."""
+    unshaped: Tensor
+    """[B, R], the advantages before rank shaping."""
+    rewards: Tensor
+    """[B] float64, what the advantages are estimated from: each response's rewards of tokens together."""
+    phi: Tensor | None
+    """[B] float64, the auxiliary signal; None where the reward manager gives none."""
     rows: Tensor | None = None
     """[B'] int64, the responses that the updates take, in place of each once (``algorithm.use_pf_ppo``)."""
 

@@ -51,6 +51,7 @@ from verl.trainer.ppo.core_algos import (
     rollout_weights,
     token_variances,
 )
+from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors, verdict_metrics
 from verl.trainer.schedule import endless, is_due
 from verl.trainer.skipped_updates import SkippedUpdates
@@ -73,6 +74,7 @@ class RayPPOTrainer:
         sampler: Sampler,
         calculator: RepresentationMetricsCalculator | None,
         tracker: Tracker,
+        samples: SampleKeeper,
         run: TrainingRun,
     ) -> None:
         self.config = config
@@ -87,6 +89,7 @@ class RayPPOTrainer:
         self.sampler = sampler
         self.calculator = calculator
         self.tracker = tracker
+        self.samples = samples
         self.display = run.display
         self.preemption = run.preemption
         self.reward_manager = RewardManager(config.reward_manager)
@@ -128,6 +131,7 @@ class RayPPOTrainer:
             outputs = self._compute_outputs(sample.sampled.rollout)
             scores = self._collect_scores(sample.sampled, outputs.rank_metrics)
             signal = self._compute_advantages(sample, scores, outputs)
+            self.samples.keep_training(step, sample.sampled, outputs, signal)
             self._update_critic(sample.sampled.rollout, outputs, signal)
             self._update_actor(sample.sampled.rollout, outputs, signal)
             self._update_baselines(outputs.rank_metrics, torch.cat([scores, sample.dropped_scores]))
@@ -275,7 +279,7 @@ class RayPPOTrainer:
         )
         self.metrics |= with_prefix("train", means)
         rows = self._resampled(token_scores.sum(dim=1), sample.sampled.learned) if algorithm.use_pf_ppo else None
-        return LearningSignal(learned_mask, advantages.float(), returns, rows)
+        return LearningSignal(learned_mask, advantages.float(), returns, unshaped, sums, phi, rows)
 
     def _variances(self, rollout: RolloutBatch, scores: PolicyScores | None) -> Tensor | None:
         """[B, R], of each token, for the estimators that need it; with truncated importance sampling those of the
@@ -410,7 +414,8 @@ class RayPPOTrainer:
     def _validate(self) -> None:
         if self.validator.batches:
             with self.timer.phase("testing"):
-                metrics = self.validator.validate()
+                metrics, sampled = self.validator.validate()
+                self.samples.keep_validation(self.step, sampled)
             self.metrics |= metrics
             self.validations[self.step] = metrics
 

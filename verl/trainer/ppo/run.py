@@ -25,12 +25,14 @@ from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.rollout import check_engine_model, engine_environment
 from verl.run.display import RunDisplay
+from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import resolve_device
 from verl.trainer.logging.source_metrics import logged_sources
 from verl.trainer.logging.step_profiler import check_profile_steps
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
+from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
 
 COLUMNS = {
@@ -117,7 +119,9 @@ def run_ppo(config: PPOConfig) -> None:
             tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps, strings), environment)
             sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources)
             prompts = train_loader(train_set, data, pad_token_id, config.seed)
-            ppo = RayPPOTrainer(config, prompts, held_out, workers, sampler, calculator, tracker, run)
+            store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
+            samples = SampleKeeper(store, trainer.log_samples, tokenizer, tracker, run.display)
+            ppo = RayPPOTrainer(config, prompts, held_out, workers, sampler, calculator, tracker, samples, run)
             if run.resumption is not None:
                 ppo.restore(run.resumption)
             ppo.fit()

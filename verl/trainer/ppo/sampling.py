@@ -46,6 +46,8 @@ class Sampled:
 
     prompts: TokenizedPrompts
     rollout: RolloutBatch
+    texts: list[str]
+    """What verifiers read of each response, B."""
     pending: PendingScores
     learned: Tensor
     """[B] bool, false for responses that only fill up a batch."""
@@ -98,25 +100,26 @@ class Sampler:
 
     def sample(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> Sampled:
         """Generate responses, and start verifying them."""
-        rollout = self.generate(prompts, sampling, step)
-        learned = torch.ones(len(rollout), dtype=torch.bool)
-        return Sampled(prompts, rollout, self.verify(prompts, rollout), learned)
+        return self.verify(prompts, self.generate(prompts, sampling, step))
 
     def generate(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> RolloutBatch:
         """Responses whose random draws depend on the run's seed, ``step`` and the prompt alone."""
         return self.policy.generate(prompts.tokens, sampling, (self.config.seed << 32) + step)
 
-    def verify(self, prompts: TokenizedPrompts, rollout: RolloutBatch) -> PendingScores:
+    def verify(self, prompts: TokenizedPrompts, rollout: RolloutBatch) -> Sampled:
         """Start verifying the responses in the background."""
         n = len(rollout) // len(prompts.records)
         records = [record for record in prompts.records for _ in range(n)]
-        return self.verifiers.submit_batch(
+        tokens = [ids[mask.bool()] for ids, mask in zip(rollout.responses, rollout.response_mask, strict=True)]
+        texts = decode_responses([ids.tolist() for ids in tokens], self.tokenizer, self.stop_strings)
+        pending = self.verifiers.submit_batch(
             [record.data_source for record in records],
-            self._texts(rollout),
+            texts,
             [record.ground_truth for record in records],
             [record.extra_info for record in records],
             [record.opens_thought for record in records],
         )
+        return Sampled(prompts, rollout, texts, pending, torch.ones(len(rollout), dtype=torch.bool))
 
     def sample_step(self, prompts: Iterator[TokenizedPrompts], step: int, timer: PhaseTimer) -> StepSample:
         """The responses of one training step; the engines' memory is free afterwards."""
@@ -227,7 +230,7 @@ class Sampler:
 
     def _reward_model_scores(self, sampled: Sampled) -> tuple[Tensor, dict[str, float]]:
         assert self.reward_tokenizer is not None, "a run with a reward model loads its tokenizer"
-        records, texts = sampled.prompts.records, self._texts(sampled.rollout)
+        records, texts = sampled.prompts.records, sampled.texts
         n = len(texts) // len(records)
         chats = [record.messages for record in records for _ in range(n)]
         batch, too_long = reward_model_batch(chats, texts, self.reward_tokenizer, self.config.reward_model.max_length)
@@ -237,10 +240,6 @@ class Sampler:
             "reward_model/score/std": scores.std(correction=0).item(),
             "reward_model/clip_ratio": too_long,
         }
-
-    def _texts(self, rollout: RolloutBatch) -> list[str]:
-        tokens = [ids[mask.bool()] for ids, mask in zip(rollout.responses, rollout.response_mask, strict=True)]
-        return decode_responses([ids.tolist() for ids in tokens], self.tokenizer, self.stop_strings)
 
 
 def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int]]:
@@ -291,7 +290,8 @@ def _select(sampled: Sampled, groups: Tensor, n: int) -> Sampled:
     )
     results = sampled.pending.result()
     pending = finished([results[i] for i in rows.tolist()])
-    return Sampled(prompts, sampled.rollout[rows], pending, sampled.learned[rows])
+    texts = [sampled.texts[i] for i in rows.tolist()]
+    return Sampled(prompts, sampled.rollout[rows], texts, pending, sampled.learned[rows])
 
 
 def _join(parts: list[Sampled]) -> Sampled:
@@ -299,8 +299,9 @@ def _join(parts: list[Sampled]) -> Sampled:
     tokens: Any = torch.cat([cast(Any, part.prompts.tokens) for part in parts])
     rollout: Any = torch.cat([cast(Any, part.rollout) for part in parts])
     prompts = TokenizedPrompts([record for part in parts for record in part.prompts.records], tokens)
+    texts = [text for part in parts for text in part.texts]
     results = [result for part in parts for result in part.pending.result()]
-    return Sampled(prompts, rollout, finished(results), torch.cat([part.learned for part in parts]))
+    return Sampled(prompts, rollout, texts, finished(results), torch.cat([part.learned for part in parts]))
 
 
 def finished(scores: list[Score]) -> PendingScores:

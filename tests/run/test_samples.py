@@ -1,0 +1,113 @@
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from verl.checkpoint.attempts import Attempt, StaleAttempt
+from verl.config.samples import SamplesConfig
+from verl.run.samples import SampleFile, SampleStore, drop_samples, sample_files, set_aside_samples, superfluous
+
+EVERYTHING = SamplesConfig(freq=1, fraction=1.0, max_mb=1.0)
+
+
+def store(root: Path, config: SamplesConfig = EVERYTHING, say: Callable[[str], None] = print) -> SampleStore:
+    return SampleStore(root, config, Attempt.claim(root), say)
+
+
+def rows(step: int, split: str = "train") -> Callable[[], pa.Table]:
+    return lambda: pa.table({"step": [step], "split": [split]})
+
+
+def test_every_step_is_a_file_and_all_are_read_as_one(tmp_path: Path):
+    with store(tmp_path) as samples:
+        samples.keep("val", 0, rows(0, "val"))
+        samples.keep("train", 1, rows(1))
+        samples.keep("train", 2, rows(2))
+        samples.keep("val", 2, rows(2, "val"))
+    names = ["val_000000.parquet", "train_000001.parquet", "train_000002.parquet", "val_000002.parquet"]
+    assert [file.name for file in sample_files(tmp_path / "samples")] == names
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == sorted(names)
+    together = pd.read_parquet(tmp_path / "samples")
+    assert sorted(zip(together.step, together.split, strict=True)) == [
+        (0, "val"),
+        (1, "train"),
+        (2, "train"),
+        (2, "val"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("freq", "kept"), [(1, [1, 2, 3, 4, 5, 6]), (3, [1, 3, 6]), (0, [])], ids=["every", "third", "never"]
+)
+def test_frequency_holds_for_training_and_zero_for_validations_too(tmp_path: Path, freq: int, kept: list[int]):
+    with store(tmp_path, SamplesConfig(freq, 1.0, 1.0)) as samples:
+        assert [step for step in range(1, 7) if samples.wants("train", step)] == kept
+        assert samples.wants("val", 5) is (freq > 0)
+        samples.keep("train", 2, rows(2))
+    assert len(sample_files(tmp_path / "samples")) == (freq == 1)
+
+
+def test_the_folder_stays_below_its_limit_and_spread_over_the_run():
+    sizes: dict[SampleFile, int] = {}
+    for step in range(1, 101):
+        sizes[SampleFile(step, "train")] = 10
+        if step % 20 == 0:
+            sizes[SampleFile(step, "val")] = 10
+        for victim in superfluous(sizes, 160):
+            del sizes[victim]
+        assert sum(sizes.values()) <= 160
+    assert [file.step for file in sorted(sizes) if file.split == "val"] == [20, 40, 60, 80, 100]
+    assert [file.step for file in sorted(sizes) if file.split == "train"] == [*range(16, 97, 8)]
+    # The newest stays, however large; validations go last.
+    newest, older = SampleFile(3, "train"), SampleFile(0, "val")
+    assert list(superfluous({newest: 500, older: 1, SampleFile(2, "train"): 1}, 100)) == [SampleFile(2, "train"), older]
+
+
+def test_a_kill_leaves_complete_files_and_what_it_interrupted_goes(tmp_path: Path):
+    with store(tmp_path) as samples:
+        for step in (1, 2, 3):
+            samples.keep("train", step, rows(step))
+        samples.keep("val", 2, rows(2, "val"))
+    folder = tmp_path / "samples"
+    (folder / ".train_000004.parquet.unfinished").write_bytes(b"PAR1")
+    (folder / "notes.txt").write_text("mine")
+    drop_samples(tmp_path, 2)
+    with store(tmp_path) as samples:
+        samples.keep("train", 3, rows(3))
+    found = ["notes.txt", "train_000001.parquet", "train_000002.parquet", "train_000003.parquet", "val_000002.parquet"]
+    assert sorted(path.name for path in folder.iterdir()) == found
+    set_aside_samples(tmp_path)
+    assert len(sample_files(tmp_path / "samples.1")) == 4 and not folder.exists()
+    set_aside_samples(tmp_path)
+    drop_samples(tmp_path, None)
+    assert len(sample_files(tmp_path / "samples.1")) == 4
+
+
+def test_a_newer_attempt_is_not_written_over(tmp_path: Path):
+    with pytest.raises(StaleAttempt, match="train_000001.parquet: not written by attempt 1"), store(tmp_path) as old:
+        Attempt.claim(tmp_path)
+        old.keep("train", 1, rows(1))
+    assert sample_files(tmp_path / "samples") == []
+
+
+def test_a_full_disk_ends_the_keeping_with_one_line_and_not_the_run(tmp_path: Path):
+    def full() -> pa.Table:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    said: list[str] = []
+    with store(tmp_path, say=said.append) as samples:
+        samples.keep("train", 1, full)
+        samples.keep("train", 2, rows(2))
+        samples.keep("train", 3, rows(3))
+        assert not samples.wants("val", 3)
+    folder = tmp_path / "samples"
+    assert said == [f"warning: {folder}: cannot be written (No space left on device); no further responses are kept"]
+    assert sample_files(folder) == []
+
+
+def test_a_mistake_in_the_program_is_an_error(tmp_path: Path):
+    with pytest.raises(ZeroDivisionError), store(tmp_path) as samples:
+        samples.keep("train", 1, lambda: 1 / 0)

@@ -1,0 +1,185 @@
+"""The rows that a run keeps of its responses, and their way into trackers."""
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import wandb
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensordict import TensorDict
+
+from verl.checkpoint.attempts import Attempt
+from verl.config.samples import SamplesConfig
+from verl.data.prompt_rows import PromptRecord
+from verl.data.prompts import PromptCollator
+from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
+from verl.rewards.score import Score
+from verl.run.display import RunDisplay
+from verl.run.samples import SampleStore
+from verl.run.tracking import Tracker
+from verl.trainer.ppo.batches import LearningSignal, ModelOutputs
+from verl.trainer.ppo.samples import SampleKeeper, is_kept
+from verl.trainer.ppo.sampling import Sampled, finished
+
+HOSTILE = "\x1b[31m<script>alert(1)</script>|\n\ud800**b** \\boxed{8}"
+
+
+def score(answer: str, correct: bool, **extra: float) -> Score:
+    reason = "exact" if correct else "different"
+    return Score(
+        score=float(correct),
+        correctness=correct,
+        boxed=True,
+        reason=reason,
+        answer=answer,
+        reward_extra_info=extra,
+    )
+
+
+def sampled(tokenizer, lengths: list[int]) -> Sampled:
+    """2 prompts and 2 responses to each, of these lengths, in 3 columns."""
+    records = [
+        PromptRecord(uid, tokenizer(text).input_ids, "arithmetic", truth, {}, [], False)
+        for uid, text, truth in ((5, "3+4=", "7"), (9, "4+4=", ["8", "eight"]))
+    ]
+    prompts = PromptCollator(6, 0)(records)
+    response_mask = (torch.arange(3) < torch.tensor(lengths)[:, None]).long()
+    input_ids = torch.cat([prompts.tokens.input_ids.repeat_interleave(2, dim=0), response_mask], dim=1)
+    metrics = RankMetrics(
+        TensorDict({"Effective Rank": torch.tensor([[1.0], [2.0], [math.nan], [4.0]]).double()}, batch_size=[4]),
+        torch.zeros(4, 1, 2),
+        batch_size=[4],
+    )
+    rollout = RolloutBatch(
+        input_ids=input_ids,
+        attention_mask=(input_ids != 0).long(),
+        response_mask=response_mask,
+        rollout_logprobs=-response_mask.float(),
+        group_ids=torch.tensor([5, 5, 9, 9]),
+        truncated=torch.tensor([False, True, False, False]),
+        rank_metrics=metrics,
+        batch_size=[4],
+    )
+    results = [score("7", True), score("8", False), score("8", True, speed=math.inf), score("", False)]
+    return Sampled(prompts, rollout, ["7", "8", HOSTILE, ""], finished(results), torch.ones(4, dtype=torch.bool))
+
+
+def learned(batch: Sampled) -> tuple[ModelOutputs, LearningSignal]:
+    mask = batch.rollout.response_mask
+    ramp = torch.tensor([1.0, 2.0, 3.0]).expand(4, 3)
+    # Outside the mask anything may stand.
+    padded = torch.where(mask.bool(), ramp, torch.nan)
+    scores = PolicyScores(-padded, padded / 2, RankMetrics.none(4), batch_size=[4])
+    outputs = ModelOutputs(scores, scores.logprobs, scores.logprobs, None, batch.rollout.rank_metrics)
+    taught = mask * torch.tensor([1, 0, 1, 1])[:, None]
+    rewards, phi = torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.1, 0.0, -0.1, 0.2]], dtype=torch.float64)
+    return outputs, LearningSignal(taught, padded * 10, None, padded, rewards, phi)
+
+
+def keeper(root: Path, tokenizer, shown: int = 0, fraction: float = 1.0, loggers: tuple[str, ...] = ()) -> SampleKeeper:
+    store = SampleStore(root, SamplesConfig(1, fraction, 1.0), Attempt.claim(root), print)
+    tracker = Tracker(root, loggers, "project", "experiment", SamplesConfig(1, fraction, 1.0))
+    return SampleKeeper(store, shown, tokenizer, tracker, RunDisplay("run", 2, {}))
+
+
+def kept(root: Path, name: str) -> pd.DataFrame:
+    return pd.read_parquet(root / "samples" / name)
+
+
+def test_a_training_step_keeps_a_row_for_each_response(tmp_path: Path, tiny_tokenizer):
+    batch = sampled(tiny_tokenizer, [1, 3, 2, 3])
+    samples = keeper(tmp_path, tiny_tokenizer)
+    with samples.store:
+        samples.keep_training(7, batch, *learned(batch))
+    rows = kept(tmp_path, "train_000007.parquet")
+    assert rows.drop(columns=["prompt", "response", "prompt_tokens", "reward_extra_info"]).to_dict("list") == {
+        "step": [7] * 4,
+        "split": ["train"] * 4,
+        "uid": [5, 5, 9, 9],
+        "group": [0, 0, 1, 1],
+        "sample": [0, 1, 0, 1],
+        "data_source": ["arithmetic"] * 4,
+        "ground_truth": ['"7"', '"7"', '["8", "eight"]', '["8", "eight"]'],
+        "answer": ["7", "8", "8", ""],
+        "correct": [True, False, True, False],
+        "reason": ["exact", "different", "exact", "different"],
+        "score": [1.0, 0.0, 1.0, 0.0],
+        "num_tokens": [1, 3, 2, 3],
+        "truncated": [False, True, False, False],
+        "logprob": [-1.0, -2.0, -1.5, -2.0],
+        "entropy": [0.5, 1.0, 0.75, 1.0],
+        "reward": [1.0, 0.0, 1.0, 0.0],
+        "advantage_0": [1.0, 2.0, 1.5, 2.0],
+        "advantage": [10.0, 20.0, 15.0, 20.0],
+        "learned": [True, False, True, True],
+        "phi": [0.1, 0.0, -0.1, 0.2],
+        "metric/layer_1/Effective Rank": [1.0, 2.0, pytest.approx(math.nan, nan_ok=True), 4.0],
+    }
+    assert [text.replace(" ", "") for text in rows.prompt] == ["3+4=", "3+4=", "4+4=", "4+4="]
+    assert rows.prompt_tokens.tolist() == [len(batch.prompts.records[i].input_ids) for i in (0, 0, 1, 1)]
+    assert rows.reward_extra_info.dropna().to_dict() == {2: '{"speed": null}'}
+    assert rows.response.tolist() == ["7", "8", HOSTILE.replace("\ud800", "\ufffd"), ""]
+
+
+def test_a_validation_keeps_all_its_batches(tmp_path: Path, tiny_tokenizer):
+    samples = keeper(tmp_path, tiny_tokenizer, fraction=0.01)
+    with samples.store:
+        samples.keep_validation(0, [sampled(tiny_tokenizer, [1, 3, 2, 3]), sampled(tiny_tokenizer, [2, 2, 2, 2])])
+    rows = kept(tmp_path, "val_000000.parquet")
+    assert rows.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert rows.num_tokens.tolist() == [1, 3, 2, 3, 2, 2, 2, 2]
+    assert rows.logprob.tolist() == [-1.0] * 8
+    assert {"advantage", "phi", "learned"}.isdisjoint(rows.columns)
+
+
+def test_a_fraction_keeps_the_same_whole_groups_at_every_step(tmp_path: Path, tiny_tokenizer):
+    batch = sampled(tiny_tokenizer, [1, 3, 2, 3])
+    shares = [sum(is_kept(uid, fraction) for uid in range(2000)) / 2000 for fraction in (1.0, 0.5, 0.1)]
+    assert shares == [1.0, pytest.approx(0.5, abs=0.03), pytest.approx(0.1, abs=0.03)]
+    samples = keeper(tmp_path, tiny_tokenizer, fraction=0.53)  # their hashes are 0.52 and 0.55
+    with samples.store:
+        for step in (1, 2):
+            samples.keep_training(step, batch, *learned(batch))
+    assert [kept(tmp_path, f"train_00000{step}.parquet").uid.tolist() for step in (1, 2)] == [[5, 5], [5, 5]]
+
+
+def test_shown_samples_reach_the_console_and_tensorboard_as_plain_text(tmp_path: Path, tiny_tokenizer, capsys):
+    batch = sampled(tiny_tokenizer, [1, 3, 2, 3])
+    samples = keeper(tmp_path, tiny_tokenizer, shown=2, loggers=("tensorboard",))
+    with samples.store:
+        samples.keep_training(7, batch, *learned(batch))
+    samples.tracker.close()
+    shown = capsys.readouterr().out
+    assert "reason exact | score 1 | advantage 10" in shown and "\\x1b[31m<script>" in shown
+    assert "\x1b" not in shown and "different" not in shown  # rows 0 and 2 of the four
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (event,) = events.Tensors("samples/train/text_summary")
+    text = event.tensor_proto.string_val[0].decode()
+    assert event.step == 7 and text.splitlines()[0].startswith("| data_source | prompt | response |")
+    assert len(text.splitlines()) == 4
+    assert "&#60;script&#62;alert&#40;1&#41;&#60;&#47;script&#62;&#124;<br>" in text and "<script" not in text
+
+
+@pytest.mark.slow
+def test_shown_samples_are_a_table_in_wandb(tmp_path: Path, tiny_tokenizer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    batch = sampled(tiny_tokenizer, [1, 3, 2, 3])
+    samples = keeper(tmp_path, tiny_tokenizer, shown=4, loggers=("wandb",))
+    folder = Path(wandb.run.dir)
+    with samples.store:
+        samples.keep_training(7, batch, *learned(batch))
+    samples.tracker.close()
+    (path,) = folder.glob("media/table/samples/train_*.table.json")
+    table = json.loads(path.read_text())
+    assert table["columns"][-3:] == ["reason", "score", "advantage"]
+    assert [row[-3:] for row in table["data"]] == [
+        ["exact", 1.0, 10.0],
+        ["different", 0.0, 20.0],
+        ["exact", 1.0, 15.0],
+        ["different", 0.0, 20.0],
+    ]

@@ -1,0 +1,154 @@
+"""The responses that a run keeps: a parquet file for each training step and validation, in its folder's ``samples/``.
+
+A file appears once it is complete. They are read together by what reads parquet: ``pandas.read_parquet(folder)``.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, NamedTuple, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl.checkpoint.attempts import Attempt
+from verl.config.samples import SamplesConfig
+from verl.utils.files import replacing
+
+SAMPLES = "samples"
+"""Folder in a run's folder."""
+
+METRIC_PREFIX = "metric/"
+"""Prefix of the columns that hold rank metrics."""
+
+Split = Literal["train", "val"]
+
+_NAME = re.compile(r"(train|val)_(\d{6,})\.parquet")
+
+
+class SampleFile(NamedTuple):
+    """One file of samples. The order of files is that of the steps; the validation after a step follows it."""
+
+    step: int
+    split: str
+
+    @property
+    def name(self) -> str:
+        """Its name in the folder."""
+        return f"{self.split}_{self.step:06d}.parquet"
+
+
+def sample_files(folder: Path) -> list[SampleFile]:
+    """The complete files of samples in ``folder``, in order."""
+    found = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(SampleFile(int(match[2]), match[1]) for match in found if match)
+
+
+class SampleStore:
+    """Writes samples beside the training; a context manager that ends when everything is written.
+
+    A disk that is full, or fails, ends the keeping of samples with a line, and not the run.
+    """
+
+    def __init__(self, root: Path, config: SamplesConfig, attempt: Attempt, say: Callable[[str], None]) -> None:
+        """
+        Args:
+            root: the run's folder.
+            attempt: refuses files once a newer attempt has taken over.
+            say: shows a line to the user.
+        """
+        self.folder, self.config = root / SAMPLES, config
+        self._attempt, self._say = attempt, say
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
+        self._pending: Future[None] | None = None
+        self._failed = False
+        for path in self.folder.glob(".*.unfinished"):
+            path.unlink()
+        self._sizes = {file: (self.folder / file.name).stat().st_size for file in sample_files(self.folder)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            self._wait()
+        finally:
+            self._thread.shutdown()
+
+    def wants(self, split: Split, step: int) -> bool:
+        """Whether the responses of this step are to be kept."""
+        freq = self.config.freq
+        return freq > 0 and not self._failed and (split == "val" or step == 1 or step % freq == 0)
+
+    def keep(self, split: Split, step: int, make_table: Callable[[], pa.Table]) -> None:
+        """Write the table that ``make_table`` returns, in the background; waits for the one before.
+
+        Raises:
+            StaleAttempt: a newer attempt has taken over the folder.
+        """
+        self._wait()
+        if self.wants(split, step):
+            self._pending = self._thread.submit(self._write, SampleFile(step, split), make_table)
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except OSError as error:
+            self._failed = True
+            reason = error.strerror or error
+            self._say(f"warning: {self.folder}: cannot be written ({reason}); no further responses are kept")
+
+    def _write(self, file: SampleFile, make_table: Callable[[], pa.Table]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.folder / file.name) as temporary:
+            pq.write_table(make_table(), temporary, compression="zstd")
+            self._attempt.check(self.folder / file.name)
+        self._sizes[file] = (self.folder / file.name).stat().st_size
+        for victim in superfluous(self._sizes, self.config.max_mb * 2**20):
+            (self.folder / victim.name).unlink(missing_ok=True)
+            del self._sizes[victim]
+
+
+def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFile]:
+    """Files to remove until the others take at most ``limit`` bytes, all but the newest.
+
+    Training before validations; of each, every other one of those that are left, the earliest first.
+    """
+    total = sum(sizes.values())
+    left = sorted(sizes)[:-1]
+    while total > limit and left:
+        victim = min(left, key=lambda file: (file.split == "val", _halvings(file.step), file))
+        left.remove(victim)
+        total -= sizes[victim]
+        yield victim
+
+
+def _halvings(step: int) -> int:
+    """How often ``step`` can be halved; 0 more often than any other."""
+    return (step & -step).bit_length() if step else 64
+
+
+def drop_samples(root: Path, last_step: int | None) -> None:
+    """Remove the samples of steps after ``last_step`` of the run in ``root``; all for None."""
+    folder = root / SAMPLES
+    if last_step is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for file in sample_files(folder):
+        if file.step > last_step:
+            (folder / file.name).unlink()
+
+
+def set_aside_samples(root: Path) -> None:
+    """Rename the samples of the run in ``root``, so that the next one does not drop them."""
+    folder = root / SAMPLES
+    if sample_files(folder):
+        names = (root / f"{SAMPLES}.{number}" for number in count(1))
+        folder.rename(next(name for name in names if not name.exists()))

@@ -1,0 +1,30 @@
+"""Values as every reader takes them: no lone surrogates, no NaN and no infinity, nothing that steers a terminal."""
+
+import math
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+
+def valid_unicode(text: str) -> str:
+    """``text`` with lone surrogates replaced by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def finite_or_null(value: Any) -> Any:
+    """``value`` with every float that is not finite replaced by None, so that it is valid JSON."""
+    if isinstance(value, Mapping):
+        return {str(key): finite_or_null(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_null(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def visible(text: str) -> str:
+    """``text`` with control, format and separator characters other than the newline as escapes such as ``\\x1b``."""
+    return "".join(character if character == "\n" else _escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return character.encode("unicode_escape").decode("ascii") if hidden else character
