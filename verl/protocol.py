@@ -8,6 +8,7 @@ first response token of every row.
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorClass, TensorDict
 from torch import Tensor
 
@@ -30,6 +31,9 @@ class RankMetrics(TensorClass):
     """Metric name -> [B, L] float64, layers in the order they were captured."""
     mean_states: Tensor
     """[B, L, D] float32, mean hidden state of each response."""
+    by_prefix: TensorDict | None = None
+    """Metric name -> [B, L, T] float32, at each token the metric of the response up to it, NaN where it was not
+    measured; None without ``calculator.keep_prefixes``."""
 
     @classmethod
     def none(cls, num_responses: int) -> "RankMetrics":
@@ -54,16 +58,30 @@ class RankMetrics(TensorClass):
     def to_rows(self) -> list[dict[str, Tensor]]:
         """One mapping of named tensors per response, the form in which a rollout engine hands out what it measured."""
         fields = {f"metric.{name}": self.by_name[name] for name in self.metric_names}
+        if self.by_prefix is not None:
+            fields |= {f"prefix.{name}": values for name, values in self.by_prefix.items()}
         fields["mean_states"] = self.mean_states
         return [{name: field[row] for name, field in fields.items()} for row in range(len(self.mean_states))]
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Mapping[str, Tensor]]) -> "RankMetrics":
-        """The batch of at least one of the mappings that :meth:`to_rows` gives, on the CPU."""
-        fields = {name: torch.stack([row[name] for row in rows]).cpu() for name in rows[0]}
-        mean_states, size = fields.pop("mean_states"), [len(rows)]
+    def from_rows(cls, rows: Sequence[Mapping[str, Tensor]], num_columns: int) -> "RankMetrics":
+        """The batch, on the CPU, of at least one mapping that :meth:`to_rows` gives, with T = ``num_columns``."""
+        size = [len(rows)]
+        by_prefix = {
+            name.removeprefix("prefix."): torch.stack([_widened(row[name], num_columns) for row in rows]).cpu()
+            for name in rows[0]
+            if name.startswith("prefix.")
+        }
+        fields = {name: torch.stack([row[name] for row in rows]).cpu() for name in rows[0] if "prefix." not in name}
+        mean_states = fields.pop("mean_states")
         by_name = {name.removeprefix("metric."): field for name, field in fields.items()}
-        return cls(TensorDict(by_name, batch_size=size), mean_states, batch_size=size)
+        prefixes = TensorDict(by_prefix, batch_size=size) if by_prefix else None
+        return cls(TensorDict(by_name, batch_size=size), mean_states, prefixes, batch_size=size)
+
+
+def _widened(values: Tensor, num_columns: int) -> Tensor:
+    """``values [L, T]`` with as many columns as given; NaN in those that are added."""
+    return F.pad(values[:, :num_columns], (0, num_columns - values.shape[1]), value=torch.nan)
 
 
 class RolloutBatch(TensorClass):

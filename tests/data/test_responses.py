@@ -3,7 +3,7 @@
 import pytest
 from tiny_tokenizer import make_tiny_tokenizer
 
-from verl.data.responses import cut_at_stop, decode_responses
+from verl.data.responses import cut_at_stop, decode_responses, token_pieces
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -22,3 +22,19 @@ def test_thoughts_stay_in_the_text_where_their_tags_are_special_tokens(special: 
 )
 def test_the_text_that_is_scored_ends_before_the_first_stop_string(text, strings, expected):
     assert cut_at_stop(text, strings) == expected
+
+
+@pytest.mark.parametrize("text", ["7 + é😀 = <|im_end|>", "", "<|im_end|><|im_end|>", "日本語 ok"])
+def test_the_pieces_of_tokens_make_up_the_text(text: str):
+    tokenizer = make_tiny_tokenizer()
+    ids = tokenizer(text)["input_ids"]
+    pieces = token_pieces(ids, tokenizer)
+    assert len(pieces) == len(ids) and "".join(pieces) == tokenizer.decode(ids)
+
+
+def test_a_character_of_several_tokens_comes_with_the_last_of_them():
+    tokenizer = make_tiny_tokenizer()
+    ids = tokenizer("7é8")["input_ids"]
+    assert token_pieces(ids, tokenizer) == ["7", "", "é", "8"]
+    # A response that was cut inside a character.
+    assert token_pieces(ids[:2], tokenizer) == ["7", "\ufffd"]

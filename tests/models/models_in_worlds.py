@@ -89,7 +89,7 @@ def every_model(config: PPOConfig, sft: SFTConfig, changes: dict[str, Any], batc
 def norms(responses: list[Tensor]) -> RankMetrics:
     """A stand-in for rank metrics: the norm of each layer's states [T, L, D] of a response."""
     return RankMetrics.from_rows(
-        [{"metric.norm": s.float().norm(dim=(0, 2)), "mean_states": s.float().sum(dim=0)} for s in responses]
+        [{"metric.norm": s.float().norm(dim=(0, 2)), "mean_states": s.float().sum(dim=0)} for s in responses], 9
     )
 
 

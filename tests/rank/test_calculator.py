@@ -199,6 +199,36 @@ def test_low_rank_spectra_keep_the_largest_singular_values(make_calculator):
             torch.testing.assert_close(low["Effective Rank"], effective_rank(largest)[None], rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("rule", "cut", "rows"),
+    [
+        ("after_stride", {}, {7: [3, 5, 7], 2: [2], 1: [1]}),
+        ("after_stride_and_whole", {}, {7: [3, 5, 7], 2: [2], 1: [1]}),
+        ("at_stride_and_whole", {}, {7: [2, 4, 6, 7], 2: [2], 1: [1]}),
+        # The last 5 rows of 7: prefixes end with rows 3 and 5 of these.
+        ("after_stride", {"max_seq_len": 5}, {7: [5, 7], 2: [2], 1: [1]}),
+        ("after_stride", {"max_seq_len": 5, "max_seq_len_from": "start"}, {7: [3, 5, 7], 2: [2], 1: [1]}),
+    ],
+)
+def test_kept_prefixes_stand_where_they_end(make_calculator, rule, cut, rows):
+    """And the whole response at its last token, whatever the prefixes are taken from."""
+    calculator = make_calculator(diff_stride=2, prefix_rule=rule, keep_prefixes=True, metric_indices=[1], **cut)
+    torch.manual_seed(0)
+    states = [torch.randn(length, 2, 6, dtype=torch.float64) for length in rows]
+    metrics = RankMetrics.from_rows(calculator.measure(states).to_rows(), 9)
+    by_prefix = metrics.by_prefix["Effective Rank"]
+    assert by_prefix.shape == (3, 2, 9)
+    for i, (length, ends) in enumerate(rows.items()):
+        for layer in range(2):
+            assert (by_prefix[i, layer].isfinite().nonzero().flatten() + 1).tolist() == ends
+            first = length - 5 if cut == {"max_seq_len": 5} and length > 5 else 0
+            for end in ends:
+                start = 0 if end == length else first
+                expected = reference_effective_rank(states[i][start:end, layer])
+                assert by_prefix[i, layer, end - 1].item() == pytest.approx(expected, rel=1e-5)
+    assert make_calculator(diff_stride=2).measure(states).by_prefix is None
+
+
 def test_responses_that_are_not_finite_change_no_other(make_calculator):
     hidden, mask = random_states(0, 4, 12, 2, 5), mask_of([12, 7, 1, 0], 12)
 
@@ -243,7 +273,7 @@ def test_the_engine_measures_each_response_by_itself(make_calculator):
     torch.manual_seed(0)
     states = [torch.randn(length, 2, 6) for length in (9, 1, 30, 4)]
     together = reduce_states(states, **options["reducer_options"])
-    batch = RankMetrics.from_rows(together)
+    batch = RankMetrics.from_rows(together, 30)
     assert batch.metric_names == calculator.config.metric_names and batch.num_layers == 2
     for row, response in enumerate(states):
         (alone,) = reduce_states([response], **options["reducer_options"])
@@ -259,13 +289,13 @@ def test_the_engine_measures_each_response_by_itself(make_calculator):
 
 def test_the_padded_copy_is_bounded(make_calculator, monkeypatch):
     sizes = []
-    original = RepresentationMetricsCalculator.__call__
+    original = RepresentationMetricsCalculator._measure
 
     def spy(self, hidden_states, *args, **kwargs):
         sizes.append(hidden_states.nbytes)
         return original(self, hidden_states, *args, **kwargs)
 
-    monkeypatch.setattr(RepresentationMetricsCalculator, "__call__", spy)
+    monkeypatch.setattr(RepresentationMetricsCalculator, "_measure", spy)
     monkeypatch.setattr("verl.rank.calculator.PADDED_BYTES", 3 * 10 * 6 * 4)
     measured = make_calculator().measure([torch.randn(length, 1, 6) for length in (10, 9, 8, 7)])
     assert sizes == [720, 168] and len(measured) == 4

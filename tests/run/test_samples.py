@@ -10,7 +10,7 @@ from verl.checkpoint.attempts import Attempt, StaleAttempt
 from verl.config.samples import SamplesConfig
 from verl.run.samples import SampleFile, SampleStore, drop_samples, sample_files, set_aside_samples, superfluous
 
-EVERYTHING = SamplesConfig(freq=1, fraction=1.0, max_mb=1.0)
+EVERYTHING = SamplesConfig(freq=1, fraction=1.0, max_mb=1.0, tokens=False)
 
 
 def store(root: Path, config: SamplesConfig = EVERYTHING, say: Callable[[str], None] = print) -> SampleStore:
@@ -43,7 +43,7 @@ def test_every_step_is_a_file_and_all_are_read_as_one(tmp_path: Path):
     ("freq", "kept"), [(1, [1, 2, 3, 4, 5, 6]), (3, [1, 3, 6]), (0, [])], ids=["every", "third", "never"]
 )
 def test_frequency_holds_for_training_and_zero_for_validations_too(tmp_path: Path, freq: int, kept: list[int]):
-    with store(tmp_path, SamplesConfig(freq, 1.0, 1.0)) as samples:
+    with store(tmp_path, SamplesConfig(freq, 1.0, 1.0, False)) as samples:
         assert [step for step in range(1, 7) if samples.wants("train", step)] == kept
         assert samples.wants("val", 5) is (freq > 0)
         samples.keep("train", 2, rows(2))

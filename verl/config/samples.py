@@ -18,6 +18,10 @@ class SamplesConfig:
     """Most MiB that the folder takes, above 0. Beyond it every other step that is left is removed, training before
     validations, so that the kept ones stay spread over the whole run. The newest is never removed."""
 
+    tokens: bool
+    """Also keep the tokens with their log-probabilities, entropies and the rank metrics up to them, for the page's
+    colours. A response then takes some ten times as much."""
+
     def __post_init__(self) -> None:
         require_not_negative("trainer.samples.freq", self.freq)
         require(0 < self.fraction <= 1, "trainer.samples.fraction", self.fraction, "must be in (0, 1]")

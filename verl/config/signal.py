@@ -198,6 +198,8 @@ class CalculatorConfig:
     """Responses between two prefixes of ``compute_cumulative_global_metrics`` in training, at least 1."""
     global_diff_stride_val: int
     """The same in validation."""
+    keep_prefixes: bool
+    """Also hand out the metrics of the prefixes, for ``trainer.samples.tokens``; unused in an evaluation."""
 
     def measured_by(self, source: str) -> bool:
         """Whether rank metrics are measured, and by ``source``: ``rollout`` or ``actor``."""

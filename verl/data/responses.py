@@ -23,6 +23,22 @@ def decode_responses(
     return [cut_at_stop(text, stop_strings) for text in texts]
 
 
+def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """What each token adds to the text of all, special tokens included; joined they are that text.
+
+    A character that several tokens make up comes with the last of them.
+    """
+    pieces, start, read = [], 0, 0
+    for end in range(1, len(ids) + 1):
+        # Tokens from ``start`` on give the context that the text of one token may depend on.
+        before, text = str(tokenizer.decode(ids[start:read])), str(tokenizer.decode(ids[start:end]))
+        unfinished = text.endswith("\ufffd") and end < len(ids)
+        pieces.append("" if unfinished else text[len(before) :])
+        if not unfinished:
+            start, read = read, end
+    return pieces
+
+
 def special_tags(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """The tags of thoughts that are special tokens of this tokenizer, by their id."""
     added = tokenizer.added_tokens_decoder.items()

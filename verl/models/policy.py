@@ -66,7 +66,9 @@ class Policy:
                 squares.append(_full_width(scored.sum_pi_squared, micro))
             if measure is not None:
                 rows += measure(scored.states).to_rows()
-        metrics = RankMetrics.from_rows(rows)[torch.cat(cuts).argsort()] if rows else RankMetrics.none(len(batch))
+        metrics = RankMetrics.none(len(batch))
+        if rows:
+            metrics = RankMetrics.from_rows(rows, batch.response_mask.shape[1])[torch.cat(cuts).argsort()]
         ordered, entropy = (restore_order(parts, cuts) for parts in (logprobs, entropies))
         squared = restore_order(squares, cuts) if squares else None
         return PolicyScores(ordered, entropy, metrics, squared, batch_size=[len(batch)])

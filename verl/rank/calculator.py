@@ -6,11 +6,13 @@ Shapes: B responses, T padded response tokens, L captured layers, D hidden width
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -60,6 +62,12 @@ class RepresentationMetricsCalculator:
             ValueError: shapes do not fit, the mask is not right-padded, or, with ``on_nonfinite=raise``, a valid row
                 holds NaN or infinity (names the layer and the response).
         """
+        return self._measure(hidden_states, attention_mask, compute_diff, diff_stride)[0]
+
+    def _measure(
+        self, hidden_states: Tensor, attention_mask: Tensor, compute_diff: bool | None, diff_stride: int | None
+    ) -> tuple[dict[str, dict[str, Tensor]], list[dict[str, Tensor]]]:
+        """As :meth:`__call__`, and for each layer the metrics of prefixes, name to ``[B, T]``."""
         if hidden_states.dim() != 4 or attention_mask.shape != hidden_states.shape[:2]:
             raise ValueError(
                 f"hidden_states {tuple(hidden_states.shape)} and attention_mask {tuple(attention_mask.shape)}: "
@@ -68,15 +76,16 @@ class RepresentationMetricsCalculator:
         lengths = _lengths(attention_mask.to(hidden_states.device))
         compute_diff = self.config.compute_diff if compute_diff is None else compute_diff
         stride = self.config.diff_stride if diff_stride is None else diff_stride
-        metrics = {}
+        metrics, by_prefix = {}, []
         for layer in range(hidden_states.shape[2]):
             key = str(layer + 1)
             try:
-                measured = self._layer_metrics(hidden_states[:, :, layer], lengths, compute_diff, stride)
+                measured, prefixes = self._layer_metrics(hidden_states[:, :, layer], lengths, compute_diff, stride)
             except ValueError as error:
                 raise ValueError(f"layer {key}: {error}") from error
             metrics[key] = {name: self._stored(name, values) for name, values in measured.items()}
-        return metrics
+            by_prefix.append(prefixes)
+        return metrics, by_prefix
 
     def measure(self, states: list[Tensor]) -> RankMetrics:
         """Metrics of whole responses of any lengths; those of one do not depend on the others.
@@ -91,18 +100,23 @@ class RepresentationMetricsCalculator:
             ValueError: as :meth:`__call__`; responses are counted within the list.
         """
         parts: list[dict[str, Tensor]] = []
+        courses: list[dict[str, Tensor]] = []
         longest = max(len(response) for response in states)
         at_once = max(1, PADDED_BYTES // max(1, longest * states[0][0].nbytes))
         for start in range(0, len(states), at_once):
             responses = states[start : start + at_once]
             padded = pad_sequence(responses, batch_first=True)
             lengths = torch.tensor([len(response) for response in responses], device=padded.device)
-            layers = self(padded, torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]).values()
-            names = next(iter(layers))
-            parts.append({name: torch.stack([layer[name] for layer in layers], dim=1) for name in names})
-        by_name = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            mask = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
+            layers, prefixes = self._measure(padded, mask, None, None)
+            parts.append(_stacked(list(layers.values())))
+            if self.config.keep_prefixes:
+                stacked = _stacked(prefixes).items()
+                courses.append({name: _widened(values, longest) for name, values in stacked})
+        size = [len(states)]
         means = torch.stack([response.float().mean(dim=0) for response in states])
-        return RankMetrics(TensorDict(by_name, batch_size=[len(states)]), means, batch_size=[len(states)])
+        by_prefix = TensorDict(_joined(courses), batch_size=size) if courses else None
+        return RankMetrics(TensorDict(_joined(parts), batch_size=size), means, by_prefix, batch_size=size)
 
     def dataset_metrics(self, mean_states: Tensor, diff_stride: int) -> dict[str, float]:
         """Metrics of the matrix ``mean_states [B, D]``, one mean hidden state per response, for one layer.
@@ -144,14 +158,15 @@ class RepresentationMetricsCalculator:
         rounded = self.config.metrics_dtype == "bfloat16" and name in RANKS
         return values.bfloat16().double() if rounded else values
 
-    def _layer_metrics(self, hidden: Tensor, lengths: Tensor, compute_diff: bool, stride: int) -> dict[str, Tensor]:
-        """Metrics of one layer ``[B, T, D]``: name to ``[B]``."""
+    def _layer_metrics(
+        self, hidden: Tensor, lengths: Tensor, compute_diff: bool, stride: int
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Metrics of one layer ``[B, T, D]``, name to ``[B]``, and those of its prefixes, name to ``[B, T]``."""
         names = self.config.base_names
         if not compute_diff:
-            return {
-                name: values[:, 0]
-                for name, values in base_metrics(hidden, lengths, lengths[:, None], names, self._whole).items()
-            }
+            whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole)
+            courses = self._courses(whole, lengths[:, None], hidden)
+            return {name: values[:, 0] for name, values in whole.items()}, courses
         kept, kept_lengths = _kept_rows(hidden, lengths, self.config.max_seq_len, self.config.max_seq_len_from)
         extra = 0 if self.config.prefix_rule == "at_stride_and_whole" else 1
         counts, rows = prefix_counts(kept_lengths, stride, extra), prefix_rows(kept_lengths, stride, extra)
@@ -164,6 +179,10 @@ class RepresentationMetricsCalculator:
             whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole)
             prefixes = base_metrics(kept, kept_lengths, rows, names, self._diff)
         ends_whole = _ends_whole(self.config.prefix_rule, lengths, kept_lengths, counts, stride)
+        measured = {name: torch.cat([prefixes[name], whole[name]], dim=1) for name in names}
+        before = lengths - kept_lengths if self.config.max_seq_len_from == "end" else torch.zeros_like(lengths)
+        last_rows = torch.where(rows > 0, rows + before[:, None], 0)
+        courses = self._courses(measured, torch.cat([last_rows, lengths[:, None]], dim=1), hidden)
         metrics: dict[str, Tensor] = {}
         for name in names:
             metrics[name] = whole[name][:, 0]
@@ -174,7 +193,33 @@ class RepresentationMetricsCalculator:
                 values, terms = with_whole(values, counts, self._rounded(name, metrics[name]), ends_whole)
             metrics[f"{name} diff"] = velocity(values, terms) + masked
             metrics[f"{name} diff 2"] = acceleration(values, terms) + masked
-        return metrics
+        return metrics, courses
+
+    def _courses(self, values: Mapping[str, Tensor], rows: Tensor, hidden: Tensor) -> dict[str, Tensor]:
+        """Metrics ``[B, J]`` of prefixes at the tokens of ``hidden [B, T, D]`` where they end.
+
+        ``rows [B, J]`` are counted from 1, 0 for absent prefixes -> name to ``[B, T]``, NaN elsewhere; nothing unless
+        ``keep_prefixes``.
+        """
+        if not self.config.keep_prefixes:
+            return {}
+        # A column before the first token takes what is absent.
+        tokens = torch.full((len(hidden), hidden.shape[1] + 1), torch.nan, dtype=torch.float64, device=hidden.device)
+        return {name: tokens.scatter(1, rows, found.double())[:, 1:] for name, found in values.items()}
+
+
+def _stacked(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Name to ``[B, ...]`` of each layer -> name to ``[B, L, ...]``."""
+    return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
+
+
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _widened(values: Tensor, num_columns: int) -> Tensor:
+    """``values [B, L, T]`` in float32 and with as many columns as given; NaN in those that are added."""
+    return F.pad(values.float(), (0, num_columns - values.shape[2]), value=torch.nan)
 
 
 def capture_options(config: CalculatorConfig) -> dict[str, Any]:

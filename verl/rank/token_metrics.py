@@ -28,7 +28,8 @@ def with_token_metrics(
     for name in names:
         by_name[name] = torch.where(masked, torch.nan, _token_metric(name, rollout, scores)[:, None])
     size = [len(rollout)]
-    return RankMetrics(TensorDict(by_name, batch_size=size), rank_metrics.mean_states, batch_size=size)
+    by_token = TensorDict(by_name, batch_size=size)
+    return RankMetrics(by_token, rank_metrics.mean_states, rank_metrics.by_prefix, batch_size=size)
 
 
 def _token_metric(name: TokenMetric, rollout: RolloutBatch, scores: PolicyScores | None) -> Tensor:

@@ -95,7 +95,9 @@ def collect(
         rollout_logprobs=logprobs,
         group_ids=repeated.uid,
         truncated=torch.tensor([response.truncated for response in responses]),
-        rank_metrics=RankMetrics.from_rows(measured) if measured else RankMetrics.none(len(responses)),
+        rank_metrics=RankMetrics.from_rows(measured, max_response_length)
+        if measured
+        else RankMetrics.none(len(responses)),
         batch_size=[len(responses)],
     )
 

@@ -25,6 +25,9 @@ SAMPLES = "samples"
 METRIC_PREFIX = "metric/"
 """Prefix of the columns that hold rank metrics."""
 
+PREFIX = "prefix/"
+"""The same for lists of the rank metrics of a response's prefixes."""
+
 Split = Literal["train", "val"]
 
 _NAME = re.compile(r"(train|val)_(\d{6,})\.parquet")

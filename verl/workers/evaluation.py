@@ -99,7 +99,7 @@ class EvaluationWorker:
 
 def _scalars(completion: CompletionOutput) -> dict[str, float]:
     """Rank metrics of one response; those that are not finite are left out."""
-    metrics = RankMetrics.from_rows([measured(completion)])
+    metrics = RankMetrics.from_rows([measured(completion)], len(completion.token_ids))
     return {
         name if metrics.num_layers == 1 else f"layer_{layer + 1}/{name}": value
         for name in metrics.metric_names

@@ -79,9 +79,11 @@ def learned(batch: Sampled) -> tuple[ModelOutputs, LearningSignal]:
     return outputs, LearningSignal(taught, padded * 10, None, padded, rewards, phi)
 
 
-def keeper(root: Path, tokenizer, shown: int = 0, fraction: float = 1.0, loggers: tuple[str, ...] = ()) -> SampleKeeper:
-    store = SampleStore(root, SamplesConfig(1, fraction, 1.0), Attempt.claim(root), print)
-    tracker = Tracker(root, loggers, "project", "experiment", SamplesConfig(1, fraction, 1.0))
+def keeper(
+    root: Path, tokenizer, shown: int = 0, fraction: float = 1.0, tokens: bool = False, loggers: tuple[str, ...] = ()
+) -> SampleKeeper:
+    store = SampleStore(root, SamplesConfig(1, fraction, 1.0, tokens), Attempt.claim(root), print)
+    tracker = Tracker(root, loggers, "project", "experiment", SamplesConfig(1, fraction, 1.0, tokens))
     return SampleKeeper(store, shown, tokenizer, tracker, RunDisplay("run", 2, {}))
 
 
@@ -133,6 +135,27 @@ def test_a_validation_keeps_all_its_batches(tmp_path: Path, tiny_tokenizer):
     assert rows.num_tokens.tolist() == [1, 3, 2, 3, 2, 2, 2, 2]
     assert rows.logprob.tolist() == [-1.0] * 8
     assert {"advantage", "phi", "learned"}.isdisjoint(rows.columns)
+
+
+def test_tokens_are_kept_with_all_that_is_known_of_each(tmp_path: Path, tiny_tokenizer):
+    batch = sampled(tiny_tokenizer, [1, 3, 2, 3])
+    outputs, signal = learned(batch)
+    course = torch.full((4, 1, 3), torch.nan)
+    course[:, 0, 0], course[1, 0, 2] = 1.5, 2.5
+    batch.rollout.rank_metrics.by_prefix = TensorDict({"Effective Rank": course}, batch_size=[4])
+    samples = keeper(tmp_path, tiny_tokenizer, tokens=True)
+    with samples.store:
+        samples.keep_training(7, batch, outputs, signal)
+        samples.keep_validation(7, [batch])
+    rows = kept(tmp_path, "train_000007.parquet")
+    assert [list(row) for row in rows.token_logprobs] == [[-1.0], [-1.0, -2.0, -3.0], [-1.0, -2.0], [-1.0, -2.0, -3.0]]
+    assert [list(row) for row in rows.token_entropies][1] == [0.5, 1.0, 1.5]
+    assert [len(row) for row in rows.tokens] == [1, 3, 2, 3]
+    assert [list(row) for row in rows.prefix_rows] == [[1], [1, 3], [1], [1]]
+    assert [list(row) for row in rows["prefix/layer_1/Effective Rank"]] == [[1.5], [1.5, 2.5], [1.5], [1.5]]
+    validated = kept(tmp_path, "val_000007.parquet")
+    assert [list(row) for row in validated.token_logprobs][1] == [-1.0, -1.0, -1.0]
+    assert "token_entropies" not in validated.columns
 
 
 def test_a_fraction_keeps_the_same_whole_groups_at_every_step(tmp_path: Path, tiny_tokenizer):

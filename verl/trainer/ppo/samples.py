@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from verl.protocol import RankMetrics
+from verl.data.responses import token_pieces
+from verl.protocol import RankMetrics, RolloutBatch
 from verl.run.display import RunDisplay
-from verl.run.samples import METRIC_PREFIX, SampleStore, Split
+from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
 from verl.run.sinks import Table as SampleTable
 from verl.run.tracking import Tracker
 from verl.trainer.ppo.batches import LearningSignal, ModelOutputs
@@ -51,6 +52,10 @@ class SampleKeeper:
         def table() -> pa.Table:
             columns = self._columns("train", step, [sampled])
             columns |= _learning_columns(sampled.rollout.response_mask, outputs, signal)
+            if self.store.config.tokens:
+                columns |= self._token_columns(sampled.rollout, outputs.old_logprobs, outputs.rank_metrics)
+                if outputs.scores is not None:
+                    columns["token_entropies"] = _token_lists(outputs.scores.entropy, sampled.rollout.response_mask)
             kept = [is_kept(record.uid, self.store.config.fraction) for record in sampled.prompts.records]
             rows = pa.array(np.repeat(kept, len(sampled.texts) // len(kept)))
             return pa.table(columns | _metric_columns(outputs.rank_metrics)).filter(rows)
@@ -61,10 +66,12 @@ class SampleKeeper:
         """Keep the responses of a validation."""
 
         def table() -> pa.Table:
-            logprobs = [_row_means(batch.rollout.rollout_logprobs, batch.rollout.response_mask) for batch in batches]
-            columns = self._columns("val", step, batches) | {"logprob": np.concatenate(logprobs)}
-            metrics: Any = torch.cat([cast(Any, batch.rollout.rank_metrics) for batch in batches])
-            return pa.table(columns | _metric_columns(metrics))
+            rollout: Any = torch.cat([cast(Any, batch.rollout) for batch in batches])
+            columns = self._columns("val", step, batches)
+            columns["logprob"] = _row_means(rollout.rollout_logprobs, rollout.response_mask)
+            if self.store.config.tokens:
+                columns |= self._token_columns(rollout, rollout.rollout_logprobs, rollout.rank_metrics)
+            return pa.table(columns | _metric_columns(rollout.rank_metrics))
 
         self._keep("val", step, table)
 
@@ -117,6 +124,22 @@ class SampleKeeper:
             "truncated": truncated.numpy(),
         }
 
+    def _token_columns(self, rollout: RolloutBatch, logprobs: Tensor, metrics: RankMetrics) -> dict[str, Any]:
+        """Lists of what is known of each token."""
+        mask = rollout.response_mask.bool()
+        ids = [row[kept].tolist() for row, kept in zip(rollout.responses, mask, strict=True)]
+        pieces = [[valid_unicode(piece) for piece in token_pieces(row, self.tokenizer)] for row in ids]
+        columns = {"tokens": pa.array(pieces), "token_logprobs": _token_lists(logprobs, mask)}
+        if metrics.by_prefix is None:
+            return columns
+        for name in map(str, metrics.by_prefix.keys()):
+            values = metrics.by_prefix[name]
+            measured = values.isfinite().all(dim=1)
+            columns["prefix_rows"] = pa.array([(row.nonzero().flatten() + 1).tolist() for row in measured])
+            for layer in range(values.shape[1]):
+                columns[f"{PREFIX}layer_{layer + 1}/{name}"] = _token_lists(values[:, layer], measured)
+        return columns
+
 
 def is_kept(uid: int, fraction: float) -> bool:
     """Whether the responses to a prompt are among the ``fraction`` that is kept, at every step alike."""
@@ -150,6 +173,12 @@ def _row_means(values: Tensor, mask: Tensor) -> Any:
     """The mean of each row of ``values [B, R]`` over its ``mask [B, R]``, float64."""
     kept = torch.where(mask.bool(), values.double(), 0.0)
     return (kept.sum(dim=1) / mask.sum(dim=1)).numpy()
+
+
+def _token_lists(values: Tensor, mask: Tensor) -> pa.Array:
+    """The entries of each row of ``values [B, T]`` where ``mask [B, T]`` holds, float32."""
+    lists = [row[kept].tolist() for row, kept in zip(values.float(), mask.bool(), strict=True)]
+    return pa.array(lists, pa.list_(pa.float32()))
 
 
 def _texts(values: Sequence[str], times: int = 1) -> pa.Array:
