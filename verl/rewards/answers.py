@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from verl.rewards.equations import last_equation
+from verl.rewards.surroundings import in_place
 
 MAX_ALGEBRA_CHARS = 400
 """Longer answers are compared only as text; ground truths are much shorter."""
@@ -27,11 +28,18 @@ SENTENCE_END = re.compile(r"\n|。|\.(?=\s|$)")
 """A full stop inside a number does not end a sentence."""
 
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox|framebox)[ \t\n]*\{|\\[{}]|[{}]")
-_AFTER_HASHES = re.compile(r"[\s$]*(-?[0-9][0-9,]*(?:\.[0-9]+)?)[ \t.]*(?:\n|\Z)")
+_AFTER_HASHES = re.compile(r"[\s$]*+(-?)\$?([0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)[ \t.]*(?:\n|\Z)")
 _ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)|答案[ \t]*(?:[是为][ \t]*[:：]?|[:：])", re.IGNORECASE)
-NUMBER = re.compile(r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+NUMBER = re.compile(r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:\{?,\}?[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+SEPARATORS = str.maketrans("", "", "{},")
+"""Removes the separators of thousands from what ``NUMBER`` matches."""
+
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[+-]?\.[0-9]+")
-_IGNORED = re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\\?\$|\{,\}|~|(?<![0-9])\s+|\s+(?![0-9])")
+_IGNORED = re.compile(
+    # A decimal comma is not ignored, nor is any space between two digits.
+    r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\\?\$|\{,\}(?=[0-9]{3}(?![0-9]))|~"
+    r"|(?<![0-9\s])\s+|(?<=[0-9])\s++(?![0-9])"
+)
 _FRACTION = re.compile(r"\\[dt]frac(?![a-zA-Z])")
 
 
@@ -53,10 +61,12 @@ def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]
     """The answer of a response, and whether it was in a box.
 
     The first that exists of: the last box; the number after the last ``####``; the rest of the sentence after the last
-    "answer is" (or "answer:", 答案是); the last number. None if none of them does. With ``equation``, for a truth
-    like ``x = 5``, the last number comes with the equation that it ends: the 5 of ``2x = 5`` alone would be right.
+    "answer is" (or "answer:", 答案是); the last number. None if none of them does. A box and a number come with what
+    changes their meaning where they stand: -5 for ``-\\boxed{5}``, ``5 million`` for "it costs 5 million". With
+    ``equation``, for a truth like ``x = 5``, the last number comes with the equation that it ends: the 5 of ``2x = 5``
+    alone would be right.
     """
-    boxed = extract_boxed(text)
+    boxed = boxed_in_place(text)
     if boxed is not None:
         return boxed, True
     answer = extract_gsm8k(text) or extract_stated(text)
@@ -64,7 +74,9 @@ def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]
         tail = text[-TAIL_CHARS:]
         number = deque(NUMBER.finditer(tail), maxlen=1)
         if number:
-            answer = (equation and last_equation(tail, number[0].end())) or number[0].group().replace(",", "")
+            found = number[0]
+            answer = equation and last_equation(tail, found.end())
+            answer = answer or in_place(tail, found.start(), found.end(), found.group().translate(SEPARATORS))
     return answer, False
 
 
@@ -103,6 +115,13 @@ def extract_boxed(text: str) -> str | None:
     return text[box.content : box.end - 1].strip() or None if box else None
 
 
+def boxed_in_place(text: str) -> str | None:
+    """As ``extract_boxed``, with what changes its meaning there (``in_place``)."""
+    box = max(boxes_in(text), default=None)
+    content = text[box.content : box.end - 1].strip() if box else ""
+    return in_place(text, box.start, box.end, content, boxed=True) if box and content else None
+
+
 def extract_gsm8k(text: str) -> str | None:
     """The number after the last ``####``, without thousands separators; None if there is none.
 
@@ -112,7 +131,7 @@ def extract_gsm8k(text: str) -> str | None:
     if position < 0:
         return None
     found = _AFTER_HASHES.match(text, position + 4)
-    return found.group(1).replace(",", "") if found else None
+    return found.group(1) + found.group(2).replace(",", "") if found else None
 
 
 def extract_stated(text: str) -> str | None:

@@ -25,12 +25,18 @@ MAX_NUMBER = 10**12
 
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _SIGNS = {"\\times": "*", "\\cdot": "*", "×": "*", "·": "*", "\\div": "/", "÷": "/", "−": "-", "–": "-"}
+_WRAPPING = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\],;!]|\\?\$|`|\A\s*\*\*|\*\*\s*\Z|\.\s*\Z")
+_FRACTION = re.compile(r"\\[dt]?frac\s?\{([^{}]*)\}\s?\{([^{}]*)\}")
+MAX_NESTED = 16
+"""Depth of fractions."""
+
 _OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
     "/": operator.truediv,
 }
+_BRACKETS = str.maketrans("[]", "()")
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "negate": 3}
 
 
@@ -51,7 +57,8 @@ def verify_countdown(
     answer = marked or extract_stated(solution)
     if answer is None:
         return Verdict(False, False, "missing")
-    expression, _, value = (part.strip() for part in answer[: MAX_CHARS + 1].partition("="))
+    plain = _WRAPPING.sub("", answer[: MAX_CHARS + 1]).translate(_BRACKETS)
+    expression, _, value = (part.strip() for part in plain.partition("="))
     tokens = tokenise(expression) if len(answer) <= MAX_CHARS and value in ("", str(target)) else None
     if tokens is None:
         return Verdict(False, bool(marked), "unparsed", answer)
@@ -110,6 +117,8 @@ def _whole(value: Any) -> int | None:
 
 def tokenise(expression: str) -> list[str] | None:
     """Numbers, operators and brackets; None if there is anything else."""
+    for _ in range(MAX_NESTED):
+        expression = _FRACTION.sub(r"((\1)/(\2))", expression)
     for sign, plain in _SIGNS.items():
         expression = expression.replace(sign, plain)
     tokens = _TOKEN.findall(expression)

@@ -1,11 +1,14 @@
 """Verifier of responses in DeepSeek-R1's form: ``<think>...</think> <answer>...</answer>``."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from verl.rewards.answers import after_thinking, extract_boxed, extract_stated, extract_tagged, quick_equal
-from verl.rewards.math import verdict_of
+from verl.rewards.answers import after_thinking, boxed_in_place, extract_stated, extract_tagged
+from verl.rewards.math import compare_plainly, verdict_of
 from verl.rewards.score import Verdict
+
+_MARKUP = re.compile(r"\\[()\[\]]|\*\*|`")
 
 
 def verify_deepseek_r1(
@@ -22,8 +25,8 @@ def verify_deepseek_r1(
     content = extract_tagged(after_thinking(solution), "answer")
     if content is None:
         return Verdict(False, well_formed, "missing")
-    answer = extract_boxed(content) or extract_stated(content) or content
-    return verdict_of(answer, well_formed, ground_truth, quick_equal(answer, ground_truth), quick)
+    answer = boxed_in_place(content) or extract_stated(content) or _MARKUP.sub("", content).strip()
+    return verdict_of(answer, well_formed, ground_truth, compare_plainly(answer, ground_truth), quick)
 
 
 def has_r1_form(solution: str) -> bool:

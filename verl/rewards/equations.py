@@ -115,4 +115,5 @@ def last_equation(text: str, end: int) -> str | None:
     if sign < 0 or any(found.end() > sign for found in _BEFORE_EQUATION.finditer(line.replace("$", " "))):
         return None
     start = max((found.end() for found in _BEFORE_EQUATION.finditer(line, 0, sign)), default=0)
-    return line[start:].strip(" $*")
+    chain = line[start:].strip(" $*")
+    return None if chain.startswith("=") else chain

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from verl.rewards.answers import NUMBER, extract_answer, quick_equal
+from verl.rewards.answers import NUMBER, SEPARATORS, extract_answer, quick_equal
 from verl.rewards.equations import is_name
 from verl.rewards.math import verdict_of
 from verl.rewards.measures import bases_in, modifiers_in, with_factors
@@ -16,15 +16,40 @@ MAX_CHARS = 1000
 """Longer answers are compared as mathematics only."""
 
 _WRAPPER = re.compile(
-    r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|mbox)\s{0,3}(?=\{)|\\(?=[$%])|\\[!,;: ()\[\]]|\\(?:left|right)(?![A-Za-z])"
+    r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|mbox|boldsymbol|bm|underline)\s{0,3}(?=\{)|\\(?:text)?color\{[a-z]{1,12}\}"
+    r"|\\(?:left|right|bf|rm|displaystyle|large|Large|huge|q?quad|checkmark|approx)(?![A-Za-z])|\\[!,;: ()\[\]]|\\(?=[$%&])"
+    r"|[≈`]|(?<=[a-z][a-z])[²³]"
 )
 _BEFORE = re.compile(r"[A-Za-zÀ-ɏ\u4e00-\u9fff\s$£€¥:,.*_~'\"()\[{}-]*\+?")
-_AFTER = re.compile(r"[A-Za-zÀ-ɏ\u4e00-\u9fff\s$£€¥:,.*_~'\")\]}{%°/?(-]*!?")
+_AFTER = re.compile(r"[A-Za-zÀ-ɏ\u4e00-\u9fff\s$£€¥:,.*_~'\")\]}{%°/?&(-]*!?")
 _HYPHEN = re.compile(r"(?<![A-Za-z0-9])-|-(?![A-Za-z])")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _SINGLE = re.compile(r"(?<![A-Za-z'])(?![aAI]\s+[A-Za-z])[A-Za-z](?![A-Za-z'])")
 """A letter that is no word."""
 
+_DROPPED = {"So": set("➖➕✖➗❌❎🚫⛔✗✘👎"), "Pi": set(), "Pf": set()}
+"""Categories of characters that say nothing, such as ticks and quotation marks -> those of them that do."""
+
+_VARIANTS = "\ufe0e\ufe0f\u20e3"
+_WIDE_DIGITS = {0xFF10 + digit: str(digit) for digit in range(10)}
+_SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[ \u00a0\u202f][0-9]{3})+(?![0-9])")
+_DASH = re.compile(r"\s[-–—]\s(?!(?:sin|cos|tan|log|sqrt)(?![A-Za-z]))(?=[A-Za-z]{3})")
+"""18 - good luck."""
+
+_REASON = re.compile(r",?\s(?:since|because|as|so)\s|\s\([-0-9\s+*/×÷·=.$]{1,80}\)$")
+"""What explains a stated answer."""
+
+_NUMERAL = (
+    "(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    "|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|million|billion|dozen)"
+)
+_NUMERAL_BEFORE = re.compile(rf"(?<![A-Za-z-]){_NUMERAL}\W+(?:(?:or|to|from|and)\W+)?\Z", re.IGNORECASE)
+_CHANGED_AFTER = re.compile(
+    rf"\A[^\w(]*(?:(?:or|and|to|over|by)\W+)?{_NUMERAL}(?![A-Za-z-])|\A\s?(?:st|nd|rd|th)s|\A\s*grand(?![A-Za-z])"
+    rf"|(?:%|percent)\s+of\s+{_NUMERAL}(?![A-Za-z-])|\?(?=.*[A-Za-z])|(?<![A-Za-z])below\Z"
+    r"|(?<![A-Za-z])is\s+(?:less|more|greater|smaller|larger|fewer|above|below|under|over)(?![A-Za-z])|\A[\s)\]}*]*!",
+    re.IGNORECASE | re.DOTALL,
+)
 _CHANGING = re.compile(r"[万亿千百倍负不非半]")
 
 
@@ -40,32 +65,42 @@ def verify_gsm8k(
         return Verdict(False, boxed, "missing")
     equal = quick_equal(answer, ground_truth)
     if equal is None:
+        if not boxed:
+            answer = _REASON.split(answer, maxsplit=1)[0].rstrip("! ")
         if bases_in(answer) or modifiers_in(answer) != modifiers_in(ground_truth):
             equal = False
         else:
             number = _only_number(answer)
             equal = None if number is None else quick_equal(number, ground_truth)
+            if number is None and "=" in answer:
+                # 3 * 6 = 18 dollars: algebra decides whether the equation is true.
+                sides, _, last = answer.rpartition("=")
+                number = _only_number(last) if re.search("[0-9]", sides) else None
+                answer = answer if not number else f"{_WRAPPER.sub('', sides).replace('$', '')}={number}"
     return verdict_of(answer, boxed, ground_truth, equal, quick)
 
 
 def _only_number(answer: str) -> str | None:
     """The only number of an answer, if what is around it is a name, currency and words: ``x = $18``, ``18 dollars``.
 
-    Not ``18x``, ``18 million``, ``-(18)``, nor with any sign that might be part of a formula.
+    None for ``18x``, ``18 million``, ``-(18)`` and with any sign that might be part of a formula; empty if words make
+    another number of it, which algebra would not read ("18 or nineteen").
     """
     if len(answer) > MAX_CHARS:
         return None
-    # Ticks and faces say nothing.
-    text = "".join(sign for sign in _WRAPPER.sub("", answer) if unicodedata.category(sign) not in ("So", "Mn"))
+    text = "".join(map(_plain, _WRAPPER.sub("", answer).translate(_WIDE_DIGITS)))
+    text = _SPACED.sub(lambda found: "".join(re.findall("[0-9]", found[0])), text)
     numbers = list(NUMBER.finditer(text))
     if len(numbers) != 1 or with_factors(answer) != answer or with_factors(text) != text or _CHANGING.search(text):
         return None
-    before, after = text[: numbers[0].start()], text[numbers[0].end() :]
+    before, after = text[: numbers[0].start()], _DASH.sub(" ", text[numbers[0].end() :])
     name, is_equation, before = before.rpartition("=")
     if is_equation and name.strip() and not is_name(name):
         return None
-    if not _BEFORE.fullmatch(before) or not _AFTER.fullmatch(after) or after.startswith("!"):
+    if not _BEFORE.fullmatch(before) or not _AFTER.fullmatch(after):
         return None
+    if _NUMERAL_BEFORE.search(before) or _CHANGED_AFTER.search(after):
+        return ""
     # A hyphen joins words; any other is a minus.
     if _HYPHEN.search(before) or _HYPHEN.search(after[1:] if re.match("-[A-Za-z]", after) else after):
         return None
@@ -73,13 +108,22 @@ def _only_number(answer: str) -> str | None:
         return None
     if _keeps_variable(after):
         return None
-    return numbers[0].group().replace(",", "")
+    return numbers[0].group().translate(SEPARATORS)
+
+
+def _plain(sign: str) -> str:
+    """``sign``, a dollar for any currency, nothing for what says nothing."""
+    category = unicodedata.category(sign)
+    if category == "Sc":
+        return "$"
+    return "" if sign in _VARIANTS or (category in _DROPPED and sign not in _DROPPED[category]) else sign
 
 
 def _keeps_variable(after: str) -> bool:
     """Whether what follows a number multiplies it: ``18x``, ``18k``, but not ``18 m``, ``18 a day``."""
+    after = re.sub("(?<![A-Za-z])L(?![A-Za-z])", "l", after)
     words = _LETTERS.findall(after)
-    if any(len(word) == 1 and word.lower() not in {"a", *SHORT_UNITS} for word in words):
+    if any(len(word) == 1 and word not in {"a", "A", *SHORT_UNITS} for word in words):
         return True
     attached = _LETTERS.match(after)
     if attached and len(attached.group()) <= 2 and attached.group().lower() not in UNITS:

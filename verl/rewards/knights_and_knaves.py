@@ -23,14 +23,25 @@ _TRUTH_ROLE = re.compile(r"(?<!\s)\s++is\s++a\s++(knight|knave)\b", re.IGNORECAS
 _NAME_START = re.compile(r"[^\W\d_]")
 _NOT = (
     r"(?:is|are|was|were|ca|could|wo|would|do|does|did|must|should|has|have|had|ai)n['’]?t|cannot|not|non|never|nor"
-    r"|neither|no(?!\s*[,.:;])"
+    r"|neither|none|no(?!\s*[,.:;])"
 )
-_NOT_SIGN = r"≠|!=|<>|¬|\\(?:neq?|not|lnot)(?![A-Za-z])"
+_NOT_SIGN = r"≠|!=|<>|¬|\\(?:neq?|not|lnot)(?![A-Za-z])|(?<![\w-])[~!-](?=kn(?:ight|ave))"
+_CROSS = "[❌❎✗✘🚫⛔👎]"
 _DENIED = (
     r"false|falsehood|untrue|wrong(?:ly)?|incorrect(?:ly)?|impossible|contradict\w*|absurd|den(?:y|ies|ied)|doubt\w*"
-    r"|refuted?|lie|nobody|mistak\w+|myth"
+    r"|refuted?|lie|nobody|mistak\w+|myth|opposite|in\s+no\s+way"
 )
 _SUPPOSED = r"if|unless|whether|suppos\w+|assum\w+|imagine"
+_EITHER = r"or|xor|iff|if\s+and\s+only\s+if"
+_QUOTED = r"says?|said|claim(?:s|ed)?|state[sd]?|assert(?:s|ed)?|tells?|told"
+_RETRACTED = re.compile(
+    r"(?:\A|[.!?;:\n])\s*+(?:(?:but|so)\s)?(?:(?:all\s|none\s)of\s)?(?:this|that|these|those|it|not)"
+    r"(?:\s(?:is|are|was|were)(?:\sall)?\s(?:false|wrong|incorrect|untrue|a\slie|not\s(?:true|so|right|correct)))?"
+    r"(?<!this)(?<!that)(?<!these)(?<!those)(?<!it)(?=\s*+(?:[.!\n]|\Z))",
+    re.IGNORECASE,
+)
+"""A sentence that takes back what was said before it: "This is false.", "Not!"."""
+
 _BREAK = r"[\n;]|\.(?=\s|$)"
 _PLAIN = frozenset(
     "is are was be been being am s must should has have to will the a an both all each also too therefore thus hence so"
@@ -131,12 +142,14 @@ def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
     """
     names = "|".join(re.escape(name) for name in sorted(people, key=len, reverse=True))
     token = re.compile(
-        rf"(?<!\w)(?:(?P<name>{names})|(?P<not>{_NOT})|(?P<denied>{_DENIED})|(?P<supposed>{_SUPPOSED})"
-        rf"|(?P<role>knight|knave)s?)(?!\w)|(?P<sign>{_NOT_SIGN})|(?P<break>{_BREAK})|(?P<asked>\?)|(?P<word>\w+)",
+        rf"(?<!\w)(?:(?P<name>{names})|(?P<either>{_EITHER})|(?P<denied>{_DENIED})|(?P<not>{_NOT})|(?P<supposed>{_SUPPOSED})"
+        rf"|(?P<quoted>{_QUOTED})|(?P<role>knight|knave)s?)(?!\w)|(?P<sign>{_NOT_SIGN})|(?P<cross>{_CROSS})|(?P<break>{_BREAK})"
+        r"|(?P<asked>\?)|(?P<stop>[!)\]])|(?P<word>\w+)",
         re.IGNORECASE,
     )
     reader = _Reader()
-    for found in token.finditer(text):
+    retracted = max((found.end() for found in _RETRACTED.finditer(text)), default=0)
+    for found in token.finditer(text, retracted):
         kind = found.lastgroup
         if kind == "name":
             reader.name(found.group().lower(), bool(_BETWEEN_NAMES.fullmatch(text, reader.end, found.start())))
@@ -145,11 +158,19 @@ def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
             reader.role(found.group("role").lower())
         elif kind in ("not", "sign"):
             reader.negated = not reader.negated
-        elif kind == "break":
-            reader.start_sentence()
+            reader.negation_end = found.end()
+        elif kind == "stop" or kind == "break":
+            if reader.negation_end and not text[reader.negation_end : found.start()].strip():
+                reader.deny()
+            if kind == "break":
+                reader.start_sentence()
+        elif kind == "either":
+            reader.either = reader.num_said > 0
+        elif kind == "quoted":
+            reader.quoted = bool(reader.subjects)
         elif kind == "supposed":
             reader.ignored = True
-        elif kind in ("denied", "asked"):
+        elif kind in ("denied", "asked", "cross"):
             reader.deny()
         elif found.group().lower() not in _PLAIN:
             reader.clear = False
@@ -170,12 +191,21 @@ class _Reader:
         self.num_said = 0
         """Statements in a row that the last role made; a denial after it takes them back."""
         self.negated = self.denied = self.ignored = False
+        self.negation_end = 0
+        """Where the last "not" ends; at the end of a sentence or bracket, it denies what was said before."""
+        self.either = False
+        """Whether an "or" follows a statement: "Alice is a knight or Bob is a knave" says nothing of either."""
+        self.quoted = False
+        """Whether the next statement is somebody's."""
         self.clear = True
 
     def name(self, name: str, next_to_last: bool) -> None:
         if not self.subjects:
             # What comes before the first name denies the whole: it is not so that, neither of.
             self.denied = self.denied != self.negated
+        if self.either:
+            self.deny()
+            self.ignored = True
         if not self.subjects or not next_to_last or self.num_said:
             self.subjects = {}
         self.subjects[name] = None
@@ -183,12 +213,12 @@ class _Reader:
 
     def role(self, role: str) -> None:
         said = []
-        if self.clear and not self.ignored:
+        if self.clear and not self.ignored and not self.quoted:
             is_knight = (role == KNIGHT) != (self.negated != self.denied)
             said = [(name, KNIGHT if is_knight else KNAVE) for name in self.subjects]
         self.statements += said
         self.num_said = len(said)
-        self.negated = False
+        self.negated = self.quoted = self.either = False
         if self.denied and said:
             self.ignored = True  # how far a denial reaches is not clear
 

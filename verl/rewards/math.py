@@ -14,10 +14,10 @@ from sympy import Basic, Eq, Expr, Float
 from sympy.core.relational import Relational
 
 from verl.rewards.agreement import agree, numbers_agree, relations
-from verl.rewards.answers import extract_answer, quick_equal
+from verl.rewards.answers import extract_answer, normalise, plain_number, quick_equal
 from verl.rewards.equations import unwrap_equations
-from verl.rewards.measures import measures_differ, with_factors
-from verl.rewards.notation import has_variables, keep_variable
+from verl.rewards.measures import measures_differ, modifiers_in, with_factors, without_text
+from verl.rewards.notation import has_variables, keep_variable, read_quantity, unify
 from verl.rewards.score import Verdict
 
 # math-verify warns once per process that its own time limit is off. That limit needs SIGALRM in the main thread and
@@ -37,7 +37,17 @@ def verify_math(
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     if answer is None:
         return Verdict(False, boxed, "missing")
-    return verdict_of(answer, boxed, ground_truth, quick_equal(answer, ground_truth), quick)
+    return verdict_of(answer, boxed, ground_truth, compare_plainly(answer, ground_truth), quick)
+
+
+def compare_plainly(answer: str, ground_truth: str) -> bool | None:
+    """As ``quick_equal``; a number with a unit, ``5 dollars``, also counts as the number if the truth has no unit."""
+    equal = quick_equal(answer, ground_truth)
+    if equal is None and plain_number(normalise(ground_truth)) is not None:
+        quantity = read_quantity(unify(answer))
+        if quantity and quantity.known and quantity.unit != "%" and not modifiers_in(answer):
+            return quick_equal(str(quantity.value), ground_truth)
+    return equal
 
 
 def verdict_of(answer: str, boxed: bool, ground_truth: str, equal: bool | None, quick: bool) -> Verdict | None:
@@ -69,7 +79,7 @@ def compare_latex(
     """
     if measures_differ(answer, ground_truth):
         return False
-    answer, ground_truth = with_factors(answer), with_factors(ground_truth)
+    answer, ground_truth = (with_factors(without_text(text)) for text in (answer, ground_truth))
     truth = keep_variable(ground_truth)
     theirs = _parse(truth)
     is_equation = "=" in truth or any(isinstance(reading, Basic) and reading.has(Relational) for reading in theirs)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl.rewards.answers import SENTENCE_END, TAIL_CHARS, extract_boxed, quick_equal
+from verl.rewards.answers import SENTENCE_END, TAIL_CHARS, boxed_in_place, quick_equal
 from verl.rewards.math import equivalent, verdict_of, verify_math
 from verl.rewards.score import Verdict
 
@@ -16,7 +16,7 @@ _MARKUP = re.compile(
     r"|\\(?:left|right)(?![A-Za-z])|\\[()\[\],;:! ]|[*$_{}~]"
 )
 _WRAPPED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{([^{}]*)\}")
-_WIDE = str.maketrans("（）．：，、。", "().:,,.")
+_WIDE = str.maketrans("（）．：，、。ＡＢＣＤＥ", "().:,,.ABCDE")
 _LETTERS = re.compile(r"\(?[A-Z]\)?(?:(?:(?:[\s,;/&]|and\b|or\b|和|或)+|(?<=\)))\(?[A-Z]\)?)*")
 _LOWER_LETTER = re.compile(r"\(?[a-z]\)?")
 _LABEL = re.compile(r"\(([A-Z])\)|(?<![A-Za-z0-9\\(])([A-Z])\s*[).:]")
@@ -32,6 +32,19 @@ _CALLED_RIGHT = re.compile(r"(?<![A-Za-z0-9])\(?([A-Z])\)?\s+is\s+(?:the\s+|a\s+
 _LAST_LETTER = re.compile(r"(?:^|[\s:=>(,.])(\(?)([A-Z])(\)?)$")
 _NAMED = re.compile(r"(?:\bans|answer|option|choice)[:.]?$", re.IGNORECASE)
 _REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
+_DENIED = re.compile(
+    r"(?<![A-Za-z])(?:not|never|neither|nor|none|no (?:longer|way)|except|excluding|(?:anything|everything|all) but|wrong"
+    r"|incorrect|false|eliminat(?:es?|ed|ing)|rul(?:es?|ed|ing) out|exclud(?:es?|ed)|opposite|instead of|cannot"
+    r"|(?:is|are|was|were|ca|could|do|does|did|wo|would)n['’]?t)(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_CLAUSE_END = re.compile(r"[.!?;,](?=\s)|(?<!anything )(?<!everything )(?<!all )but(?![A-Za-z])")
+_DENIED_BEFORE = re.compile(r"(?<![A-Za-z])(?:wrong|incorrect|false|worst)\s{1,3}\Z", re.IGNORECASE)
+_DENIED_AFTER = re.compile(
+    r"\s{0,3}(?:is\s{1,3}|isn['’]?t\s{1,3})?(?:not(?![A-Za-z])|wrong|incorrect|false|impossible)(?:\s{1,3}[a-z]{1,12}){0,2}[.!\s]{0,3}",
+    re.IGNORECASE,
+)
+_NAMES_OPTION = re.compile(r"\s{0,3}(?:(?:the\s)?(?:final\s|correct\s)?(?:answer|option|choice))[\s:]{1,3}(?:is[\s:]{1,3})?", re.I)
 _GOES_ON = re.compile(r"\s+(?!(?:because|since|as|which)\b)[A-Za-z]")
 
 WORDS = "AI"
@@ -54,9 +67,12 @@ def verify_multiple_choice(
     truth = letters_in(ground_truth, options) or _matching(ground_truth, options)
     if not truth:
         return verify_math(solution, ground_truth, extra_info, quick)
-    content = extract_boxed(solution)
+    content = boxed_in_place(solution)
     boxed = content is not None
-    answer, letters = _find_unboxed(solution, options) if content is None else (content, letters_in(content, options))
+    if content is None:
+        answer, letters = _find_unboxed(solution, options)
+    else:
+        answer, letters = content, letters_in(content[_option_name_ends(content) :], options)
     if answer is None:
         return Verdict(False, boxed, "missing")
     matching = _matching(answer, options)
@@ -72,6 +88,12 @@ def verify_multiple_choice(
     if equal is None and not quick and _equals_another(answer, right, options):
         equal = False
     return verdict_of(answer, boxed, options.get(right, ""), equal, quick)
+
+
+def _option_name_ends(text: str) -> int:
+    """Where the words before a letter end, as in "Option B"; 0 if there are none."""
+    found = _NAMES_OPTION.match(text)
+    return found.end() if found else 0
 
 
 def read_options(options: Any) -> dict[str, str]:
@@ -122,6 +144,8 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
     matching = _matching(rest, {letter: _plain(option) for letter, option in options.items()})
     if _letter(label) in matching:
         return frozenset(_letter(label))
+    if options and _DENIED_AFTER.fullmatch(rest):
+        return frozenset()
     return frozenset([_letter(label), *matching, *map(_letter, _LABEL.finditer(rest))])
 
 
@@ -145,7 +169,11 @@ def _equals_another(answer: str, right: str, options: Mapping[str, str]) -> bool
 def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:
     """The answer of a response without a box (None if there is none), and the options that it names by letter."""
     tail = solution[-TAIL_CHARS:].translate(_WIDE).rstrip()
-    stated = [_first_sentence(tail[found.end() :]) for found in _STATED.finditer(tail)]
+    stated = [
+        _first_sentence(tail[found.end() :])
+        for found in _STATED.finditer(tail)
+        if not _DENIED_BEFORE.search(tail[max(0, found.start() - 20) : found.start()])
+    ]
     # "The answer is a" at the end of a line was cut off.
     stated = [sentence for sentence in stated if sentence not in ("", "a", "i")]
     for sentence in reversed(stated):
@@ -187,8 +215,11 @@ def _last_letter(line: str) -> frozenset[str]:
         return frozenset()
     opened, letter, closing = found.groups()
     before = plain[: found.start(2)].rstrip(" (")[-20:]
+    clause = _CLAUSE_END.split(plain[: found.start(2)][-MAX_LETTERS_CHARS:])
+    if _DENIED.search(clause[-1]) or re.search("(?i)neither|none of", ",".join(clause[-3:])):
+        return frozenset()
     is_sure = letter not in WORDS or opened or closing or line.rstrip("*$ ").endswith(".") or _NAMED.search(before)
-    return frozenset(letter) if is_sure and not before.endswith(" not") else frozenset()
+    return frozenset(letter) if is_sure else frozenset()
 
 
 def _ascends(text: str) -> bool:

@@ -66,6 +66,9 @@ _REWRITES = [
     # Not 2e-1, which may mean 2 times e minus 1.
     (re.compile(r"(?<![\w.])(\d+\.\d+(?=[eE][+-]?\d)|\d+(?=[eE]\d\d))[eE]\+?(-?\d+)(?![\d.])"), r"\1 \\times 10^{\2}"),
 ]
+_LEADING = re.compile(r"\A[:\s]*+(?:,(?!\d)[:,\s]*+)?")
+"""A comma before a digit is a decimal one."""
+
 _SET_OF_REALS = re.compile(
     r"(?:\\mathbb\s*\{R\}|R|all real(?: number)?s?|\(-\\infty\s*,\s*\\infty\s*\)|全体实数|实数集R?)\.?", re.I
 )
@@ -82,7 +85,8 @@ def unify(text: str) -> str:
         text = _WRAPPER.sub(_unwrapped, text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    text = text.strip().strip("*").rstrip(".,;: ").lstrip(":, ")
+    text = text.strip().strip("*").rstrip(".,;: ")
+    text = _LEADING.sub("", text, 1)
     if _SET_OF_REALS.fullmatch(text):
         return r"\mathbb{R}"
     if _NOTHING.fullmatch(text):
@@ -192,7 +196,10 @@ _FACTORS = {
 _FACTOR = re.compile(
     r"(?:(hundred|thousand|million|billion|trillion|dozen|lakh|crore|tens|mil|mln|mn|bn)(?![a-z])|([万亿]))\s*"
 )
-_OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z])\b")
+_OPERATION = re.compile(
+    r"(?:squared|cubed|factorial|times [a-z]|doubled|tripled|halved|divided|halves|millionths|thousandths|hundredths"
+    r"|(?:third|fifth|sixth|seventh|eighth|ninth|tenth)s)\b"
+)
 
 _QUANTITY = re.compile(
     r"(?:[A-Za-z]\s*=\s*)?([¥€£]?\s*[+-]?[¥€£]?[0-9.,]+)\s*"
@@ -212,7 +219,10 @@ def read_quantity(text: str, short: bool = False) -> Quantity | None:
     value = plain_number(re.sub(r"[¥€£\s]", "", found.group(1)).rstrip(","))
     if value is None:
         return None
-    unit = (found.group(3) or found.group(4) or "").strip().lower().rstrip(".")
+    unit = (found.group(3) or found.group(4) or "").strip().rstrip(".")
+    if len(unit) == 1 and unit in "MSGHT":
+        return None  # 5M are millions
+    unit = unit.lower()
     if found.group(2) == "%":
         return Quantity(value, "%", True)
     if _OPERATION.match(unit):

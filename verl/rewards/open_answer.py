@@ -10,7 +10,7 @@ from typing import Any
 
 from verl.rewards.answers import MAX_ALGEBRA_CHARS, boxes_in, extract_answer, quick_equal
 from verl.rewards.math import REASONS, compare_latex
-from verl.rewards.measures import modifiers_in
+from verl.rewards.measures import arcs_in, modifiers_in, units_in
 from verl.rewards.notation import Quantity, read_quantity, split_answers, squeeze, unify, words_in
 from verl.rewards.score import Verdict
 from verl.rewards.truths import read_tolerance
@@ -51,6 +51,9 @@ def verify_open_answer(
     if quick:
         return None
     equal = _same(unify(answer), unify(ground_truth), tolerance)
+    if not equal and units_in(answer):
+        # Without its \\text{}, a unit after an expression would be a product of variables.
+        equal = compare_latex(answer, ground_truth, tolerance.allows) or equal
     return Verdict(equal is True, boxed, REASONS[equal], answer)
 
 
@@ -92,6 +95,9 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
     if quick_equal(answer, ground_truth):
         return True
     if len(answer) > MAX_CHARS or len(ground_truth) > MAX_CHARS:
+        return False
+    arcs = [arcs_in(text) for text in (answer, ground_truth)]
+    if all(arcs) and arcs[0] != arcs[1]:
         return False
     equal = _plainly_same(unify(answer), unify(ground_truth), tolerance)
     if equal is None and max(len(answer), len(ground_truth)) > MAX_ALGEBRA_CHARS:
