@@ -98,7 +98,8 @@ def test_extract_answer(text: str, answer: str | None, boxed: bool):
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("-1, 2.5 and 1,000", "1000"), ("a-3", "3"), ("1.2.3", "1.2"), ("x2", "x2"), ("it is -7", "-7")]
+    ("text", "number"),
+    [("-1, 2.5 and 1,000", "1000"), ("a-3", "3"), ("1.2.3", "1.2"), ("x2", "x2"), ("it is -7", "-7")],
 )
 def test_the_last_number(text: str, number: str):
     assert extract_answer(text) == (number, False)

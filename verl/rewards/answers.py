@@ -30,7 +30,9 @@ SENTENCE_END = re.compile(r"\n|。|\.(?=\s|$)")
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox|framebox)[ \t\n]*\{|\\[{}]|[{}]")
 _AFTER_HASHES = re.compile(r"[\s$]*+(-?)\$?([0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)[ \t.]*(?:\n|\Z)")
 _ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)|答案[ \t]*(?:[是为][ \t]*[:：]?|[:：])", re.IGNORECASE)
-NUMBER = re.compile(r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:\{?,\}?[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+NUMBER = re.compile(
+    r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:\{?,\}?[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
+)
 SEPARATORS = str.maketrans("", "", "{},")
 """Removes the separators of thousands from what ``NUMBER`` matches."""
 

@@ -17,7 +17,8 @@ MAX_CHARS = 1000
 
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|mbox|boldsymbol|bm|underline)\s{0,3}(?=\{)|\\(?:text)?color\{[a-z]{1,12}\}"
-    r"|\\(?:left|right|bf|rm|displaystyle|large|Large|huge|q?quad|checkmark|approx)(?![A-Za-z])|\\[!,;: ()\[\]]|\\(?=[$%&])"
+    r"|\\(?:left|right|bf|rm|displaystyle|large|Large|huge|q?quad|checkmark|approx)(?![A-Za-z])"
+    r"|\\[!,;: ()\[\]]|\\(?=[$%&])"
     r"|[≈`]|(?<=[a-z][a-z])[²³]"
 )
 _BEFORE = re.compile(r"[A-Za-zÀ-ɏ\u4e00-\u9fff\s$£€¥:,.*_~'\"()\[{}-]*\+?")
@@ -46,9 +47,9 @@ _NUMERAL = (
 _NUMERAL_BEFORE = re.compile(rf"(?<![A-Za-z-]){_NUMERAL}\W+(?:(?:or|to|from|and)\W+)?\Z", re.IGNORECASE)
 _CHANGED_AFTER = re.compile(
     rf"\A[^\w(]*(?:(?:or|and|to|over|by)\W+)?{_NUMERAL}(?![A-Za-z-])|\A\s?(?:st|nd|rd|th)s|\A\s*grand(?![A-Za-z])"
-    rf"|(?:%|percent)\s+of\s+{_NUMERAL}(?![A-Za-z-])|\?(?=.*[A-Za-z])|(?<![A-Za-z])below\Z"
+    rf"|(?:%|percent)\s+of\s+{_NUMERAL}(?![A-Za-z-])|\?(?=[^A-Za-z?]*+[A-Za-z])|(?<![A-Za-z])below\Z"
     r"|(?<![A-Za-z])is\s+(?:less|more|greater|smaller|larger|fewer|above|below|under|over)(?![A-Za-z])|\A[\s)\]}*]*!",
-    re.IGNORECASE | re.DOTALL,
+    re.IGNORECASE,
 )
 _CHANGING = re.compile(r"[万亿千百倍负不非半]")
 

@@ -35,9 +35,9 @@ _SUPPOSED = r"if|unless|whether|suppos\w+|assum\w+|imagine"
 _EITHER = r"or|xor|iff|if\s+and\s+only\s+if"
 _QUOTED = r"says?|said|claim(?:s|ed)?|state[sd]?|assert(?:s|ed)?|tells?|told"
 _RETRACTED = re.compile(
-    r"(?:\A|[.!?;:\n])\s*+(?:(?:but|so)\s)?(?:(?:all\s|none\s)of\s)?(?:this|that|these|those|it|not)"
+    r"(?:\A|[.!?;:\n])[^\S\n]*+(?:(?:but|so)\s)?(?:(?:all\s|none\s)of\s)?(?:this|that|these|those|it|not)"
     r"(?:\s(?:is|are|was|were)(?:\sall)?\s(?:false|wrong|incorrect|untrue|a\slie|not\s(?:true|so|right|correct)))?"
-    r"(?<!this)(?<!that)(?<!these)(?<!those)(?<!it)(?=\s*+(?:[.!\n]|\Z))",
+    r"(?<!this)(?<!that)(?<!these)(?<!those)(?<!it)(?=[^\S\n]*+(?:[.!\n]|\Z))",
     re.IGNORECASE,
 )
 """A sentence that takes back what was said before it: "This is false.", "Not!"."""

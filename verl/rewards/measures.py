@@ -42,9 +42,8 @@ _SYMBOLS = {
 }
 """Symbols of units in which capitals count."""
 
-_BARE_UNIT = re.compile(
-    rf"(?<=[0-9}}\s])(?<![A-Za-z\\])({'|'.join(name for name in UNITS if len(name) > 1 and name.isascii())})(?![A-Za-z{{])"
-)
+_LONG_UNITS = "|".join(name for name in UNITS if len(name) > 1 and name.isascii())
+_BARE_UNIT = re.compile(rf"(?<=[0-9}}\s])(?<![A-Za-z\\])({_LONG_UNITS})(?![A-Za-z{{])")
 _MICRO = re.compile(rf"\\mu\s{{0,3}}(?:{_TEXT}\{{)?|μ")
 _SPACING = re.compile(r"\\[,;:! ]|\\cdot(?![A-Za-z])")
 _UNIT_TEXT = re.compile(rf"{_TEXT}\{{([^{{}}]{{0,99}})\}}\s{{0,3}}(?:\^\s{{0,3}}\{{?\s{{0,3}}(-?[1-9])\s{{0,3}}\}}?)?")
@@ -69,8 +68,10 @@ _DIGIT = re.compile("[0-9]")
 _SUBSCRIPTS = re.compile("[₀-₉]{1,2}")
 
 _CHANGES = re.compile(
-    r"(?<![A-Za-z\\])(?:not|(?:is|are|was|do|does|did|ca|wo|ai)n['’]?t|cannot|squared|cubed|factorial|minus|modulo|mod|root"
-    r"|and (?:an?|one|two|three) (?:half|third|quarter)s?|or (?:more|less|fewer)|(?:to the|th) power|to the [a-z]{3,9}th"
+    r"(?<![A-Za-z\\])(?:not|(?:is|are|was|do|does|did|ca|wo|ai)n['’]?t|cannot"
+    r"|squared|cubed|factorial|minus|modulo|mod|root"
+    r"|and (?:an?|one|two|three) (?:half|third|quarter)s?|or (?:more|less|fewer)"
+    r"|(?:to the|th) power|to the [a-z]{3,9}th"
     r"|doubled|tripled|quadrupled|halved|quartered|reversed|divided|(?:below|under) zero|too (?:small|large|low|high)"
     r"|(?:point|comma|times) (?:zero|one|two|three|four|five|six|seven|eight|nine|ten)|opposite direction"
     r"|false|wrong|incorrect|impossible)(?![A-Za-z])",
@@ -122,7 +123,10 @@ def without_text(latex: str) -> str:
 
 def arcs_in(latex: str) -> list[int]:
     """Whether angles in ``latex`` are in degrees (0), minutes (1) or seconds (2), in order."""
-    return [0 if degrees else len(primes.replace("\\prime", "'").replace(" ", "")) for degrees, primes in _ARC.findall(latex)]
+    return [
+        0 if degrees else len(primes.replace("\\prime", "'").replace(" ", ""))
+        for degrees, primes in _ARC.findall(latex)
+    ]
 
 
 def _names_differ(answer: str, truth: str) -> bool:
@@ -159,8 +163,7 @@ def _bases(latex: str) -> list[tuple[str, int]]:
 
 
 def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
-    """The units after numbers or in ``\\text{}`` and the like, one of each answer of a list; none if any of the words is
-    unknown."""
+    """The units after numbers or in ``\\text{}``, one of each answer of a list; none if any word is unknown."""
     units = set()
     latex = _SPACING.sub(" ", _MICRO.sub(lambda found: r"\text{µ" if found[0].endswith("{") else "µ", latex))
     latex = _BARE_UNIT.sub(r"\\text{\1}", latex) if "{" not in latex else latex

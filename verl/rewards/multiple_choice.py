@@ -33,8 +33,8 @@ _LAST_LETTER = re.compile(r"(?:^|[\s:=>(,.])(\(?)([A-Z])(\)?)$")
 _NAMED = re.compile(r"(?:\bans|answer|option|choice)[:.]?$", re.IGNORECASE)
 _REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
 _DENIED = re.compile(
-    r"(?<![A-Za-z])(?:not|never|neither|nor|none|no (?:longer|way)|except|excluding|(?:anything|everything|all) but|wrong"
-    r"|incorrect|false|eliminat(?:es?|ed|ing)|rul(?:es?|ed|ing) out|exclud(?:es?|ed)|opposite|instead of|cannot"
+    r"(?<![A-Za-z])(?:not|never|neither|nor|none|no (?:longer|way)|except|excluding|(?:anything|everything|all) but"
+    r"|wrong|incorrect|false|eliminat(?:es?|ed|ing)|rul(?:es?|ed|ing) out|exclud(?:es?|ed)|opposite|instead of|cannot"
     r"|(?:is|are|was|were|ca|could|do|does|did|wo|would)n['’]?t)(?![A-Za-z])",
     re.IGNORECASE,
 )
@@ -44,7 +44,9 @@ _DENIED_AFTER = re.compile(
     r"\s{0,3}(?:is\s{1,3}|isn['’]?t\s{1,3})?(?:not(?![A-Za-z])|wrong|incorrect|false|impossible)(?:\s{1,3}[a-z]{1,12}){0,2}[.!\s]{0,3}",
     re.IGNORECASE,
 )
-_NAMES_OPTION = re.compile(r"\s{0,3}(?:(?:the\s)?(?:final\s|correct\s)?(?:answer|option|choice))[\s:]{1,3}(?:is[\s:]{1,3})?", re.I)
+_NAMES_OPTION = re.compile(
+    r"\s{0,3}(?:(?:the\s)?(?:final\s|correct\s)?(?:answer|option|choice))[\s:]{1,3}(?:is[\s:]{1,3})?", re.I
+)
 _GOES_ON = re.compile(r"\s+(?!(?:because|since|as|which)\b)[A-Za-z]")
 
 WORDS = "AI"

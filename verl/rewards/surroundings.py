@@ -8,25 +8,29 @@ BEFORE_CHARS, AFTER_CHARS = 48, 32
 
 _GAP = r"(?:\\?[$£€]\s?|\*\*|\\text\s?\{|[\u200b-\u200d\u2060\ufeff])*"
 _WORDS = (
-    r"(?<![A-Za-z])(?i:not|never|nor|negative|minus|twice|thrice|double|triple|(?:half|third|quarter|square|cube|root) of"
+    r"(?<![A-Za-z])(?i:not|never|nor|negative|minus|twice|thrice|double|triple"
+    r"|(?:half|third|quarter|square|cube|root) of"
     r"|(?:is|are|was|were|ca|could|would)n['’]?t(?:\sbe)?)(?:\s(?:equal\sto|an?|the))?\s{1,3}"
 )
 _SIGNS = (
     r"[−√∛∜_≠≤≥±¬]\s{0,3}|(?<=\S)\s[<>]\s{0,3}|=\s{0,2}-\s{1,2}|(?:(?<=[\s=$({])|^)[‐‑‒–—﹣－⁻˗➖]"
     r"|\\(?:n?eq?|pm|mp|not|neg|sqrt|[dtc]?frac|l[nog]{1,2})\s?(?:\[[0-9]\])?\s?\{?|[\^}_]\{"
 )
-_TERM = r"(?:[0-9.,]{0,20}[0-9)}\]]|(?<![A-Za-z\\'])[A-Za-z])(?:[*/^×·÷+]|\s[*/×·÷+]\s|\s?\\(?:times|cdot|div)\s?)|[0-9.,]{0,20}[0-9)]-"
+_TERM = r"(?:[0-9.,]{0,20}[0-9)}\]]|(?<![A-Za-z\\'])[A-Za-z])(?:[*/^×·÷+]|\s[*/×·÷+]\s|\s?\\(?:times|cdot|div)\s?)"
 _LETTER = r"(?<![A-Za-z\\])[A-Za-z]"
 _MINUS = r"(?:(?<=[\s=$({*])|^)-"
 
-_BEFORE_NUMBER = re.compile(rf"(?:{_WORDS}|{_SIGNS}|{_TERM}|{_LETTER}|{_MINUS}(?=\\?[$£€*])){_GAP}\Z")
+_BEFORE_NUMBER = re.compile(
+    rf"(?:{_WORDS}|{_SIGNS}|{_TERM}|[0-9.,]{{0,20}}[0-9)]-|{_LETTER}(?!\$)|{_MINUS}(?=\\?[$£€*])){_GAP}\Z"
+)
 _BEFORE_BOX = re.compile(rf"(?:{_WORDS}|{_SIGNS}|{_MINUS}|[0-9.,]{{0,20}}[0-9)]){_GAP}\Z")
 _FILLED_IN = re.compile(r"[\s$]{0,5}(?:\\[,;: ]){0,3}(?:[+*×=<>-]|\\(?:times|cdot|leq?|geq?)(?![A-Za-z]))")
 """After a box inside a formula: 2 + \boxed{3} = 5."""
 
 _AFTER = re.compile(
-    r"(?:\*\*|\$)?(?:\s|~|\\[,;: ]){0,3}(?:\\text\s?\{\s?)?(?i:(?:million|billion|trillion|thousand|hundred|dozen|lakh|crore|squared|cubed"
-    r"|factorial|(?:is|was)\s(?:wrong|not|incorrect|false|impossible))(?![A-Za-z])|万|亿)"
+    r"(?:\*\*|\$)?(?:\s|~|\\[,;: ]){0,3}(?:\\text\s?\{\s?)?"
+    r"(?i:(?:million|billion|trillion|thousand|hundred|dozen|lakh|crore"
+    r"|squared|cubed|factorial|(?:is|was)\s(?:wrong|not|incorrect|false|impossible))(?![A-Za-z])|万|亿)"
     r"|(?:[kKMBbnxyz](?![A-Za-z0-9])|bn|mn|[π√²³½¼¾‰]|\^\s?\{?\s?[0-9A-Za-z]|\\(?:pi|sqrt|cdot|times)(?![A-Za-z]))"
     r"|\s?[-+*×·/^]\s?[nxyz](?![A-Za-z])"
 )
