@@ -18,6 +18,13 @@ TRUTH = {"target": 24, "numbers": [3, 3, 8, 8]}
         (r"\boxed{8 / (3 - 8 / 3)}", "exact"),
         ("(8 / ((3) - +8 / 3))", "exact"),
         ("-8 / (8 / 3 - 3)", "exact"),
+        *(
+            (form, "exact")
+            for form in ("$8/(3-8/3)$", "**8/(3-8/3)**", "`8/(3-8/3)`", r"\(8/(3-8/3)\)", "8/(3-8/3)=24.")
+        ),
+        *((form, "exact") for form in (r"\frac{8}{3-\frac{8}{3}}", r"8/\left(3-8/3\right)", "[8/(3-8/3)]")),
+        (r"\frac{8}{3-\frac{8}{3}", "unparsed"),
+        (r"\frac{" * 60 + "8", "unparsed"),
         ("8 / (3 - 8 / 3) = 23", "unparsed"),
         ("3 * 8", "different"),
         ("3 + 3 + 8 + 8", "different"),

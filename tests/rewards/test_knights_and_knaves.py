@@ -83,8 +83,23 @@ DENIED = [
     *("Neither Alice nor Bob is a knight", "I doubt that Alice is a knight", "There is no way Alice is a knight"),
     *("Nobody thinks Alice is a knight", "No way is Alice a knight", "never is Alice a knight"),
     *("If Alice is a knight", "Suppose Alice is a knight", "Alice is a knight? No", "Alice is a knight is false"),
+    *("Alice is a knight in no way", "Alice: ~knight", "Alice: !knight", "Alice: -knight", "Alice: knight (no)"),
+    *("Alice: knight ❌", "Alice is a knight, NOT!", "Alice is a knight... not", "Bob says Alice is a knight"),
+    *("None of this is true: Alice is a knight", "The opposite: Alice is a knight"),
     *("Alice being a knight is impossible", "Alice ≠ knight", "Alice != knight", r"Alice \neq knight"),
 ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("Either Alice is a knight or Bob is a knave", "Alice is a knight xor Bob is a knave"),
+        *("Alice is a knight iff Bob is a knave", "Alice is a knight. Bob is a knave. This is false"),
+        *("Alice is a knight. Bob is a knave. That is not true.", "Alice is a knight. Bob is a knave. Not!"),
+    ],
+)
+def test_what_is_not_said_of_both(answer: str):
+    assert not verify_knights_and_knaves(f"<answer>{answer}</answer>", TRUTH).correct
 
 
 @pytest.mark.parametrize("denial", [*(f"Alice is {words} knight" for words in NOT_SAID), *DENIED])
@@ -104,6 +119,8 @@ def test_what_is_not_said_of_alice(denial: str):
         "No, Alice is a knight and Bob is no knight",
         "Alice's role: knight. Bob's role: knave",
         "It is false that Alice is a knave. Bob is a knave",
+        "Alice is a knight (a truth-teller). Bob is a knave!",
+        "Bob is a knight? This is false. Alice is a knight. Bob is a knave",
     ],
 )
 def test_other_words_for_the_same(answer: str):

@@ -52,11 +52,31 @@ def is_correct(solution: str, truth: str, options: Any = None) -> bool:
         ("故选B", "B"),
         ("答案是：（C）", "C"),
         (r"\boxed{A} and so \boxed{D}", "D"),
+        (r"\boxed{Option B}", "B"),
+        (r"\boxed{Answer: (B)}", "B"),
+        (r"\boxed{Ｂ}", "B"),
+        ("A is not right, so B", "B"),
+        ("Not A but B", "B"),
+        ("Nothing but B", "B"),
     ],
 )
 def test_a_letter_is_found(solution: str, letter: str):
     assert is_correct(solution, letter)
     assert not is_correct(solution, "E")
+
+
+DENIED = (
+    "Not B|never B|The answer isn't B.|The answer cannot be B.|It is anything but B|all except B|The wrong answer is B"
+    "|The incorrect option is B|The answer is wrong: B|Eliminate B|rule out B|The answer is no longer B"
+    "|so it can't be B|The answer is neither A nor B|The answer is none of A, B|so it must not be B"
+    "|the opposite of B|6, not \\boxed{B}"
+).split("|")
+
+
+def test_a_label_called_wrong_names_nothing():
+    for rest in ("is wrong", "wrong", "is not correct.", "isn't right"):
+        assert not is_correct(rf"\boxed{{(B) {rest}}}", "B", NUMBERS)
+    assert is_correct(r"\boxed{(B) wrong}", "B", ["right", "wrong"])
 
 
 @pytest.mark.parametrize(
@@ -73,6 +93,7 @@ def test_a_letter_is_found(solution: str, letter: str):
         ("The answer is A or B.", "A"),
         ("The answer is not (B).", "B"),
         ("NOT A", "A"),
+        *((text, "B") for text in DENIED),
         (r"\boxed{A, B}", "B"),
         (r"\boxed{A or B}", "A"),
         (r"\boxed{A) 1 B) 2 C) 3}", "A"),

@@ -105,12 +105,23 @@ FORMULAS = (
     r"|¬18|≠18|>18|<18|18+|18 -|18 million|18\text{ million}|18 billion dollars|18 hundred|18 dozen|18 lakh"
     r"|18 squared|18 factorial|not 18|isn't 18|never 18|\text{not }18|minus 18|negative 18|half of 18"
     r"|\text{half of }18|twice 18|log 18|at least 18|more than 18|18 or more|18_5|18_{16}|18 (base 9)|0x18|1/18"
+    r"|18 - π|18 tenths|18 hundredths|18 halves|18 doubled|18 halved|18 divided by two|18 times two|18 and one half"
+    r"|neg 18|up to 18|other than 18|hardly 18|two thirds of 18|ten percent of 18|the square of 18|quadruple 18"
+    r"|exp 18|18 or nineteen|seventeen or 18|18 point five|18 nineteen|two 18s|dozen 18|hundred 18"
+    r"|five from 18|between 18 and twenty"
+    r"|18% of fifty|18\text{ percent of fifty}|18 is less than the answer|18 is too small|18? No, seventeen"
+    r"|18 is impossible|18 below zero|18 !|(18)!|➖18|❌18|18\text{0}|18\mathrm{0}|18 M dollars|18 K"
+    r"|18 - nineteen|2*9 = 19 or 18|3*7 = 18 dollars"
     r"|-x=18|xy=18|x²=18|√x=18|\vert x\vert=18|18万|eighteen minus 18"
 ).split("|")
 AMOUNTS = (
     r"$18|\$18|£18|USD 18|x = 18|x=\$18|Total: 18|total = 18|(18)|+18|18.00|18%|18 dollars|18 \text{ km/h}"
     r"|18-inch|18 a day|18 square feet|18 more apples|18 apples and oranges|$18$ dollars|\$18 \text{ per day}"
     r"|\text{Answer: }18|\textbf{18}|18 with no remainder|18 times|18 dollars left over|18年"
+    r"|18 - good luck|18 – good luck|18 — that is all|18 - done!|18 ft²|18 cats & dogs|18¢|₹18|18 L|≈18"
+    r"|`18`|“18”|«18»|18 \checkmark|\large 18|\boldsymbol{18}|{\bf 18}|\color{red}{18}|\textcolor{red}{18}"
+    r"|\underline{18}|１８|3 * 6 = 18 dollars|3\times 6 = \$18|$9 + $9 = $18|18 (eighteen)"
+    r"|18 two-story houses|18 seven-year-olds|\text{Total} = 18|18 quarters"
     r"|\(18\)|\[18\]|\(18\) minutes|18 ✓|18 ✅️|18 hours and that is it"
     r"|She makes $18 every day at the farmers' market."
 ).split("|")
@@ -122,6 +133,19 @@ def test_a_number_counts_only_beside_words():
 
     assert [answer for answer in FORMULAS if right(answer)] == []
     assert [answer for answer in AMOUNTS if not right(answer)] == []
+    assert compute_score("gsm8k", r"\boxed{1 800}", "1800")["correctness"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("18 - good luck", "18 — good luck!", "18!", "18, since 9*2=18.", "18 (9 × 2).", "18 because 2*9=18"),
+        *("**18**", "$18.", r"\[18\]", "18 dollars", "9 * 2 = $18."),
+    ],
+)
+def test_a_stated_amount(said: str):
+    assert compute_score("gsm8k", f"The answer is {said}", "18")["correctness"]
+    assert not compute_score("gsm8k", f"The answer is {said}", "17")["correctness"]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ _PARTS = re.compile(r"[,;+]|\\text\s{0,3}\{\s{0,3}(?:and|or)\s{0,3}\}")
 _NUMBER_IN_TEXT = re.compile(rf"{_TEXT}\{{([^{{}}A-Za-z\u4e00-\u9fff]{{1,99}})\}}")
 _VARIABLE_IN_TEXT = re.compile(rf"(?<=[0-9}})])(?:\s|~){{0,9}}{_TEXT}\{{\s{{0,9}}([abknpquvwxyz])\s{{0,9}}\}}")
 _ARC = re.compile(r"(?<=[0-9}])\s{0,3}(?:(\^\s?\{?\s?\\circ|°)|\^?\{?((?:'|′|\\prime\s?){1,2}))")
+_PRIME = re.compile(r"\^\s?\{?\s?(?:\\prime(?![A-Za-z])\s?){1,3}\}?")
 _PRIMED = re.compile(r"[A-Za-z](?:'{1,3}(?![a-z])|\^\{?(?:\\prime\s?){1,3}\}?)")
 _COMMANDS = re.compile(rf"{_TEXT}\{{[^{{}}]{{0,99}}\}}|\\[A-Za-z]+")
 _VARIABLE = re.compile("(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
@@ -117,7 +118,9 @@ def measures_differ(answer: str, truth: str) -> bool:
 
 
 def without_text(latex: str) -> str:
-    """LaTeX without ``\\text{}`` and the like around numbers, signs and single variables, which algebra would drop."""
+    """LaTeX without ``\\text{}`` and the like around numbers, signs and single variables, which algebra would drop, and
+    with ``'`` for ``^{\\prime}``."""
+    latex = _PRIME.sub(lambda found: "'" * found[0].count("prime"), latex)
     return _VARIABLE_IN_TEXT.sub(r" \1", _NUMBER_IN_TEXT.sub(r"\1", latex))
 
 

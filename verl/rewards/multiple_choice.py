@@ -41,7 +41,7 @@ _DENIED = re.compile(
 _CLAUSE_END = re.compile(r"[.!?;,](?=\s)|(?<!anything )(?<!everything )(?<!all )but(?![A-Za-z])")
 _DENIED_BEFORE = re.compile(r"(?<![A-Za-z])(?:wrong|incorrect|false|worst)\s{1,3}\Z", re.IGNORECASE)
 _DENIED_AFTER = re.compile(
-    r"\s{0,3}(?:is\s{1,3}|isn['’]?t\s{1,3})?(?:not(?![A-Za-z])|wrong|incorrect|false|impossible)(?:\s{1,3}[a-z]{1,12}){0,2}[.!\s]{0,3}",
+    r"\s{0,3}(?:is\s{1,3})?(?:(?:not|isn['’]?t)(?![A-Za-z])|wrong|incorrect|false|impossible)(?:\s{1,3}[a-z]{1,12}){0,2}[.!\s]{0,3}",
     re.IGNORECASE,
 )
 _NAMES_OPTION = re.compile(

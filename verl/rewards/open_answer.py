@@ -10,7 +10,7 @@ from typing import Any
 
 from verl.rewards.answers import MAX_ALGEBRA_CHARS, boxes_in, extract_answer, quick_equal
 from verl.rewards.math import REASONS, compare_latex
-from verl.rewards.measures import arcs_in, modifiers_in, units_in
+from verl.rewards.measures import arcs_in, modifiers_in, units_in, with_factors
 from verl.rewards.notation import Quantity, read_quantity, split_answers, squeeze, unify, words_in
 from verl.rewards.score import Verdict
 from verl.rewards.truths import read_tolerance
@@ -118,7 +118,7 @@ def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
     if a and b:
         return _same_quantity(a, b, tolerance) and modifiers_in(answer) == modifiers_in(truth)
     words = words_in(truth)
-    if words is not None and b is None:
+    if words is not None and b is None and with_factors(truth) == truth:
         return words_in(answer) == words
     return None
 
