@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,6 +80,40 @@ def test_a_conversation_that_is_too_long_stops_with_its_place_and_length(tmp_pat
     assert str(caught.value) == (
         f"data.max_length=5: the conversation in {path}, row 1 has 6 tokens; raise it, or set data.truncation=right"
     )
+
+
+TURN = {"role": "user", "content": "1"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        *(
+            (value, f"messages={shown}: must be a list of messages, each with role and content; set data.messages_key")
+            for value, shown in [(None, "None"), (3, "3"), ("1", "1"), ({}, "{}"), ([None], "[None]"), ([[]], "[[]]")]
+        ),
+        ([{"role": "user"}], "messages=[{'role': 'user'}]: must be a list of messages"),
+        ([], "messages: the conversation is empty; remove the row"),
+        ([TURN, {"role": "assistant", "content": None}], "messages: the content of a message must be text: None"),
+        ([TURN, {"role": "assistant", "content": ["x"]}], "messages: the content of a message must be text: ['x']"),
+        (
+            [TURN, {"role": "assistant", "content": "\ud800"}],
+            "messages: the content of a message must be text: '\\ud800'",
+        ),
+        ([TURN, {"role": 3, "content": "2"}], "messages: the role of a message must be text: 3"),
+        ([{"role": "assistant", "content": "2"}, TURN], "messages: begins with the assistant; begin with what it"),
+        ([TURN], "messages: has no assistant turn to learn from"),
+        ([*chat("1", "2"), *chat("no", "3")], "messages: the tokenizer's chat template refuses the chat: no no"),
+    ],
+)
+def test_a_conversation_that_cannot_be_learned_is_named(tmp_path: Path, messages: object, message: str):
+    tokenizer = make_tiny_tokenizer()
+    refusal = "{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('no no') }}{% endif %}{% endfor %}"
+    tokenizer.chat_template = f"{refusal}{tokenizer.chat_template}"
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"messages": entry}) + "\n" for entry in (chat("1", "2"), messages)))
+    with pytest.raises(ConfigError, match="^" + re.escape(f"{path}, row 1: {message}")):
+        ConversationDataset([str(path)], tokenizer, data_config())
 
 
 def test_conversations_in_json(tmp_path: Path):

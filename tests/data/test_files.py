@@ -1,6 +1,7 @@
 """Rows of data files: local ones, and sets of the hub, of which a folder stands in for the copy that was downloaded."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -40,7 +41,27 @@ def test_json(tmp_path: Path, name: str, text: str):
         ("a.jsonl", '{"prompt": 1}\n{"p": 1}', "{path}, row 1: lacks the columns ['prompt']; it has ['p']; set data.x"),
         ("a.parquet", '{"prompt": 1}', "{path}: cannot be read as parquet: Could not open Parquet"),
         ("a.csv", "prompt\n1", "{path}: must end in .parquet, .jsonl, .json, or name a hub set, owner/name:config:spl"),
-        ("a.jsonl", b"\xff", "{path}: is not UTF-8 text: invalid start byte at byte 0"),
+        ("a.jsonl", b'{"prompt": 1}\n\xff', "{path}, line 2: is not UTF-8 text: invalid start byte at byte 14; write"),
+        (
+            "a.jsonl",
+            b"\x1f\x8b\x08\x00",
+            "{path}: is not UTF-8 text: invalid start byte at byte 1; it is packed by gzip",
+        ),
+        ("a.json", "[{}]".encode("utf-16"), "{path}: is not UTF-8 text: invalid start byte at byte 0; it is UTF-16"),
+        ("a.jsonl", '{"prompt": 1}\n\0\0', "{path}, line 2: is not JSON: Expecting value, column 1; correct or remove"),
+        ("a.jsonl", "[" * 100_000, "{path}, line 1: is nested too deeply; correct or remove it"),
+        (
+            "a.json",
+            '[{"prompt": ' + "[" * 2000 + "]" * 2000 + "}]",
+            "{path}: is nested too deeply; correct or remove it",
+        ),
+        ("a.jsonl", '{"prompt": ' + "1" * 5000 + "}", "{path}, line 1: Exceeds the limit (4300 digits) for integer"),
+        ("a.jsonl", '{"prompt": {"a": 1, "a": 2}}', "{path}, line 1: has the key 'a' twice; correct or remove it"),
+        (
+            "a.json",
+            '[{"prompt": 1},\n{"prompt" 2}]',
+            "{path}: is not JSON: Expecting ':' delimiter, column 11 of line 2",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | bytes, message: str):
@@ -69,6 +90,35 @@ def test_damaged_parquet_is_one_line(tmp_path: Path):
             read_rows(str(path))
         except ConfigError as error:
             assert "\n" not in str(error)
+
+
+def test_where_a_parquet_file_is_damaged(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    parts = [pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"x\xff")]
+    table = pa.table({"good": ["x", "x"], "bad": pa.Array.from_buffers(pa.string(), 2, [None, *parts])})
+    pq.write_table(table, path)
+    with pytest.raises(ConfigError, match=r"\(row 1, column bad\); get or write the file again"):
+        read_rows(str(path))
+    # Of a damaged page, which row it is cannot be told.
+    entries = {"good": ["x"] * 20, "bad": [f"entry {i}" for i in range(20)]}
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True, "row_group_size": 10}
+    pq.write_table(pa.table(entries), path, **options)  # type: ignore[arg-type]
+    path.write_bytes(path.read_bytes().replace(b"entry 17", b"entry 71", 1))
+    with pytest.raises(ConfigError, match=r"cannot be read as parquet: .*\(rows 10 to 19, column bad\)"):
+        read_rows(str(path))
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
+    with pytest.raises(ConfigError, match=r"Multiple matches for FieldRef.Name\(a\) .* \(row 0, column a\)"):
+        read_rows(str(path))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json"])
+def test_what_has_the_name_of_a_file_and_is_none(tmp_path: Path, suffix: str):
+    (tmp_path / f"folder{suffix}").mkdir()
+    (tmp_path / f"itself{suffix}").symlink_to(tmp_path / f"itself{suffix}")
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    for name, reason in (("folder", "is not a file; name one"), ("pipe", "is not a file"), ("itself", "no such file")):
+        with pytest.raises(ConfigError, match=f"^{tmp_path}/{name}{suffix}: {reason}"):
+            read_rows(f"{tmp_path}/{name}{suffix}")
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path):

@@ -145,12 +145,12 @@ def test_the_whole_chat_is_for_the_tokenizers_template(tmp_path: Path):
     with pytest.raises(ConfigError) as caught:
         PromptDataset([path], CHAT, config_of(template="abel"))
     assert str(caught.value) == (
-        f"{path}, row 1: data.template='abel' takes one user message, not system, user; set data.template=chat"
+        f"{path}, row 1: prompt: data.template='abel' takes one user message, not system, user; set data.template=chat"
     )
     strict = make_tiny_tokenizer()
     strict.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}1"
     with pytest.raises(
-        ConfigError, match=f"^{path}, row 1: the tokenizer's chat template refuses the chat: no system$"
+        ConfigError, match=f"^{path}, row 1: prompt: the tokenizer's chat template refuses the chat: no system$"
     ):
         PromptDataset([path], strict, config_of())
 
@@ -172,8 +172,8 @@ def test_a_chat_template_that_fails_is_one_line(tmp_path: Path):
     with pytest.raises(ConfigError) as caught:
         PromptDataset([path], tokenizer, config)
     assert str(caught.value) == (
-        f"{path}, row 0: the tokenizer's chat template fails on the chat with apply_chat_template_kwargs={{'extra': 1}}"
-        ': TypeError: can only concatenate str (not "int") to str'
+        f"{path}, row 0: prompt: the tokenizer's chat template fails on the chat with apply_chat_template_kwargs="
+        "{'extra': 1}: TypeError: can only concatenate str (not \"int\") to str"
     )
 
 
@@ -251,6 +251,13 @@ def test_columns_of_other_names(tmp_path: Path):
         (row(extra_info={"need_tools_kwargs": True}), "extra_info.need_tools_kwargs=True: rollout by agents or with"),
         (row(data_source=None), "data_source=None: must name a verifier; data.reward_fn_key is its column"),
         (row(data_source="maths"), "data_source='maths': must be one of "),
+        (row(data_source=3), "data_source=3: must name a verifier; data.reward_fn_key is its column"),
+        (row(reward_model="4"), "reward_model='4': must be a mapping that holds ground_truth, or the JSON text of one"),
+        (row(reward_model=[{"ground_truth": "4"}]), "reward_model=[{'ground_truth': '4'}]: must be a mapping that"),
+        (row(reward_model='{"ground_truth": '), "reward_model='{\"ground_truth\": ': must be a mapping that"),
+        (row(data_source="kk", reward_model={"ground_truth": "nobody"}), "reward_model.ground_truth: "),
+        (row(data_source="open_answer", extra_info='{"tolerance": Infinity}'), "extra_info.tolerance=inf: must be a"),
+        (row(extra_info=json.loads("[" * 40 + "]" * 40)), "extra_info is nested more than 32 levels deep; flatten it"),
         (
             row(reward_model={"ground_truth": None}),
             "reward_model.ground_truth: None: no answer to check against; remove",

@@ -14,8 +14,10 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
 from verl.config.sft import SFTDataConfig
+from verl.data.chats import read_chat
 from verl.data.dataloader import ResumableRandomSampler, whole_batches
 from verl.data.files import read_rows
+from verl.data.templates import render_chat
 from verl.protocol import ConversationBatch
 
 Conversation = tuple[list[int], list[int]]
@@ -26,7 +28,8 @@ class ConversationDataset(Dataset[Conversation]):
     """All conversations of ``files``, tokenised when the data set is created.
 
     Raises:
-        ConfigError: a file lacks the column; or a conversation has no assistant turn, is rendered differently by its
+        ConfigError: a file cannot be read or lacks the column; or a conversation is not a list of messages, begins with
+            the assistant or has no turn of its, is refused by the chat template or rendered differently by its
             template once later turns follow, or is too long while ``truncation`` is ``error`` or would leave nothing to
             learn (names the file and the row).
     """
@@ -35,9 +38,12 @@ class ConversationDataset(Dataset[Conversation]):
         self.conversations: list[Conversation] = []
         for path in files:
             for row_number, row in enumerate(read_rows(path, [config.messages_key])):
-                messages = row[config.messages_key]
                 where = f"{path}, row {row_number}"
-                ids, mask = tokenize_conversation(messages, tokenizer, where)
+                key = config.messages_key
+                messages = read_chat(row[key], where, key, "data.messages_key", "conversation")
+                if messages[0]["role"] == "assistant":
+                    raise ConfigError(f"{where}: {key}: begins with the assistant; begin with what it answers")
+                ids, mask = tokenize_conversation(messages, tokenizer, f"{where}: {key}")
                 if len(ids) > config.max_length and config.truncation == "error":
                     raise ConfigError(
                         f"data.max_length={config.max_length}: the conversation in {where} has {len(ids)} tokens; "
@@ -67,13 +73,20 @@ def tokenize_conversation(
     The tokens of a turn are those that the template appends when the turn is added. So every chat template works that
     does not change earlier turns when later ones follow.
     """
-    whole = _render(messages, tokenizer, generation_prompt=False)
+
+    def render(turns: list[dict[str, Any]], generation_prompt: bool) -> list[int]:
+        try:
+            return render_chat(turns, tokenizer, generation_prompt=generation_prompt)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+
+    whole = render(messages, generation_prompt=False)
     mask = [0] * len(whole)
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = _render(messages[:i], tokenizer, generation_prompt=True)
-        after = _render(messages[: i + 1], tokenizer, generation_prompt=False)
+        before = render(messages[:i], generation_prompt=True)
+        after = render(messages[: i + 1], generation_prompt=False)
         if whole[: len(after)] != after or after[: len(before)] != before:
             raise ConfigError(f"{where}: the chat template renders turn {i} differently once later turns follow")
         mask[len(before) : len(after)] = [1] * (len(after) - len(before))
@@ -105,8 +118,3 @@ def conversation_loader(
         raise ConfigError(f"data.train_batch_size={batch_size}: there are only {len(dataset)} conversations; lower it")
     sampler = ResumableRandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
     return whole_batches(dataset, batch_size, sampler, lambda rows: collate_conversations(rows, pad_token_id))
-
-
-def _render(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, generation_prompt: bool) -> list[int]:
-    ids: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=generation_prompt, return_dict=False)
-    return list(ids)

@@ -1,6 +1,7 @@
 """Rows of data files, local or on the Hugging Face hub."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,21 @@ from verl.config.data import FILE_SUFFIXES, HubSet, hub_set
 from verl.config.errors import ConfigError
 
 Row = dict[str, Any]
+
+UNREADABLE_PARQUET = (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError)
+"""What pyarrow raises for damaged files."""
+
+OTHER_KINDS = {
+    b"\x1f\x8b": "it is packed by gzip; unpack it",
+    b"\x28\xb5\x2f\xfd": "it is packed by zstd; unpack it",
+    b"PK": "it is a zip archive; unpack it",
+    b"PAR1": "it is a parquet file; give it the suffix .parquet",
+    b"\xff\xfe": "it is UTF-16; write it in UTF-8",
+    b"\xfe\xff": "it is UTF-16; write it in UTF-8",
+}
+"""First bytes of files that are often taken for text -> what to do."""
+
+_FIX = "correct or remove it"
 
 
 def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[Row]:
@@ -56,25 +72,69 @@ def _read_hub(name: str, published: HubSet) -> list[Row]:
 
 
 def _read_parquet(path: Path) -> list[Row]:
+    _require_file(path)
     try:
-        rows: list[Row] = pq.read_table(path).to_pylist()
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file") from error
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        rows: list[Row] = pq.read_table(path, page_checksum_verification=True).to_pylist()
+    except UNREADABLE_PARQUET as error:
         # Also text that is not UTF-8, damaged pages, and dates that Python does not have.
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{path}: cannot be read as parquet: {reason:.200}; scripts/prepare_data.py writes such files"
+            f"{path}: cannot be read as parquet: {reason:.200}{_unreadable_place(path)}; get or write the file again "
+            "(scripts/prepare_data.py writes such files)"
         ) from error
     return rows
 
 
+def _unreadable_place(path: Path) -> str:
+    """The first column and row, or rows, of a parquet file that cannot be read; empty if that is all of them."""
+    try:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        first = 0
+        for group in range(file.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            for name in dict.fromkeys(file.schema_arrow.names):
+                place = _unreadable_in_column(file, group, name)
+                if place is not None:
+                    rows = (
+                        f"rows {first} to {first + size - 1}"
+                        if place < 0 < size - 1
+                        else f"row {first + max(place, 0)}"
+                    )
+                    return f" ({rows}, column {name})"
+            first += size
+    except UNREADABLE_PARQUET:
+        pass  # the file as a whole
+    return ""
+
+
+def _unreadable_in_column(file: pq.ParquetFile, group: int, name: str) -> int | None:
+    """The first row of a row group whose entry in a column cannot be read; -1: any of them; None: all can."""
+    try:
+        column = file.read_row_group(group, columns=[name])[name]
+    except UNREADABLE_PARQUET:
+        return -1
+    for number, entry in enumerate(column):
+        try:
+            entry.as_py()
+        except UNREADABLE_PARQUET:
+            return number
+    return None
+
+
+def read_json_lines(path: Path) -> list[tuple[int, Row]]:
+    """The objects of a file of JSON lines, each with the number of its line, from 1; blank lines do not count.
+
+    Raises:
+        ConfigError: the file cannot be read or is not UTF-8 text, or a line is not a JSON object.
+    """
+    # Not splitlines(), which also splits at characters that JSON allows inside a text.
+    lines = _text(path).split("\n")
+    places = [(number, line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    return [(number, _row(_parse(line, place), place)) for number, line, place in places]
+
+
 def _read_jsonl(path: Path) -> list[Row]:
-    rows = []
-    for number, line in enumerate(_text(path).split("\n"), start=1):
-        if line.strip():
-            rows.append(_row(_parse(line, f"{path}, line {number}"), f"{path}, line {number}"))
-    return rows
+    return [row for _, row in read_json_lines(path)]
 
 
 def _read_json(path: Path) -> list[Row]:
@@ -84,20 +144,50 @@ def _read_json(path: Path) -> list[Row]:
     return [_row(entry, f"{path}, entry {number}") for number, entry in enumerate(_parse(text, str(path)))]
 
 
+def _require_file(path: Path) -> None:
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file")
+    # Neither a folder nor a pipe, from which reading may never end.
+    if not path.is_file():
+        raise ConfigError(f"{path}: is not a file; name one")
+
+
 def _text(path: Path) -> str:
+    _require_file(path)
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file") from error
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        kind = next((kind for mark, kind in OTHER_KINDS.items() if content.startswith(mark)), None)
+        line = content.count(b"\n", 0, error.start) + 1
+        place = path if kind else f"{path}, line {line}"
+        fix = kind or "write the file in UTF-8"
+        raise ConfigError(f"{place}: is not UTF-8 text: {error.reason} at byte {error.start}; {fix}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: is not JSON: {error}") from error
+        return json.loads(text, object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        line = f" of line {error.lineno}" if error.lineno > 1 else ""
+        raise ConfigError(f"{where}: is not JSON: {error.msg}, column {error.colno}{line}; {_FIX}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: is nested too deeply; {_FIX}") from error
+    except ValueError as error:  # a key twice, or an integer of thousands of digits
+        raise ConfigError(f"{where}: {str(error).partition(';')[0]}; {_FIX}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    """A JSON object. Raises ``ValueError`` if a key occurs twice: it is not clear which value is meant."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"has the key {twice!r:.80} twice")
+    return row
 
 
 def _row(value: Any, where: str) -> Row:

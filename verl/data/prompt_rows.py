@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
+from verl.data.chats import read_chat
 from verl.data.templates import (
     check_template,
     find_template,
@@ -106,7 +107,7 @@ class PromptReader:
             question = messages[0]["content"]
             return render_prompt(name, question, self.tokenizer, chat_arguments=config.apply_chat_template_kwargs)
         except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
+            raise ConfigError(f"{where}: {config.prompt_key}: {error}") from error
 
     def check_any_left(self, files: Sequence[str]) -> None:
         """Raise ``ConfigError`` if there is nothing to train on."""
@@ -167,34 +168,23 @@ def read_messages(row: Mapping[str, Any], where: str, key: str) -> list[dict[str
         )
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    if not isinstance(prompt, list) or not all(
-        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in prompt
-    ):
-        raise ConfigError(
-            f"{where}: {key}={str(prompt):.80}: must be text or a list of messages, each with role and content; set "
-            "data.prompt_key if the prompt is in another column"
-        )
-    for message in prompt:
-        for part in ("role", "content"):
-            if not _is_text(message[part]):
-                raise ConfigError(f"{where}: {key}: the {part} of a message must be text: {message[part]!r:.80}")
-    if not any(message["content"].strip() for message in prompt):
-        raise ConfigError(f"{where}: {key}: the prompt is empty; remove the row")
-    return prompt
-
-
-def _is_text(value: object) -> bool:
-    """Whether a value is text that tokenizers take: JSON may hold half of a surrogate pair."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+    return read_chat(prompt, where, key, "data.prompt_key")
 
 
 def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> None:
     """Raise ``ConfigError`` naming ``where`` unless a verifier or a custom function can score responses to this row."""
     source = row[source_key]
     if not isinstance(source, str):
-        raise ConfigError(f"{where}: {source_key}={source!r}: must name a verifier; data.reward_fn_key is its column")
+        raise ConfigError(
+            f"{where}: {source_key}={source!r:.80}: must name a verifier; data.reward_fn_key is its column"
+        )
+    holder = row["reward_model"]
+    if holder is not None and not isinstance(parse_json(holder), dict):
+        raise ConfigError(
+            f"{where}: reward_model={holder!r:.80}: must be a mapping that holds ground_truth, or the JSON text of one"
+        )
     try:
-        truth = as_mapping(row["reward_model"]).get("ground_truth")
+        truth = as_mapping(holder).get("ground_truth")
         check_ground_truth(source, truth, extra_info=read_extra_info(row.get("extra_info")))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
@@ -202,12 +192,18 @@ def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> Non
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
     """A mapping, or the JSON text of one; empty for anything else."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return {}
+    value = parse_json(value)
     return value if isinstance(value, dict) else {}
+
+
+def parse_json(value: Any) -> Any:
+    """What a text holds as JSON; None if it is not JSON. Anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
 
 
 def read_extra_info(value: Any) -> Mapping[str, Any]:

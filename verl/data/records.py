@@ -85,4 +85,5 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.S
     table = pa.Table.from_pylist(list(records), schema=schema)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        pq.write_table(table, temporary)
+        # With checksums, a reader notices a damaged page.
+        pq.write_table(table, temporary, write_page_checksum=True)

@@ -185,13 +185,14 @@ def render_chat(
     messages: Sequence[Mapping[str, Any]],
     tokenizer: PreTrainedTokenizerBase,
     chat_arguments: Mapping[str, Any] | None = None,
+    generation_prompt: bool = True,
 ) -> list[int]:
-    """Token ids of a chat by the tokenizer's own template, up to where the answer begins.
+    """Token ids of a chat by the tokenizer's own template, with ``generation_prompt`` up to where an answer begins.
 
     Raises:
         ConfigError: the template refuses the chat, such as one with a system message, or fails on it.
     """
-    options: Any = {**(chat_arguments or {}), "add_generation_prompt": True, "return_dict": False}
+    options: Any = {**(chat_arguments or {}), "add_generation_prompt": generation_prompt, "return_dict": False}
     try:
         return list(tokenizer.apply_chat_template([dict(message) for message in messages], **options))
     except TemplateError as error:

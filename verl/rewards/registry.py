@@ -197,6 +197,10 @@ def check_ground_truth(
     except ValueError as error:
         reader = f"data_source={data_source!r} is scored by {scorer.path}"
         raise ConfigError(f"reward_model.ground_truth: {error} ({reader})") from error
+    try:
+        truths.require_shallow(extra_info, "extra_info")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if scorer.is_custom:
         return
     if scorer.path == OPEN_ANSWER:

@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,7 +120,10 @@ def test_unknown_names(tmp_path: Path):
     ("lines", "message"),
     [
         ([ROW, "", '{"question": "1+1?", "answer": '], "line 3: is not JSON: Expecting value, column 32"),
-        ([ROW, "[1, 2]"], "line 2: is not a JSON object but list"),
+        ([ROW, "[1, 2]"], "line 2: must be an object with the columns of a record, not list"),
+        ([ROW, '{"question": "1+1?", "answer": ' + "[" * 2000 + "]" * 2000 + "}"], "line 2: is nested too deeply; "),
+        ([ROW, '{"question": "1+1?", "answer": ' + "7" * 5000 + "}"], "line 2: Exceeds the limit (4300 digits)"),
+        ([ROW, '{"question": "1+1?", "answer": 2, "answer": 3}'], "line 2: has the key 'answer' twice"),
         ([], "holds no problem at all"),
         (["", " "], "holds no problem at all"),
         ([ROW, "", {"question": "1+1?", "answer": ""}], "line 3: has no answer in answer"),
@@ -135,9 +139,24 @@ def test_broken_files(tmp_path: Path, lines: list[dict | str], message: str):
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "mine.jsonl").write_bytes(b'{"question": "\xff"}')
-    assert "is not UTF-8 text" in message_of("mine", tmp_path)
-    monkeypatch.setattr(Path, "read_text", raising(PermissionError(13, "Permission denied")))
+    assert "mine.jsonl, line 1: is not UTF-8 text" in message_of("mine", tmp_path)
+    monkeypatch.setattr(Path, "read_bytes", raising(PermissionError(13, "Permission denied")))
     assert message_of("mine", tmp_path).endswith("mine.jsonl: cannot be read: Permission denied")
+
+
+def test_what_has_the_name_of_a_file_and_is_none(tmp_path: Path):
+    (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "itself.jsonl").symlink_to(tmp_path / "itself.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    messages = {name: message_of(name, tmp_path).removeprefix(f"{tmp_path}/") for name in ("folder", "gone", "itself")}
+    assert messages == {
+        "folder": "folder.jsonl: is not a file; name one",
+        "gone": "gone.jsonl: no such file",
+        "itself": "itself.jsonl: no such file",
+    }
+    # To read it would wait for ever.
+    assert message_of("pipe", tmp_path).endswith("pipe.jsonl: is not a file; name one")
 
 
 def test_the_embedded_task(arithmetic_prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

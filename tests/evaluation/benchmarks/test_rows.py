@@ -143,9 +143,19 @@ def test_fields_that_are_not_recognised(row: dict, mapping: dict[str, str] | Non
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": " ", "answer": "2"}, "has no question in question$"),
-        ({"question": "1+1?", "answer": None}, "has no answer in answer$"),
-        ({"question": "1+1?", "solution": "Two."}, "has no answer in solution$"),
+        ({"question": " ", "answer": "2"}, "has no question in question; fill it in or remove the row$"),
+        ({"question": "1+1?", "answer": None}, "has no answer in answer; fill it in or remove the row$"),
+        ({"question": "1+1?", "answer": math.nan}, "has no answer in answer; fill it in or remove the row$"),
+        ({"question": math.nan, "answer": 2}, "has no question in question; fill it in or remove the row$"),
+        ({"question": "1+1?", "answer": math.inf}, "its answer, answer, is not a finite number; write it out in a fie"),
+        ({"question": "1+1?", "answer": [[2]]}, "its answer, answer, is not text"),
+        ({"question": [None], "answer": 2}, "its question, question, is not text"),
+        ({"question": "1+1?", "answer": 2, "passage": {"a": 1}}, "its context, passage, is not text"),
+        ({"question": "1\ud800?", "answer": 2}, "its question holds half of a surrogate pair, which is no character"),
+        ({"question": "1?", "answer": 2, "passage": "\udfff"}, "its question holds half of a surrogate pair"),
+        ({"question": "1?", "answer": "A", "options": ["\ud800", "x"]}, "its question holds half of a surrogate pair"),
+        ({"question": "1+1?", "answer": "\ud800"}, "its answer holds half of a surrogate pair"),
+        ({"question": "1+1?", "solution": "Two."}, "has no answer in solution; fill it in or remove the row$"),
         (
             {"prompt": [{"content": "1+1?"}], "answer": "2"},
             "its question, prompt, is not text; write it out in a field of",

@@ -1,6 +1,6 @@
 """Loading benchmarks from local files or from the hub."""
 
-import json
+import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,7 +10,7 @@ from datasets import load_dataset
 
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
-from verl.data.files import read_rows
+from verl.data.files import read_json_lines, read_rows
 from verl.evaluation.benchmarks.registry import BENCHMARKS, Benchmark
 from verl.evaluation.benchmarks.rows import Problem, Row, read_problem, recognise_fields
 
@@ -34,7 +34,7 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
         raise ConfigError(_unknown(name, folder))
     benchmark = BENCHMARKS.get(name, Benchmark(name, hub_id=None))
     if path is not None:
-        where, numbered = str(path), _read_jsonl(path)
+        where, numbered = str(path), read_json_lines(path)
     elif name == "arithmetic":
         where, numbered = str(ARITHMETIC), _read_arithmetic()
     else:
@@ -57,7 +57,8 @@ def local_file(name: str, folder: Path | None) -> Path | None:
     if folder is None or Path(name).name != name:
         return None
     candidates = [folder / name / "test.jsonl", folder / f"{name}.jsonl"]
-    return next((path for path in candidates if path.is_file()), None)
+    # What is there under such a name is meant, and reading it says what is wrong with it.
+    return next((path for path in candidates if os.path.lexists(path)), None)
 
 
 def _unknown(name: str, folder: Path | None) -> str:
@@ -70,29 +71,6 @@ def _unknown(name: str, folder: Path | None) -> str:
     hint = f"did you mean {near[matches[0]]!r}?" if matches else f"known are {', '.join(known)}."
     place = f"{folder}/{name}/test.jsonl" if folder else "data.benchmark_dir"
     return f"benchmarks={name!r}: no such benchmark; {hint} One of your own goes into {place}"
-
-
-def _read_jsonl(path: Path) -> list[tuple[int, Row]]:
-    """The rows with their line numbers, from 1."""
-    rows: list[tuple[int, Row]] = []
-    try:
-        # Not splitlines(), which also splits at characters that JSON allows inside a text.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}, line {number}: is not JSON: {error.msg}, column {error.colno}") from error
-        if not isinstance(row, dict):
-            raise ConfigError(f"{path}, line {number}: is not a JSON object but {type(row).__name__}")
-        rows.append((number, row))
-    return rows
 
 
 def _read_arithmetic() -> list[tuple[int, Row]]:

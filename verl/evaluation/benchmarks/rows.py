@@ -3,6 +3,7 @@
 All rules hold for all benchmarks: the meaning of a row follows from its field names and the form of its values.
 """
 
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl.config.errors import ConfigError
+from verl.data.chats import is_unicode
 from verl.evaluation.benchmarks.registry import CHOICE, Benchmark
 from verl.rewards.answers import TAIL_CHARS, extract_boxed, extract_gsm8k
 from verl.rewards.multiple_choice import letters_in, read_options
@@ -37,6 +39,9 @@ before the question; a field like ``body`` serves as one of the two. ``verifier`
 is read only if a mapping names its field."""
 
 REQUIRED = ("question", "answer")
+
+PLAIN = ("context", "question", "answer")
+"""Fields that must be text, a number or a list of these."""
 
 CHOICE_NAMES = ("choice_answer", "correct_option")
 """Fields whose letters are options, even if the options are not found in the question."""
@@ -110,15 +115,15 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
     """The problem in ``row``; ``fields`` are those of ``recognise_fields``.
 
     Raises:
-        ValueError: the question or the answer is missing, or is not text, a number or a list.
+        ValueError: the question or the answer is missing, or a field is not text, a number or a list of these.
     """
-    values = {ours: _first_value(row, names) for ours, names in fields.items()}
-    for ours in REQUIRED:
+    values = {ours: _first_value(row, names, nan_is_gap=ours in PLAIN) for ours, names in fields.items()}
+    for ours in PLAIN:
         _require_plain(values[ours], ours, row, fields[ours])
     question, solution = _text(values["question"]), _text(values["solution"]) or None
     answer = _answer_text(values["answer"], values["options"])
     if not question:
-        raise ValueError(f"has no question in {' or '.join(fields['question'])}")
+        raise ValueError(f"has no question in {' or '.join(fields['question'])}; fill it in or remove the row")
     if not answer and solution:
         answer = extract_boxed(solution) or ""
     elif extract_gsm8k(answer) is not None and "\n" in answer:
@@ -127,7 +132,8 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
         # The question ends in its own answer: "... Answer: A".
         question, answer = question[: found.start()].rstrip(), found.group(1).strip()
     if not answer:
-        raise ValueError(f"has no answer in {' or '.join(fields['answer'] or fields['solution'])}")
+        names = " or ".join(fields["answer"] or fields["solution"])
+        raise ValueError(f"has no answer in {names}; fill it in or remove the row")
     options = read_options(values["options"])
     if isinstance(values["options"], list) and len(values["options"]) > len(options):
         raise ValueError(f"has {len(values['options'])} options; at most {len(options)} have a letter")
@@ -135,6 +141,8 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
         question = "\n".join([question, *(f"({letter}) {text}" for letter, text in options.items())])
     else:
         options = inline_options(question)
+    for ours, text in (("question", f"{_text(values['context'])}{question}"), ("answer", answer)):
+        _require_unicode(text, ours)
     letters = letters_in(answer, {})
     named = any(row.get(name) for name in CHOICE_NAMES) or benchmark.verifier == CHOICE
     if values["options"] and named and letters and not letters <= options.keys() and answer not in options.values():
@@ -201,16 +209,29 @@ def _strip_option(text: str) -> str:
     return text[before.end() if before else 0 : end]
 
 
-def _first_value(row: Row, names: Sequence[str]) -> Any:
+def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
+    """The first value that is not empty; NaN is what tables write for a missing number."""
     values = [row.get(name) for name in names]
+    if nan_is_gap:
+        values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
     return next((value for value in values if value not in (None, "", [], {}) and value is not False), None)
 
 
 def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> None:
-    """Raise ``ValueError`` for a mapping or a list of mappings, such as chat messages."""
-    if any(isinstance(entry, Mapping) for entry in (value if isinstance(value, list) else [value])):
-        theirs = next(name for name in names if row.get(name) is value)
-        raise ValueError(f"its {ours}, {theirs}, is not text; write it out in a field of its own")
+    """Raise ``ValueError`` for what is no text, number or list of these, such as chat messages."""
+    for entry in value if isinstance(value, list) else [value]:
+        nested = isinstance(entry, Mapping | list)
+        infinite = isinstance(entry, float) and not math.isfinite(entry)
+        if nested or infinite or (isinstance(value, list) and entry is None):
+            theirs = next(name for name in names if row.get(name) is value)
+            kind = "a finite number" if infinite else "text"
+            raise ValueError(f"its {ours}, {theirs}, is not {kind}; write it out in a field of its own")
+
+
+def _require_unicode(text: str, ours: str) -> None:
+    """Raise ``ValueError`` for half of a surrogate pair, which JSON may hold and no tokenizer takes."""
+    if not is_unicode(text):
+        raise ValueError(f"its {ours} holds half of a surrogate pair, which is no character; correct it")
 
 
 def _text(value: Any) -> str:
