@@ -57,7 +57,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "sft.parquet"
     write_parquet(path, [sft_record("Q?", "A")], SFT_SCHEMA)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr("verl.data.records.pq.write_table", fail)

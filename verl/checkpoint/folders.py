@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from verl.checkpoint.attempts import Attempt
@@ -21,6 +21,8 @@ from verl.utils.files import FileRecord, file_record, flush, replace_text
 POINTER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
+EXPORTED = "huggingface"
+"""Folder of a model as ``transformers`` reads it, which may be written later than the checkpoint."""
 _NAME = re.compile(r"global_step_(\d+)")
 _ATTEMPT = re.compile(r"\.attempt_(\d+)\.")
 
@@ -93,18 +95,12 @@ def verify_checkpoint(folder: Path) -> None:
     """Compare every file with the manifest.
 
     Raises:
-        DamagedCheckpoint: a file is missing, has another size or content, or cannot be read.
+        DamagedCheckpoint: a file is missing, has another size or content, cannot be read, or is not listed.
     """
-    manifest = folder / MANIFEST
-    try:
-        entries = json.loads(manifest.read_text())["files"]
-        expected = {name: FileRecord(**entry) for name, entry in entries.items()}
-    except OSError as error:
-        raise DamagedCheckpoint(f"{manifest} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamagedCheckpoint(f"{manifest} is damaged") from error
-    if STATE not in expected:
-        raise DamagedCheckpoint(f"{manifest} is damaged: it does not list {STATE}")
+    expected = _read_manifest(folder / MANIFEST)
+    foreign = _first_foreign(folder, expected.keys())
+    if foreign is not None:
+        raise DamagedCheckpoint(f"{foreign} is not listed in {MANIFEST}, so it is not of this checkpoint; remove it")
     for name, record in expected.items():
         path = folder / name
         if not path.is_file():
@@ -123,9 +119,52 @@ def verify_checkpoint(folder: Path) -> None:
             raise DamagedCheckpoint(f"{path} was altered: its checksum differs from the manifest")
 
 
+def _read_manifest(manifest: Path) -> dict[str, FileRecord]:
+    """Name -> record of every file. Raises ``DamagedCheckpoint``."""
+    try:
+        entries = json.loads(manifest.read_text())["files"]
+        expected = {name: FileRecord(**entry) for name, entry in entries.items()}
+    except OSError as error:
+        raise DamagedCheckpoint(f"{manifest} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{manifest} is damaged") from error
+    if STATE not in expected:
+        raise DamagedCheckpoint(f"{manifest} is damaged: it does not list {STATE}")
+    for name in expected:
+        parts = PurePosixPath(name).parts
+        if "\0" in name or not parts or PurePosixPath(name).is_absolute() or ".." in parts:
+            raise DamagedCheckpoint(f"{manifest} is damaged: {name!r:.80} is not a file of the checkpoint")
+    return expected
+
+
+def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
+    """A file or folder in a checkpoint that ``names``, those of the manifest, do not list; None if there is none.
+
+    Hidden files and exported models, which may come later, are not counted: no resumption reads them.
+    """
+    listed = {Path(name) for name in (*names, MANIFEST)}
+    folders = {parent for name in listed for parent in name.parents}
+    for parent in sorted(folders):
+        if EXPORTED in parent.parts or not (folder / parent).is_dir():
+            continue
+        for path in sorted((folder / parent).iterdir()):
+            name = path.relative_to(folder)
+            if name not in listed | folders and path.name != EXPORTED and not path.name.startswith("."):
+                return path
+    return None
+
+
 def read_state(folder: Path) -> dict[str, Any]:
-    """The trainer's state."""
-    state: dict[str, Any] = json.loads((folder / STATE).read_text())
+    """The trainer's state. Raises ``DamagedCheckpoint`` if it is none."""
+    path = folder / STATE
+    try:
+        state = json.loads(path.read_text())
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{path} is damaged") from error
+    if not isinstance(state, dict):
+        raise DamagedCheckpoint(f"{path} is damaged: it is not a mapping")
     return state
 
 

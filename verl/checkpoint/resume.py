@@ -1,5 +1,6 @@
 """Resuming a run: from which checkpoint, which options changed, and whether the checkpoint fits."""
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from verl.checkpoint.folders import (
     POINTER,
+    STATE,
     DamagedCheckpoint,
     checkpoints,
     read_state,
@@ -24,11 +25,12 @@ from verl.config.common import ModelConfig, RunConfig
 from verl.config.errors import ConfigError
 from verl.config.load import is_requeued
 from verl.config.ppo import PPOConfig
+from verl.config.run_file import RUN_CONFIG, read_run_config
 from verl.config.sft import SFTConfig
 from verl.models.huggingface import empty_model
 from verl.models.info import ModelInfo
 from verl.models.lora import add_adapters, train_adapters_only
-from verl.utils.files import replace_text
+from verl.utils.files import damaged_name, replace_text
 
 NOT_COMPARED = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir")
 """Options whose changes are not reported."""
@@ -71,11 +73,27 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
     step = step_of(folder)
     assert step is not None
     say(f"resuming from {folder}")
-    for line in changed_options(folder.parent / "config.yaml", asdict(config)):
-        say(f"  {line}")
+    before = folder.parent / RUN_CONFIG
+    try:
+        for line in changed_options(before, asdict(config)):
+            say(f"  {line}")
+    except ConfigError as error:
+        say(f"warning: {error}; which options differ from those before cannot be told{_keep(before, root)}")
     if folder.parent == root:
         replace_text(root / POINTER, f"{step}\n")
     return Resumption(folder, step, read_state(folder))
+
+
+def _keep(path: Path, root: Path) -> str:
+    """Copy a damaged file of the run in ``root``, which is going to replace it; where the copy is, for a message."""
+    if path.parent != root or not path.is_file():
+        return ""
+    copy = damaged_name(path)
+    try:
+        shutil.copy2(path, copy)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be copied: {error.strerror}; move it away") from error
+    return f"; it is kept as {copy.name}"
 
 
 def _checkpoint_by_path(trainer: RunConfig, root: Path) -> Path:
@@ -110,7 +128,7 @@ def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
             damaged.append(folder)
             continue
         for bad in damaged:
-            bad.rename(_free_name(bad))
+            bad.rename(damaged_name(bad))
         return folder
     if damaged:
         raise ConfigError(
@@ -120,16 +138,15 @@ def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def _free_name(folder: Path) -> Path:
-    names = [folder.with_name(f"{folder.name}.damaged{suffix}") for suffix in ("", *(f"_{i}" for i in range(2, 1000)))]
-    return next(name for name in names if not name.exists())
-
-
 def changed_options(path: Path, config: Mapping[str, Any]) -> list[str]:
-    """One line for each option whose value in the file ``path`` differs from that in ``config``."""
+    """One line for each option whose value in the file ``path`` differs from that in ``config``.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
     if not path.is_file():
         return []
-    before, now = _flat(yaml.safe_load(path.read_text())), _flat(config)
+    before, now = _flat(read_run_config(path)), _flat(config)
     names = [name for name in sorted(before.keys() | now.keys()) if name not in NOT_COMPARED]
     missing = "(no such option)"
     return [
@@ -175,6 +192,9 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
         ConfigError: the checkpoint was written by another job, or with other data or models.
     """
     folder, state = resumption.folder, resumption.state
+    missing = [name for name in ("job", "num_examples") if name not in state]
+    if missing:
+        raise DamagedCheckpoint(f"{folder / STATE} is damaged: it lacks {', '.join(missing)}; name another checkpoint")
     if state["job"] != job:
         raise ConfigError(f"{folder}: is a checkpoint of main_{state['job']}, not of main_{job}; name another")
     if state["num_examples"] != num_examples:

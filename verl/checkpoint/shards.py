@@ -209,8 +209,16 @@ def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup
 
 
 def saved_shapes(folder: Path) -> dict[str, torch.Size]:
-    """Name -> shape of every tensor in the shards, from the files' headers."""
-    metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    """Name -> shape of every tensor in the shards, from the files' headers.
+
+    Raises:
+        ConfigError: the headers cannot be read.
+    """
+    try:
+        metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    except Exception as error:  # of any type: torch does not check what the headers say
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigError(f"{folder}: the shards cannot be read: {reason:.200}; use another checkpoint") from error
     return {name: entry.size for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +18,7 @@ from verl.config.common import RunConfig
 from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError
 from verl.config.overrides import explain, unsupported
+from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
@@ -142,11 +142,13 @@ def _require_run_folder(trainer: RunConfig) -> None:
 
 def is_requeued(trainer: RunConfig) -> bool:
     """Whether the folder holds this very run, begun from the same ``resume_from_path``: its own checkpoints count."""
-    try:
-        saved = yaml.safe_load((Path(trainer.default_local_dir) / "config.yaml").read_text())
-        return trainer.resume_mode == "path" and saved["trainer"]["resume_from_path"] == trainer.resume_from_path
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+    if trainer.resume_mode != "path":
         return False
+    try:
+        saved = read_run_config(Path(trainer.default_local_dir) / RUN_CONFIG)
+    except ConfigError:
+        return False
+    return bool(run_option(saved, "trainer", "resume_from_path") == trainer.resume_from_path)
 
 
 def _is_temporary(path: Path) -> bool:

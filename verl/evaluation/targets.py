@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from verl.checkpoint.folders import POINTER, latest_checkpoint
 from verl.config.errors import ConfigError
 from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
 from verl.config.load import require_model
+from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 
 CHECKPOINT = re.compile(r"global_step_(\d+)")
 MODEL_IN_CHECKPOINT = Path("actor", "huggingface")
@@ -74,7 +73,7 @@ def select_targets(config: EvaluationConfig) -> Selection:
 def newest_run(runs_dir: Path, base: str) -> Path | None:
     """The training run below ``runs_dir`` from the model ``base`` that has the newest checkpoint."""
     wanted = Path(base).resolve()
-    runs = [run for run in _runs(runs_dir) if Path(_run_option(run, "model", "path") or "").resolve() == wanted]
+    runs = [run for run in _runs(runs_dir) if Path(_run_text(run, "model", "path")).resolve() == wanted]
     return max(runs, key=lambda run: (run / POINTER).stat().st_mtime, default=None)
 
 
@@ -114,7 +113,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, errors: list[str]) -
         require_model(f"{option}.path", path)
         name = alias or _as_name(Path(path).resolve().name if root.exists() else root.name)
         return [Target(name, 0, _full_path(path), entry.template, entry.max_response_length, arguments)], name
-    own_name = _as_name(str(_run_option(root, "trainer", "experiment_name") or root.resolve().name))
+    own_name = _as_name(_run_text(root, "trainer", "experiment_name") or root.resolve().name)
     models: dict[int, str] = {}
     for step in steps:
         try:
@@ -133,8 +132,8 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, errors: list[str]) -
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
     """A run's step (for ``LAST`` the newest) and its model. Raises ``ConfigError`` if it is missing."""
     if step == 0:
-        model = base or _run_option(root, "model", "path")
-        if model is None:
+        model = base or _run_text(root, "model", "path")
+        if not model:
             raise ConfigError(f"{field}.base=null: {root}/config.yaml does not name model.path; name the base model")
         changed = _run_option(root, "model", "override_config")
         if base is None and changed:
@@ -142,8 +141,8 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
                 f"{field}.steps=0: {root} changed its base model by model.override_config={changed}, which evaluations "
                 f"do not; leave step 0 out, or name a folder of the changed model as {field}.base"
             )
-        require_model(f"{field}.base", str(model))
-        return 0, _full_path(str(model))
+        require_model(f"{field}.base", model)
+        return 0, _full_path(model)
     known = sorted(_step_of(folder) for folder in root.glob("global_step_*") if CHECKPOINT.fullmatch(folder.name))
     if not known:
         raise ConfigError(f"{field}.steps={step}: {root} has no checkpoint yet; name only 0, the base model")
@@ -179,14 +178,17 @@ def _step_of(checkpoint: Path) -> int:
 
 
 def _run_option(root: Path, group: str, option: str) -> Any:
-    """An option in a run's ``config.yaml``; None if it is not there."""
-    path = root / "config.yaml"
-    if not path.is_file():
-        return None
+    """An option in a run's ``config.yaml``; None if it is not there, or the file cannot be read."""
     try:
-        return yaml.safe_load(path.read_text())[group][option]
-    except (yaml.YAMLError, KeyError, TypeError):
+        return run_option(read_run_config(root / RUN_CONFIG), group, option)
+    except ConfigError:
         return None
+
+
+def _run_text(root: Path, group: str, option: str) -> str:
+    """As :func:`_run_option`; empty for what is not the text of a path or a name."""
+    value = _run_option(root, group, option)
+    return value if isinstance(value, str) and "\0" not in value else ""
 
 
 def _as_name(text: str) -> str:

@@ -1,6 +1,5 @@
 """The skeleton of a run: what training and evaluation set up alike, and end in the reverse order."""
 
-import json
 import os
 import sys
 import threading
@@ -26,7 +25,7 @@ from verl.config.sft import SFTConfig
 from verl.run.display import Columns, RunDisplay, share_rows
 from verl.run.preemption import Preemption
 from verl.run.probe import survey
-from verl.run.tracking import Tracker, drop_records, set_aside_records, write_summary
+from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller import MachineError, WorkerError, WorkerGroup
 from verl.single_controller.cluster import ray_cluster, wait_for_machines
 from verl.single_controller.failures import REQUEUE, HeadLost, NoRoom, RequeueError
@@ -176,7 +175,7 @@ class TrainingRun(RaySession):
         """Whether the last step is done, even if its checkpoint was not saved."""
         summary = self.folder / "summary.json"
         own = resumption.folder.parent == self.folder.resolve() and summary.exists()
-        done = json.loads(summary.read_text())["steps"] if own else 0
+        done = steps_done(summary) if own else 0
         return max(resumption.step, done) >= self.steps
 
     def report_complete(self, resumption: Resumption, summary: Mapping[str, Any]) -> None:
@@ -202,7 +201,8 @@ class TrainingRun(RaySession):
         own = self.resumption is not None and self.resumption.folder.parent == self.folder.resolve()
         if not own and not self.restarts:
             set_aside_records(self.folder)
-        drop_records(self.folder, last_step)
+        for note in drop_records(self.folder, last_step):
+            self.display.say(f"warning: {note}")
         names = (trainer.project_name, trainer.experiment_name)
         tracker = Tracker(self.folder, trainer.logger, *names, self.config, last_step, self.attempt)
         self.resources.callback(tracker.close)

@@ -9,13 +9,13 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from verl.config.errors import ConfigError
+from verl.run.records import keep_records
 from verl.utils.files import replace_text
 
 WANDB_ID = "wandb_id.txt"
@@ -114,16 +114,8 @@ def _file_sink(run: RunInfo) -> Sink:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     mode = "w" if run.last_step is None else "a"
     if run.last_step is not None and Path(path).is_file():
-        lines = Path(path).read_text().splitlines(keepends=True)
-        replace_text(Path(path), "".join(line for line in lines if _is_kept(line, run.last_step)))
+        keep_records(Path(path), run.last_step)
     return _lines(Path(path), mode, lambda step, metrics: {"step": step, "data": metrics})
-
-
-def _is_kept(line: str, last_step: int) -> bool:
-    """Whether a line of veRL's file is complete and of a step that is not repeated."""
-    with suppress(ValueError, TypeError, KeyError):
-        return bool(json.loads(line)["step"] <= last_step)
-    return False
 
 
 def _lines(path: Path, mode: str, record: Callable[[int, dict[str, float | None]], dict[str, Any]]) -> Sink:

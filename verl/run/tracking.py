@@ -15,9 +15,14 @@ import yaml
 
 import verl
 from verl.checkpoint.attempts import Attempt
+<<<<<<< HEAD
 from verl.config.errors import ConfigError
 from verl.run.samples import drop_samples, set_aside_samples
 from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, Table, jsonl_sink
+=======
+from verl.run.records import keep_records
+from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, jsonl_sink
+>>>>>>> c2aee20 ([checkpoint] Damaged files beside an intact checkpoint cost a warning; files that the manifest does not list are refused)
 from verl.utils.files import replace_text
 
 TIMING_PREFIXES = ("timing_s/", "perf/")
@@ -84,13 +89,19 @@ class Tracker:
             sink.close()
 
 
-def drop_records(folder: Path, last_step: int | None) -> None:
+def drop_records(folder: Path, last_step: int | None) -> list[str]:
     """Remove what an earlier process recorded of the steps after ``last_step``; all its records for None.
 
     Records are metrics and samples.
 
     A last line that was only partly written is removed too. TensorBoard hides later steps by itself, and wandb leaves
     out steps that it has already seen.
+
+    Returns:
+        What the user should know, one line each.
+
+    Raises:
+        ConfigError: ``metrics.jsonl`` is no file, or cannot be rewritten.
     """
     (folder / "summary.json").unlink(missing_ok=True)
     path = folder / METRICS
@@ -101,18 +112,16 @@ def drop_records(folder: Path, last_step: int | None) -> None:
             (folder / name).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     elif path.exists():
-        lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        try:
-            kept = [line for line in lines if json.loads(line)["step"] <= last_step]
-        except (ValueError, KeyError) as error:
-            raise ConfigError(f"{path}: a line is damaged ({error}); remove that line, or the file") from error
-        replace_text(path, "".join(kept))
+        copy = keep_records(path, last_step)
+        if copy is not None:
+            return [f"{path}: lines of it are damaged; the others are kept, and {copy.name} is what it was"]
+    return []
 
 
 def set_aside_records(folder: Path) -> None:
     """Rename the records of a run that trained here and left no checkpoint, so that the next one does not drop them."""
     path = folder / METRICS
-    if path.exists() and len(path.read_text().splitlines()) > 1:
+    if path.is_file() and len(path.read_bytes().splitlines()) > 1:
         names = (folder / f"{METRICS}.{number}" for number in count(1))
         path.rename(next(name for name in names if not name.exists()))
         set_aside_samples(folder)
@@ -122,6 +131,15 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write ``summary.json``: the given figures, versions and the git revision."""
     complete = {**summary, "versions": versions(), "git_revision": git_revision()}
     replace_text(folder / "summary.json", json.dumps(complete, indent=2) + "\n")
+
+
+def steps_done(summary: Path) -> int:
+    """The steps of the run with this ``summary.json``; 0 if it cannot be read, as if the run had not ended."""
+    try:
+        steps = json.loads(summary.read_text())["steps"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return steps if type(steps) is int else 0
 
 
 def versions() -> dict[str, str]:

@@ -51,3 +51,9 @@ def replace_text(path: Path, text: str) -> None:
     """Write ``text`` atomically: whenever the process ends, ``path`` has either its old content or all of the new."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def damaged_name(path: Path) -> Path:
+    """A name beside ``path`` that is free, to set it aside: ``<name>.damaged``, ``<name>.damaged_2`` and so on."""
+    names = (path.with_name(f"{path.name}.damaged{suffix}") for suffix in ("", *(f"_{i}" for i in range(2, 1000))))
+    return next(name for name in names if not os.path.lexists(name))

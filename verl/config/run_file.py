@@ -1,0 +1,66 @@
+"""The ``config.yaml`` in a run's folder, which may be damaged, of another program, or hostile."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from verl.config.errors import ConfigError
+
+RUN_CONFIG = "config.yaml"
+"""File of a run's folder with its configuration."""
+
+MAX_BYTES = 1 << 17
+"""Size of the largest file that is parsed, within seconds; those of runs have some 10 kB."""
+
+MAX_INTEGER = 100
+"""Characters of the longest integer: ``1:59:59:...`` would take time quadratic in its length to show."""
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads plain values. Aliases are refused: a few lines of them stand for billions of values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("holds an alias")
+        return super().compose_node(parent, index)
+
+    def construct_yaml_int(self, node: Any) -> Any:
+        if len(node.value) > MAX_INTEGER:
+            raise yaml.YAMLError(f"holds an integer of more than {MAX_INTEGER} characters")
+        return super().construct_yaml_int(node)
+
+
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yaml_int)
+
+
+def read_run_config(path: Path) -> dict[str, Any]:
+    """The options in the file ``path``.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a mapping; says why in one line.
+    """
+    try:
+        # A pipe may never end.
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file")
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path}: is damaged: it has more than {MAX_BYTES} bytes")
+        found = yaml.load(path.read_bytes(), _PlainLoader)
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except Exception as error:  # PyYAML raises errors of any type, such as AttributeError for a wrong timestamp
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{path}: is damaged: {reason:.200}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: is damaged: it is not a mapping")
+    return found
+
+
+def run_option(config: Mapping[str, Any], group: str, option: str) -> Any:
+    """An option of a group; None if it is not there."""
+    values = config.get(group)
+    return values.get(option) if isinstance(values, dict) else None
