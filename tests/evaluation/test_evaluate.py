@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.evaluation.example_tasks import FakeWorkers, evaluation_config
@@ -206,18 +207,78 @@ def test_other_settings_in_the_same_folder_are_refused(engines, evaluate):
     assert (code, len(engines), len(engines[1][1].asked)) == (1, 2, 6)
 
 
-def test_a_prompt_longer_than_the_model_takes_and_temperatures_in_one_stream(engines, evaluate, benchmarks, tmp_path):
-    (benchmarks / "long.jsonl").write_text(json.dumps({"question": "1 + " * 300 + "1", "answer": "301"}) + "\n")
-    code, (line,), _ = evaluate("benchmarks=[long,mine]", "temperatures=[0.5,1.0]")
-    assert line.startswith("error: model@0 on long: problem 0: the prompt has ")
-    assert line.endswith(" tokens, the model takes 512; leave the benchmark out")
-    ((_, workers),) = engines
-    assert code == 1 and sorted(request.temperature for request in workers.asked) == [0.5] * 6 + [1.0] * 6
-    record = json.loads((tmp_path / "outputs/evaluation/embedded/model/metrics.jsonl").read_text())
-    assert {"model T=0.5/mine/pass@1", "model T=1/mine/pass@1"} <= set(record)
+def test_prompts_longer_than_the_model_takes_are_unanswered(engines, evaluate, benchmarks, tmp_path):
+    long = {"question": "1 + " * 300 + "1", "answer": "301"}
+    (benchmarks / "all_long.jsonl").write_text(json.dumps(long) + "\n")
+    (benchmarks / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [QUESTIONS[0], long, long]))
+    code, errors, output = evaluate("benchmarks=[all_long,some,mine]", "temperatures=[0.5,1.0]")
+    assert (code, errors) == (0, [])
+    warnings = [line for line in output.splitlines() if "longer than the model takes, 512 tokens" in line]
+    assert [line.partition(" prompts")[0] for line in warnings] == [
+        "warning: model@0 on all_long: 1 of 1",
+        "warning: model@0 on some: 2 of 3",
+    ]
+    assert "(the first: problem 1, " in warnings[1] and warnings[1].endswith("count as unanswered, prompt_too_long")
+    ((model, workers),) = engines
+    # Each of the 4 problems that are left twice.
+    assert sorted(request.temperature for request in workers.asked) == [0.5] * 8 + [1.0] * 8
+    assert model.max_model_len < 100
+    folder = tmp_path / "outputs/evaluation/embedded/model"
+    record = json.loads((folder / "metrics.jsonl").read_text())
+    assert record["model T=0.5/some/prompt_too_long"] == 4 and record["model T=1/all_long/pass@1"] == 0
+    assert "model T=1/mine/prompt_too_long" not in record and record["model T=1/some/pass@1"] <= 1 / 3
+    # Lengths are those of responses; there is none to the only problem of the other benchmark.
+    assert (
+        record["model T=1/some/response_length/mean"] > 0 and record["model T=1/all_long/response_length/mean"] is None
+    )
+    task = folder / "model/step_0/some/T1"
+    samples = pq.read_table(task / "samples.parquet").to_pylist()
+    assert [row["reason"] for row in samples if row["problem"] > 0] == ["prompt_too_long"] * 4
+    assert json.loads((task / "results.json").read_text())["figures"]["reasons"]["prompt_too_long"] == 4
+    assert "prompt_too_long" in (folder / "results.md").read_text()
+    assert '["l","prompt_too_long"]' in (folder / "index.html").read_text()
+    assert evaluate("benchmarks=[all_long,some,mine]", "temperatures=[0.5,1.0]")[0] == 0 and len(engines) == 1
     # A response may be shorter than asked for, so that it fits.
     assert evaluate("model.max_response_length=600", f"trainer.default_local_dir={benchmarks}")[0] == 0
     assert engines[1][0].max_model_len == 512
+
+
+def test_what_one_bad_file_costs(engines, evaluate, benchmarks, tiny_model, tmp_path):
+    deep = '{"question": "1?", "answer": ' + "[" * 2000 + "]" * 2000 + "}\n"
+    (benchmarks / "deep.jsonl").write_text(deep)
+    (benchmarks / "digits.jsonl").write_text('{"question": "1?", "answer": ' + "7" * 5000 + "}\n")
+    (benchmarks / "half.jsonl").write_text('{"question": "\\ud800", "answer": 2}\n')
+    # Some other run, which is looked at for the newest one from the model.
+    other = tmp_path / "outputs/verl/other"
+    other.mkdir(parents=True)
+    (other / "config.yaml").write_bytes(b"\x00\xff")
+    (other / "latest_checkpointed_iteration.txt").write_bytes(b"\x00\xff")
+    code, errors, output = evaluate(
+        "benchmarks=[deep,digits,half,mine]", "model.path=null", f"model.base={tiny_model}", "model.steps=[0]"
+    )
+    assert [line.partition(".jsonl, line 1: ")[2][:22] for line in errors] == [
+        "is nested too deeply; ",
+        "Exceeds the limit (430",
+        "its question holds hal",
+    ]
+    assert (code, len(engines[0][1].asked)) == (1, 6) and "3 evaluations failed; see the errors above" in output
+    (summary,) = (tmp_path / "outputs/evaluation").rglob("summary.json")
+    assert [f"error: {line}" for line in json.loads(summary.read_text())["failed"]] == errors
+
+
+def test_a_chat_template_that_refuses_one_question_costs_its_benchmark(
+    engines, evaluate, benchmarks, tiny_model, tmp_path
+):
+    strict = tmp_path / "strict"
+    shutil.copytree(tiny_model, strict)
+    refusal = (
+        "{% if '2 - 2' in messages[0].content %}{{ raise_exception('no twos') }}{% endif %}{{ messages[0].content }}"
+    )
+    (strict / "chat_template.jinja").write_text(refusal)
+    (benchmarks / "ones.jsonl").write_text(json.dumps({"question": "1?", "answer": "1"}) + "\n")
+    code, (line,), _ = evaluate("benchmarks=[mine,ones]", f"model.path={strict}", "model.template=chat")
+    assert line.endswith("on mine: problem 2: its question: the tokenizer's chat template refuses the chat: no twos")
+    assert (code, len(engines[0][1].asked)) == (1, 2)
 
 
 def test_an_interrupt_keeps_samples(evaluate, monkeypatch):

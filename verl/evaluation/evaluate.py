@@ -25,11 +25,11 @@ from verl.evaluation.store import SampleStore
 from verl.evaluation.targets import Target, select_targets
 from verl.evaluation.tasks import (
     EvaluationTask,
-    check_prompts_fit,
     engine_model,
     load_problems,
     load_target_tokenizer,
     make_tasks,
+    without_long_prompts,
 )
 from verl.models.info import ModelInfo
 from verl.rewards.pool import VerifierPool
@@ -119,14 +119,14 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
         with session, closing(VerifierPool(config.reward_score)) as verifiers:
             for place, (target, tokenizer) in enumerate(tokenizers.items(), start=1):
                 try:
-                    tasks = make_tasks(target, tokenizer, benchmarks, config, folder, device_type)
+                    tasks = make_tasks(target, tokenizer, benchmarks, config, folder, device_type, failures.add)
                 except ConfigError as error:
                     failures.add(error, target.label)
                     continue
                 title = f"{target.label} ({place}/{len(tokenizers)})" if len(tokenizers) > 1 else target.label
                 results += _evaluate_target(title, tasks, config, session, verifiers, display, failures)
         if results:
-            publish(folder, results, config, display)
+            publish(folder, results, config, display, failures.lines)
 
 
 def count_workers(config: EvaluationConfig, device_type: str) -> int:
@@ -193,7 +193,7 @@ def _evaluate_target(
     """Generate the missing samples of one model and score all; the results of the tasks that succeeded."""
     results = []
     with ExitStack() as stack:
-        stores = _open_stores(tasks, config, stack, failures)
+        stores = _open_stores(tasks, config, stack, failures) if tasks else {}
         try:
             _generate(title, stores, config, session, display)
         except (WorkerError, ConfigError) as error:
@@ -222,8 +222,9 @@ def _in_one_line(error: Exception, log: Path) -> str:
 def _open_stores(
     tasks: Sequence[EvaluationTask], config: EvaluationConfig, stack: ExitStack, failures: Failures
 ) -> dict[EvaluationTask, SampleStore]:
-    """The stores of the tasks whose prompts fit the model and whose folders hold no other samples."""
+    """The stores of the tasks whose folders hold no other samples; prompts that the model does not take are told."""
     stores = {}
+    notes: list[str] = []
     try:
         limit = ModelInfo.read(tasks[0].target.path, config.rollout.trust_remote_code).max_length
     except ConfigError as error:
@@ -231,10 +232,14 @@ def _open_stores(
         return {}
     for task in tasks:
         try:
-            check_prompts_fit(task.prompts, limit)
-            stores[task] = stack.enter_context(task.open_store())
+            fitting, note = without_long_prompts(task, limit)
+            stores[fitting] = stack.enter_context(fitting.open_store())
         except ConfigError as error:
             failures.add(error, task.label)
+            continue
+        if note and note not in notes:  # the same at every temperature
+            notes.append(note)
+            failures.display.say(f"warning: {note}")
     return stores
 
 
@@ -251,7 +256,7 @@ def _generate(
         return
     tasks = list(missing)
     num_samples = sum(map(len, missing.values()))
-    total = sum(config.n_sampling * len(task.problems) for task in stores)
+    total = sum(config.n_sampling * len(store.answered) for store in stores.values())
     if num_samples < total:
         display.say(f"{title}: {total - num_samples} of {total} samples already exist")
     display.start(title, sum(len({problem for problem, _ in keys}) for keys in missing.values()), num_samples)

@@ -6,7 +6,7 @@ A process that is killed while it writes leaves its last line incomplete; reader
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from verl.config.errors import ConfigError
 
@@ -17,21 +17,24 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects in the file, each with its place for messages; an incomplete last line is cut off the file.
 
     Raises:
-        ConfigError: a complete line is not a JSON object.
+        ConfigError: the file cannot be read, or a complete line is not a JSON object.
     """
     if not path.exists():
         return
-    with path.open("r+b") as file:
-        content = file.read()
-        complete = content.rfind(b"\n") + 1
-        if complete < len(content):
-            file.truncate(complete)
+    try:
+        with path.open("r+b") as file:
+            content = file.read()
+            complete = content.rfind(b"\n") + 1
+            if complete < len(content):
+                file.truncate(complete)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; move it away") from error
     # Not splitlines(), which also splits at characters that JSON allows inside a text.
     for number, line in enumerate(content[:complete].split(b"\n")[:-1], start=1):
         place = f"{path}, line {number}"
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _damaged(place) from error
         if not isinstance(record, dict):
             raise _damaged(place)
@@ -39,11 +42,20 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def parse_record(kind: type[RecordT], record: Mapping[str, Any], place: str) -> RecordT:
-    """The dataclass ``kind`` with the fields of ``record``. Raises ``ConfigError`` if they are other fields."""
-    try:
-        return kind(**record)
-    except TypeError as error:
-        raise _damaged(place) from error
+    """The dataclass ``kind`` with the fields of ``record``. Raises ``ConfigError`` if they are others, or of other
+    types."""
+    hints = get_type_hints(kind)
+    if record.keys() != hints.keys() or not all(_fits(record[name], hint) for name, hint in hints.items()):
+        raise _damaged(place)
+    return kind(**record)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value is of the type ``hint``; an integer also is a float."""
+    if get_origin(hint) is dict:
+        _, item = get_args(hint)
+        return isinstance(value, dict) and (item is Any or all(_fits(entry, item) for entry in value.values()))
+    return type(value) is hint or (hint is float and type(value) is int)
 
 
 def open_to_append(path: Path) -> IO[str]:

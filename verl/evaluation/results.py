@@ -17,7 +17,10 @@ from verl.utils.portable import finite_or_null, valid_unicode
 RESULT_FILE = "results.json"
 SAMPLES_FILE = "samples.parquet"
 
-REASONS = ("correct", "wrong", "no_answer", "unparsed", "timeout", "memory", "crash", "error")
+PROMPT_TOO_LONG = "prompt_too_long"
+"""The reason of samples that were not generated, because the model does not take so long a prompt: they are wrong."""
+
+REASONS = ("correct", "wrong", "no_answer", "unparsed", "timeout", "memory", "crash", "error", PROMPT_TOO_LONG)
 """Why a sample got its verdict, in the order of tables."""
 
 SAMPLE_COLUMNS = {

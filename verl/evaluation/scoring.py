@@ -18,7 +18,7 @@ from verl.config.errors import ConfigError
 from verl.config.signal import RewardScoreConfig
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.json_lines import append_lines, open_to_append, parse_record, read_lines
-from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult
+from verl.evaluation.results import PROMPT_TOO_LONG, ProblemResult, ScoredSample, TaskResult
 from verl.evaluation.store import SampleKey, StoredSample
 from verl.evaluation.tasks import EvaluationTask
 from verl.rewards import Score
@@ -34,6 +34,12 @@ LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
 
 OWN_REASONS = ("unparsed", "timeout", "memory", "crash", "error")
 """Verifiers' reasons that are kept as reason codes; any other reason for a wrong answer becomes ``wrong``."""
+
+
+NOT_GENERATED = ScoredSample(
+    response="", num_tokens=0, truncated=False, correct=False, answer="", reason=PROMPT_TOO_LONG
+)
+"""Stands for the samples of a problem whose prompt is longer than the model takes."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def score_samples(
         ConfigError: a user's own function failed, the verifiers could not be kept running, or a line of verdicts is
             damaged.
     """
-    keys = [(i, j) for i in range(len(task.problems)) for j in range(n)]
+    keys = [(i, j) for i in range(len(task.problems)) if i not in task.unanswered for j in range(n)]
     digests = {key: _digest(samples[key].response.encode(errors="surrogatepass")) for key in keys}
     with VerdictFile(task.folder / VERDICTS_FILE, verdict_settings(task.problems, verifiers.config)) as file:
         waiting = [key for key in keys if key not in file.verdicts or file.verdicts[key].response != digests[key]]
@@ -97,7 +103,9 @@ def score_samples(
             index=problem.index,
             question=problem.question,
             answer=problem.answer,
-            samples=[_scored(samples[i, j], verdicts[i, j]) for j in range(n)],
+            samples=[
+                _scored(samples[i, j], verdicts[i, j]) if i not in task.unanswered else NOT_GENERATED for j in range(n)
+            ],
         )
         for i, problem in enumerate(task.problems)
     ]

@@ -8,7 +8,7 @@ A folder holds the samples of one model on one benchmark at one temperature::
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,14 +46,22 @@ class SampleStore:
         folder: created if missing.
         settings: everything besides the prompts that the samples depend on, as plain values.
         prompts: token ids of each problem's prompt. There may be more or fewer problems than in an earlier evaluation.
+        unanswered: problems of which there are no samples.
 
     Raises:
         ConfigError: the folder holds samples of other settings or prompts, or a damaged line.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, Any],
+        prompts: Sequence[Sequence[int]],
+        unanswered: Collection[int] = (),
+    ) -> None:
         self.folder = folder
-        self.num_problems = len(prompts)
+        self.answered = [i for i in range(len(prompts)) if i not in unanswered]
+        """Problems of which there are samples, or will be."""
         folder.mkdir(parents=True, exist_ok=True)
         self._claim(json.loads(json.dumps(settings)), [_digest(ids) for ids in prompts])
         path = folder / SAMPLES_FILE
@@ -69,7 +77,7 @@ class SampleStore:
 
     def missing(self, n: int) -> list[SampleKey]:
         """Which of the first ``n`` samples of every problem are missing, problem by problem."""
-        return [(i, j) for i in range(self.num_problems) for j in range(n) if (i, j) not in self.samples]
+        return [(i, j) for i in self.answered for j in range(n) if (i, j) not in self.samples]
 
     def append(self, samples: Sequence[StoredSample]) -> None:
         """Add samples. They survive the end of the process from the moment this returns."""
@@ -85,8 +93,10 @@ class SampleStore:
             try:
                 found = json.loads(path.read_text())
                 old_settings, old_digests = found["settings"], found["prompts"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ConfigError(f"{path} is damaged; {FIX}") from error
+            if not isinstance(old_settings, dict) or not isinstance(old_digests, list):
+                raise ConfigError(f"{path} is damaged; {FIX}")
             names = [n for n in {**old_settings, **settings} if not _same(old_settings.get(n), settings.get(n))]
             if names:
                 changes = ", ".join(f"{n}={old_settings.get(n)!r}, now {settings.get(n)!r}" for n in names)

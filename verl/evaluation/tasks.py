@@ -1,8 +1,8 @@
 """Tasks of an evaluation: one model on one benchmark at one temperature, with its prompts and its folder."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from verl.data.templates import (
     template_stops,
 )
 from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
-from verl.evaluation.results import result_folder
+from verl.evaluation.results import PROMPT_TOO_LONG, result_folder
 from verl.evaluation.store import SampleStore
 from verl.evaluation.targets import Target
 from verl.models.hub import fetch_model
@@ -53,6 +53,8 @@ class EvaluationTask:
     folder: Path
     settings: dict[str, Any]
     """Everything besides the prompts that the samples depend on."""
+    unanswered: frozenset[int] = frozenset()
+    """Places of the problems whose prompts are longer than the model takes: they have no samples."""
 
     @property
     def label(self) -> str:
@@ -60,7 +62,7 @@ class EvaluationTask:
 
     def open_store(self) -> SampleStore:
         """The task's samples, to read and to extend. Raises ``ConfigError`` as :class:`SampleStore`."""
-        return SampleStore(self.folder, self.settings, self.prompts)
+        return SampleStore(self.folder, self.settings, self.prompts, self.unanswered)
 
 
 def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
@@ -96,8 +98,17 @@ def make_tasks(
     config: EvaluationConfig,
     folder: Path,
     device_type: str,
+    report: Callable[[ConfigError, str], None] | None = None,
 ) -> list[EvaluationTask]:
-    """The target's tasks: every benchmark at every temperature. Raises ``ConfigError`` if the model was removed."""
+    """The target's tasks: every benchmark at every temperature.
+
+    Args:
+        report: is called with the error and the name of a benchmark that is left out, because the model's template
+            refuses one of its questions. None: the error is raised.
+
+    Raises:
+        ConfigError: the model was removed.
+    """
     tasks = []
     settings: dict[str, Any] = {
         "model": model_digest(target.path),
@@ -123,10 +134,13 @@ def make_tasks(
         settings["engine_kwargs"] = config.rollout.engine_kwargs
     for name, problems in benchmarks.items():
         examples = few_shot_examples(name) if config.data.few_shot else []
-        prompts = [
-            render_prompt(target.template, problem.question, tokenizer, examples, target.chat_arguments)
-            for problem in problems
-        ]
+        try:
+            prompts = [_prompt(problem, target, tokenizer, examples) for problem in problems]
+        except ConfigError as error:
+            if report is None:
+                raise
+            report(error, f"{target.label} on {name}")
+            continue
         for temperature in config.temperatures:
             tasks.append(
                 EvaluationTask(
@@ -143,6 +157,15 @@ def make_tasks(
     return tasks
 
 
+def _prompt(
+    problem: Problem, target: Target, tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[str, str]]
+) -> list[int]:
+    try:
+        return render_prompt(target.template, problem.question, tokenizer, examples, target.chat_arguments)
+    except ConfigError as error:
+        raise ConfigError(f"problem {problem.index}: its question: {error}") from error
+
+
 def few_shot_examples(benchmark: str) -> list[tuple[str, str]]:
     """The worked examples that the community puts before this benchmark's questions; none for most benchmarks."""
     known = BENCHMARKS.get(benchmark)
@@ -152,7 +175,8 @@ def few_shot_examples(benchmark: str) -> list[tuple[str, str]]:
 def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig, limit: int | None) -> EngineModel:
     """What the engines load for ``tasks``, which are of one target; ``limit``: the model's longest sequence, if any."""
     target, settings = tasks[0].target, tasks[0].settings
-    longest = max(len(ids) for task in tasks for ids in task.prompts) + target.max_response_length
+    prompts = [ids for task in tasks for i, ids in enumerate(task.prompts) if i not in task.unanswered]
+    longest = max(map(len, prompts)) + target.max_response_length
     return EngineModel(
         path=target.path,
         max_model_len=longest if limit is None else min(longest, limit),
@@ -167,13 +191,21 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig, limi
     )
 
 
-def check_prompts_fit(prompts: Sequence[Sequence[int]], limit: int | None) -> None:
-    """Raise ``ConfigError`` naming the first problem whose prompt leaves no room for a response."""
-    for index, ids in enumerate(prompts):
-        if limit is not None and len(ids) >= limit:
-            raise ConfigError(
-                f"problem {index}: the prompt has {len(ids)} tokens, the model takes {limit}; leave the benchmark out"
-            )
+def without_long_prompts(task: EvaluationTask, limit: int | None) -> tuple[EvaluationTask, str]:
+    """The task with the problems marked as unanswered whose prompts leave no room for a response, and a line on them.
+
+    ``limit``: the model's longest sequence, if any. The line is empty if there are none.
+    """
+    lengths = {i: len(ids) for i, ids in enumerate(task.prompts) if limit is not None and len(ids) >= limit}
+    if not lengths:
+        return task, ""
+    first = min(lengths)
+    line = (
+        f"{task.label}: {len(lengths)} of {len(task.prompts)} prompts are longer than the model takes, {limit} tokens "
+        f"with the response (the first: problem {task.problems[first].index}, {lengths[first]} tokens; the longest: "
+        f"{max(lengths.values())}); they count as unanswered, {PROMPT_TOO_LONG}"
+    )
+    return replace(task, unanswered=frozenset(lengths)), line
 
 
 def model_digest(path: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult, row_labels
+from verl.evaluation.results import PROMPT_TOO_LONG, ProblemResult, ScoredSample, TaskResult, row_labels
 from verl.utils.portable import finite_or_null
 
 MAX_TEXT = 20_000
@@ -31,6 +31,7 @@ VERDICT_CODES = {
     "memory": "m",
     "crash": "x",
     "error": "e",
+    PROMPT_TOO_LONG: "l",
 }
 OTHER_VERDICT = "o"
 

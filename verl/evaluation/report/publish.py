@@ -9,7 +9,7 @@ from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.report.page import MAX_PAGE_BYTES, build_page
 from verl.evaluation.report.plots import write_plots
 from verl.evaluation.report.tables import console_table, csv_text, markdown
-from verl.evaluation.results import TaskResult, write_result
+from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, write_result
 from verl.evaluation.statistics.summary import Summary, SummaryRow, rows_of, summarise
 from verl.run.tracking import Tracker, drop_records, write_summary
 from verl.utils.files import replace_text
@@ -18,12 +18,21 @@ UPLOADED = ("index.html", "results.md", "results.csv")
 """Files that are added to the tracker's run on wandb."""
 
 
-def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfig, display: EvaluationDisplay) -> None:
-    """Write everything into ``folder``, log the figures to the trackers, and show the table."""
+def publish(
+    folder: Path,
+    results: Sequence[TaskResult],
+    config: EvaluationConfig,
+    display: EvaluationDisplay,
+    failed: Sequence[str] = (),
+) -> None:
+    """Write everything into ``folder``, log the figures to the trackers, and show the table.
+
+    ``failed``: a line for each evaluation that failed.
+    """
     summary = write_results(
         folder, results, title=config.trainer.experiment_name, compare_to=config.compare_to, seed=config.seed
     )
-    _track(folder, rows_of(results, summary), config)
+    _track(folder, rows_of(results, summary), config, failed)
     display.console.print(console_table(summary))
     display.say(f"page: {folder}/index.html")
     display.say(f"tables: {folder}/results.md, {folder}/results.csv")
@@ -67,7 +76,9 @@ def write_results(
     return summary
 
 
-def _track(folder: Path, rows: Sequence[tuple[TaskResult, SummaryRow]], config: EvaluationConfig) -> None:
+def _track(
+    folder: Path, rows: Sequence[tuple[TaskResult, SummaryRow]], config: EvaluationConfig, failed: Sequence[str]
+) -> None:
     # A record of this evaluation alone, not of earlier ones in the same folder.
     drop_records(folder, last_step=None)
     trainer = config.trainer
@@ -78,7 +89,7 @@ def _track(folder: Path, rows: Sequence[tuple[TaskResult, SummaryRow]], config: 
         by_label: dict[str, dict[str, dict[str, float]]] = {}
         for result, row in rows:
             by_label.setdefault(row.label, {})[result.benchmark] = tracked_figures(row)
-        write_summary(folder, {"seed": config.seed, "figures": by_label})
+        write_summary(folder, {"seed": config.seed, "figures": by_label, "failed": list(failed)})
         if "wandb" in trainer.logger:
             # Late: wandb needs to be installed only where it is asked for.
             import wandb
@@ -105,6 +116,8 @@ def tracked_figures(row: SummaryRow) -> dict[str, float]:
     found |= {f"maj@{k}": estimate.value for k, estimate in row.maj_at_k.items()}
     found |= {"response_length/mean": row.mean_tokens, "response_length/clip_ratio": row.truncation_rate}
     found["repetition_rate"] = row.repetition_rate
+    if row.reasons.get(PROMPT_TOO_LONG):
+        found[PROMPT_TOO_LONG] = row.reasons[PROMPT_TOO_LONG]
     for name, groups in row.metrics.items():
         found |= {f"{name}/{group}/mean": spread.mean for group, spread in groups.items() if spread.count}
     return found

@@ -14,7 +14,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from verl.evaluation.results import REASONS, TaskResult, row_labels
+from verl.evaluation.results import PROMPT_TOO_LONG, REASONS, TaskResult, row_labels
 from verl.evaluation.statistics.bootstrap import Estimate, macro_estimates, mean_estimates
 from verl.evaluation.statistics.responses import Spread, metric_spreads, repetition_rate
 from verl.rewards.majority import answer_classes, majority_at_k
@@ -183,6 +183,7 @@ def _scores(result: TaskResult, label: str, seed: int) -> _Scores:
     columns += [torch.tensor([majority_at_k(*vote, k) for vote in votes], dtype=torch.float64) for k in ks]
     values = torch.stack(columns, dim=1) if ks else torch.zeros(0, 0, dtype=torch.float64)
     estimates = mean_estimates(values, seed=_seed_of(result.benchmark, seed)) if ks else []
+    responses = [sample for sample in samples if sample.reason != PROMPT_TOO_LONG]
     reasons = Counter(sample.reason for sample in samples)
     row = SummaryRow(
         label=label,
@@ -192,9 +193,9 @@ def _scores(result: TaskResult, label: str, seed: int) -> _Scores:
         samples=(min(counts, default=0), max(counts, default=0)),
         pass_at_k=dict(zip(ks, estimates[: len(ks)], strict=True)),
         maj_at_k=dict(zip(ks, estimates[len(ks) :], strict=True)),
-        mean_tokens=fmean(sample.num_tokens for sample in samples) if samples else math.nan,
-        truncation_rate=fmean(sample.truncated for sample in samples) if samples else math.nan,
-        repetition_rate=fmean(repetition_rate(sample.response) for sample in samples) if samples else math.nan,
+        mean_tokens=fmean(sample.num_tokens for sample in responses) if responses else math.nan,
+        truncation_rate=fmean(sample.truncated for sample in responses) if responses else math.nan,
+        repetition_rate=fmean(repetition_rate(sample.response) for sample in responses) if responses else math.nan,
         reasons={reason: reasons[reason] for reason in dict.fromkeys([*REASONS, *reasons]) if reasons[reason]},
         metrics=metric_spreads(result.problems),
     )

@@ -16,7 +16,7 @@ function fillFilters() {
   const single = data.verdicts.filter(([code]) => data.benchmarks.some((b) => b.verdicts.some((list) => list && list.some((v) => v.includes(code)))));
   byId("filter-verdict").append(
     option("", "any"),
-    el("optgroup", { label: "Some response is" }, ...single.map(([code, name]) => option(code, name.replace("_", " ")))),
+    el("optgroup", { label: "Some response is" }, ...single.map(([code, name]) => option(code, name.replaceAll("_", " ")))),
     el("optgroup", { label: "Problem is" }, option("all", "always solved"), option("some", "sometimes solved"),
       option("none", "never solved"), option("mixed", "solved by only some runs")));
 }
@@ -143,7 +143,7 @@ function runBlock(b, l, i, samples) {
   block.append(el("div", { class: "cells", role: "group", "aria-label": `Responses of ${data.labels[l].name}` },
     ...[...verdicts].map((code, s) => {
       const faint = verdictNames[state.verdict] && code !== state.verdict;
-      const name = `Response ${s + 1}: ${(verdictNames[code] || "other").replace("_", " ")}`;
+      const name = `Response ${s + 1}: ${(verdictNames[code] || "other").replaceAll("_", " ")}`;
       const cell = el("button", {
         type: "button", class: `cell ${verdictClass(code)}${faint ? " faint" : ""}`, title: name, "aria-label": name,
         "aria-pressed": String(s === open),
@@ -162,7 +162,7 @@ function runBlock(b, l, i, samples) {
 
 function sampleView(code, s, sample) {
   const facts = el("p", { class: "facts" },
-    el("span", { class: `badge ${verdictClass(code)}` }, `${GLYPHS[code] || "·"} ${(verdictNames[code] || "other").replace("_", " ")}`),
+    el("span", { class: `badge ${verdictClass(code)}` }, `${GLYPHS[code] || "·"} ${(verdictNames[code] || "other").replaceAll("_", " ")}`),
     el("span", {}, `response ${s + 1}`));
   if (!sample) return [facts, el("p", { class: "quiet" }, "This response was left out to keep the page small; it is in samples.parquet.")];
   const [response, tokens, truncated, answer, leftOut, metrics, extras] = sample;
