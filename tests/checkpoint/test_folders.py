@@ -85,6 +85,17 @@ def empty(path: Path) -> None:
     path.write_text('{"files": {}}')
 
 
+def create(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("new")
+
+
+def list_file(manifest: Path, name: str) -> None:
+    content = json.loads(manifest.read_text())
+    content["files"][name] = {"size": 3, "sha256": "0"}
+    manifest.write_text(json.dumps(content))
+
+
 @pytest.mark.parametrize(
     ("name", "harm", "message"),
     [
@@ -95,6 +106,23 @@ def empty(path: Path) -> None:
         ("manifest.json", Path.unlink, r"manifest\.json cannot be read: No such file or directory$"),
         ("manifest.json", truncate, r"manifest\.json is damaged$"),
         ("manifest.json", empty, r"damaged: it does not list trainer"),
+        ("manifest.json", lambda path: path.write_text("[" * 9999), r"manifest\.json is damaged$"),
+        ("manifest.json", lambda path: path.write_bytes(b"\xff"), r"manifest\.json is damaged$"),
+        ("manifest.json", lambda path: list_file(path, "/etc/passwd"), r"damaged: '/etc/passwd' is not a file of the"),
+        ("manifest.json", lambda path: list_file(path, "actor/../../x"), r"damaged: 'actor/../../x' is not a file of"),
+        (
+            "actor/shards/more.safetensors",
+            create,
+            r"/actor/shards/more\.safetensors is not listed in manifest\.json, so",
+        ),
+        ("generators/rank_00001.json", create, r"/generators/rank_00001\.json is not listed in manifest\.json"),
+        ("critic/shards/a.safetensors", create, r"/critic/shards/a\.safetensors is not listed in manifest\.json"),
+        (
+            "notes.txt",
+            create,
+            r"/notes\.txt is not listed in manifest\.json, so it is not of this checkpoint; remove it$",
+        ),
+        ("actor/linked", lambda path: path.symlink_to("/etc"), r"/actor/linked/\S+ is not listed in manifest\.json"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, harm: Callable[[Path], object], message: str):
@@ -102,6 +130,20 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, harm: Callable[[Path
     harm(folder / name)
     with pytest.raises(folders.DamagedCheckpoint, match=message):
         folders.verify_checkpoint(folder)
+
+
+def test_a_model_that_is_exported_later_and_hidden_files_are_not_foreign(tmp_path: Path):
+    folder = save(tmp_path, 5)
+    for name in ("actor/huggingface/config.json", "actor/.nfs0001", ".DS_Store", "actor/.huggingface.12.unfinished/a"):
+        create(folder / name)
+    folders.verify_checkpoint(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "3", "{", "[" * 9999, "7" * 5000])
+def test_a_state_that_is_none_is_named(text: str, tmp_path: Path):
+    (tmp_path / "trainer_state.json").write_text(text)
+    with pytest.raises(folders.DamagedCheckpoint, match=r"trainer_state\.json is damaged"):
+        folders.read_state(tmp_path)
 
 
 def test_a_file_that_the_disk_does_not_give_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -51,6 +51,53 @@ def test_the_latest_intact_checkpoint_is_used_and_damaged_ones_are_named(small_c
     assert (tmp_path / "global_step_8.damaged_2").is_dir()
 
 
+ALIASES = "a: &a [1, 1]\nb: &b [*a, *a]\nc: [*b, *b]"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x00\xff", "is damaged: unacceptable character"),
+        (b"\xff\xfe\x00", "is damaged: "),
+        (b"a: [", "is damaged: while parsing a flow node"),
+        (b"just text", "is damaged: it is not a mapping"),
+        (b"", "is damaged: it is not a mapping"),
+        (ALIASES.encode(), "is damaged: holds an alias"),
+        (b"a: !!python/object/apply:os.system ['true']", "is damaged: could not determine a constructor for the tag"),
+        (b"a: !!timestamp x", "is damaged: 'NoneType' object has no attribute"),
+        (b"a: 2020-13-45", "is damaged: month must be in 1..12"),
+        (b"a: " + b"7" * 101, "is damaged: holds an integer of more than 100 characters"),
+        (b"a: 1" + b":59" * 4000, "is damaged: holds an integer of more than 100 characters"),
+        (b"{a: " * 2000, "is damaged: maximum recursion depth exceeded"),
+        (b"#" * (1 << 17) + b"#", "is damaged: it has more than 131072 bytes"),
+    ],
+    ids=lambda value: repr(value[:12]),
+)
+def test_a_damaged_config_costs_a_warning_and_is_kept(small_config, tmp_path, content: bytes, reason: str):
+    save(tmp_path, 4)
+    (tmp_path / "config.yaml").write_bytes(content)
+    resumption, (first, warning) = find(with_trainer(small_config, tmp_path))
+    assert resumption is not None and resumption.step == 4 and first.startswith("resuming from ")
+    assert warning.startswith(f"warning: {tmp_path}/config.yaml: {reason}") and "\n" not in warning
+    assert warning.endswith("differ from those before cannot be told; it is kept as config.yaml.damaged")
+    assert (tmp_path / "config.yaml.damaged").read_bytes() == content
+    # That of another run is left as it is.
+    named = with_trainer(
+        small_config, tmp_path / "new", resume_mode="path", resume_from_path=str(tmp_path / "global_step_4")
+    )
+    assert find(named)[1][1].endswith("before cannot be told") and len(list(tmp_path.glob("config.yaml*"))) == 2
+
+
+def test_a_checkpoint_with_a_foreign_file_is_not_used(small_config, tmp_path):
+    for step in (2, 4):
+        save(tmp_path, step)
+    (tmp_path / "global_step_4" / "actor" / "more.safetensors").write_text("new")
+    resumption, lines = find(with_trainer(small_config, tmp_path))
+    assert resumption is not None and resumption.step == 2
+    assert lines[0].endswith("is not of this checkpoint; remove it; this checkpoint is not used")
+    assert (tmp_path / "global_step_4.damaged" / "actor" / "more.safetensors").is_file()
+
+
 def test_a_run_that_cannot_be_resumed_is_not_overwritten(small_config, tmp_path):
     alter(save(tmp_path / "damaged", 2) / MODEL)
     with pytest.raises(ConfigError, match="none of its 1 checkpoints is intact"):

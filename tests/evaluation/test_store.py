@@ -54,7 +54,22 @@ def test_an_incomplete_last_line_is_dropped(cut: int, tmp_path: Path):
     assert [json.loads(line)["problem"] for line in path.read_text().split("\n")[:-1]] == [0, 1]
 
 
-@pytest.mark.parametrize("damaged", ['{"problem": 0, "sam', "[1]", '{"problem": 3}'])
+SAMPLE = {"problem": 0, "sample": 1, "response": "", "num_tokens": 1, "truncated": False, "metrics": {}}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *('{"problem": 0, "sam', "[1]", '{"problem": 3}', "[" * 9999, "7" * 5000, "\0\0", "NaN"),
+        *(
+            json.dumps(SAMPLE | wrong)
+            for wrong in (
+                *({"problem": [0]}, {"problem": "0"}, {"problem": True}, {"response": None}, {"truncated": 0}),
+                *({"metrics": []}, {"metrics": {"a": "x"}}, {"num_tokens": 1.5}, {"more": 1}),
+            )
+        ),
+    ],
+)
 def test_a_damaged_line_in_the_middle_is_named(damaged: str, tmp_path: Path):
     path = fill(tmp_path, sample(0, 0), sample(0, 1), sample(1, 0))
     lines = path.read_text().split("\n")
@@ -104,7 +119,9 @@ def test_samples_without_their_settings_are_not_touched(tmp_path: Path):
     (tmp_path / "samples.jsonl").write_text("someone else's\n")
     with pytest.raises(ConfigError, match=r"holds samples\.jsonl without generation\.json"):
         reopen(tmp_path)
-    (tmp_path / "generation.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"generation\.json is damaged"):
-        reopen(tmp_path)
+    settings = '{"settings": %s, "prompts": %s}'
+    for damaged in ("{", "[]", "[" * 9999, settings % ("[1]", "[]"), settings % ("{}", "3")):
+        (tmp_path / "generation.json").write_text(damaged)
+        with pytest.raises(ConfigError, match=r"generation\.json is damaged"):
+            reopen(tmp_path)
     assert (tmp_path / "samples.jsonl").read_text() == "someone else's\n"

@@ -122,3 +122,25 @@ def test_the_newest_run_from_the_base_model(tmp_path, base):
     assert labels(found) == ["base@0"]
     reason = f"{runs}/ holds no training run from {base} with a checkpoint"
     assert found.notes == [f"{reason}; evaluating that model alone (`bash train.sh` trains it)"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        b"\x00\xff",
+        b"[1]",
+        b"model: 3",
+        b"model: {path: 3}",
+        b"model: {path: [x]}",
+        b'model: {path: "a\\0b"}',
+        b"{a: " * 999,
+    ],
+    ids=lambda config: repr(config[:24]),
+)
+def test_a_damaged_config_of_some_run_costs_that_run_alone(config: bytes, tmp_path, base):
+    good, bad = make_run(tmp_path / "good", base, [2]), make_run(tmp_path / "bad", base, [3])
+    (bad / "config.yaml").write_bytes(config)
+    assert newest_run(tmp_path, str(base)) == good
+    found = select(entry(bad, 0, 3))
+    assert labels(found) == ["bad@3"] and len(found.errors) == 1
+    assert found.errors[0].endswith("config.yaml does not name model.path; name the base model")

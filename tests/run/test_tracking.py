@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import verl
 from verl.config import ConfigError
-from verl.run.tracking import Tracker, drop_records, git_revision, set_aside_records, write_summary
+from verl.run.tracking import Tracker, drop_records, git_revision, set_aside_records, steps_done, write_summary
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,6 @@ def test_opening_a_tracker_deletes_nothing_and_a_resumed_run_what_it_will_record
     assert [json.loads(line) for line in lines] == [{"step": i, "a": a} for i, a in enumerate([0.0, 1.0, 2.0, 30.0])]
     assert logged(recorded, "a") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 30.0)]
     assert (recorded / "wandb_id.txt").exists() and not (recorded / "summary.json").exists()
-    with pytest.raises(ConfigError, match="metrics.jsonl: a line is damaged"):
-        (recorded / "metrics.jsonl").write_text("\n".join(["{", *lines]))
-        drop_records(recorded, 2)
     # One that starts again drops everything, but for records that a run without checkpoints leaves.
     (recorded / "metrics.jsonl").write_text("\n".join(lines))
     set_aside_records(recorded)
@@ -105,6 +102,39 @@ def test_opening_a_tracker_deletes_nothing_and_a_resumed_run_what_it_will_record
     drop_records(recorded, None)
     assert {path.name for path in recorded.iterdir()} == {"config.yaml", "metrics.jsonl.1"}
     assert (recorded / "metrics.jsonl.1").read_text() == "\n".join(lines)
+
+
+DAMAGED_LINES = [b"{", b"\xff\xfe", b"[1]", b'{"a": 1}', b'{"step": "1"}', b'{"step": true}', b"7" * 5000, b"[" * 9999]
+
+
+@pytest.mark.parametrize("bad", DAMAGED_LINES, ids=lambda line: repr(line[:16]))
+def test_damaged_records_cost_a_warning_and_none_is_lost(bad: bytes, tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    good = [b'{"step": 1, "a": null}', b'{"step": 2, "a": "\xe2\x80\xa8"}']
+    whole = b"\n".join([good[0], bad, good[1], b'{"step": 3}', b'{"step": 4, "a'])
+    for copy in ("metrics.jsonl.damaged", "metrics.jsonl.damaged_2"):
+        path.write_bytes(whole)
+        (note,) = drop_records(tmp_path, 2)
+        assert note == f"{path}: lines of it are damaged; the others are kept, and {copy} is what it was"
+        assert path.read_bytes() == b"".join(line + b"\n" for line in good)
+        assert (tmp_path / copy).read_bytes() == whole
+    # A last line that was cut is what a kill leaves; one that only lacks its line break is whole.
+    path.write_bytes(good[0] + b"\n" + good[1])
+    assert drop_records(tmp_path, 2) == [] and path.read_bytes() == b"".join(line + b"\n" for line in good)
+
+
+def test_a_folder_in_the_place_of_the_records_is_named(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"metrics\.jsonl: cannot be read or rewritten: Is a directory; move it away$"
+    ):
+        drop_records(tmp_path, 2)
+
+
+@pytest.mark.parametrize(("text", "steps"), [('{"steps": 7}', 7), ("", 0), ("{", 0), ("[]", 0), ('{"steps": "7"}', 0)])
+def test_steps_of_a_summary_that_may_be_damaged(text: str, steps: int, tmp_path: Path):
+    (tmp_path / "summary.json").write_text(text)
+    assert steps_done(tmp_path / "summary.json") == steps
 
 
 @pytest.mark.slow

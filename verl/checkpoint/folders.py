@@ -138,7 +138,7 @@ def _read_manifest(manifest: Path) -> dict[str, FileRecord]:
 
 
 def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
-    """A file or folder in a checkpoint that ``names``, those of the manifest, do not list; None if there is none.
+    """A file in a checkpoint that ``names``, those of the manifest, do not list; None if there is none.
 
     Hidden files and exported models, which may come later, are not counted: no resumption reads them.
     """
@@ -149,8 +149,12 @@ def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
             continue
         for path in sorted((folder / parent).iterdir()):
             name = path.relative_to(folder)
-            if name not in listed | folders and path.name != EXPORTED and not path.name.startswith("."):
-                return path
+            if name in listed or name in folders or path.name == EXPORTED or path.name.startswith("."):
+                continue
+            inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+            foreign = next((entry for entry in inside if not entry.is_dir()), None)
+            if foreign is not None:
+                return foreign
     return None
 
 
