@@ -90,7 +90,7 @@ TURN = {"role": "user", "content": "1"}
     [
         *(
             (value, f"messages={shown}: must be a list of messages, each with role and content; set data.messages_key")
-            for value, shown in [(None, "None"), (3, "3"), ("1", "1"), ({}, "{}"), ([None], "[None]"), ([[]], "[[]]")]
+            for value, shown in [(None, "None"), (3, "3"), ("1", "'1'"), ({}, "{}"), ([None], "[None]"), ([[]], "[[]]")]
         ),
         ([{"role": "user"}], "messages=[{'role': 'user'}]: must be a list of messages"),
         ([], "messages: the conversation is empty; remove the row"),

@@ -1,5 +1,22 @@
 """The error for everything that a user can fix by changing an option or a file."""
 
+import unicodedata
+
+_ESCAPED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories of characters that a terminal would obey, or could not write."""
+
 
 class ConfigError(ValueError):
-    """A config that cannot be run; the message names the field, the value and the fix."""
+    """A config that cannot be run; the message names the field, the value and the fix.
+
+    Values come from files and command lines: their control characters and lone surrogates are shown as escapes.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(map(_shown, message)))
+
+
+def _shown(character: str) -> str:
+    if character == "\n" or character.isprintable() or unicodedata.category(character) not in _ESCAPED:
+        return character
+    return character.encode("unicode_escape").decode()

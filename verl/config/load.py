@@ -62,6 +62,10 @@ def compose_config(schema: type, name: str, overrides: Sequence[str] = ()) -> Di
             return compose(name, overrides=list(overrides))
         except HydraException as error:
             raise ConfigError(explain(error, schema)) from error
+        # What Hydra raises for overrides such as "=5", int(x) and integers of thousands of digits.
+        except (ValueError, TypeError, AttributeError, AssertionError, ArithmeticError, RecursionError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(f"{' '.join(overrides):.200}: {reason:.200}; write option=value") from error
 
 
 def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ()) -> ConfigT:
@@ -204,7 +208,8 @@ def _build(schema: Any, values: Any, path: str) -> Any:
             near = get_close_matches(str(key), list(hints), n=1)
             fix = f"did you mean {prefix}{near[0]}?" if near else f"known here: {_names(schema)}"
             fix = unsupported(f"{prefix}{key}", value) or fix
-            raise ConfigError(f"{prefix}{key}={value!r}: unknown key; {fix}")
+            name = " ".join(str(key).splitlines())
+            raise ConfigError(f"{prefix}{name}={value!r}: unknown key; {fix}")
     for key in hints:
         if key not in values:
             raise ConfigError(f"{prefix}{key}: {_NO_VALUE}")
@@ -241,9 +246,13 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         require_choice(path, _convert(str, value, path), get_args(hint))
         return value
     if hint is float and type(value) in (int, float):
-        if not math.isfinite(value):
-            raise ConfigError(f"{path}={value!r}: must be a finite number")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise ConfigError(f"{path}={value!r:.80}: must be a finite number")
+        return number
     if type(value) is not hint:
         raise ConfigError(f"{path}={value!r}: must be {_TYPE_NAMES[hint]}, not {type(value).__name__}")
     return value

@@ -16,7 +16,7 @@ def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt
         isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value
     ):
         raise ConfigError(
-            f"{where}: {key}={str(value):.80}: must be {'text or ' * (what == 'prompt')}a list of messages, each with "
+            f"{where}: {key}={value!r:.80}: must be {'text or ' * (what == 'prompt')}a list of messages, each with "
             f"role and content; set {option} if the {what} is in another column"
         )
     for message in value:
