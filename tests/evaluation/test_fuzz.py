@@ -115,7 +115,7 @@ def metrics(folder: Path, damage: list, last_step: int):
     content = damaged(whole, damage)
     path.write_bytes(content)
     notes = drop_records(folder, last_step)
-    kept = [json.loads(line) for line in path.read_bytes().splitlines()]
+    kept = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
     assert all(record["step"] <= last_step for record in kept)
     # Every intact record up to that step is there still, and with a damaged line the whole file.
     intact = [line for line in content.split(b"\n") if line in whole.split(b"\n")[: min(last_step + 1, 9)]]

@@ -18,7 +18,7 @@ MAX_INTEGER = 100
 """Characters of the longest integer: ``1:59:59:...`` would take time quadratic in its length to show."""
 
 
-class _PlainLoader(yaml.SafeLoader):
+class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
     """Reads plain values. Aliases are refused: a few lines of them stand for billions of values."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:

@@ -1,12 +1,13 @@
 """Loading benchmarks from local files or from the hub."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from datasets import load_dataset
+from datasets.exceptions import DatasetsError
 
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
@@ -33,6 +34,7 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
     if path is None and name not in BENCHMARKS:
         raise ConfigError(_unknown(name, folder))
     benchmark = BENCHMARKS.get(name, Benchmark(name, hub_id=None))
+    numbered: Sequence[tuple[int, Row]]
     if path is not None:
         where, numbered = str(path), read_json_lines(path)
     elif name == "arithmetic":
@@ -97,7 +99,7 @@ def _read_hub(benchmark: Benchmark) -> list[tuple[int, Row]]:
             benchmark.hub_id, benchmark.hub_config, split=benchmark.hub_split, revision=benchmark.hub_revision
         )
     # `datasets` raises many types of errors without a network or for an unknown data set, all of these kinds.
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"benchmark {benchmark.name}: cannot load {benchmark.hub_id}: {reason}; or {fix}") from error
     return list(enumerate(rows, start=1))
