@@ -15,14 +15,9 @@ import yaml
 
 import verl
 from verl.checkpoint.attempts import Attempt
-<<<<<<< HEAD
-from verl.config.errors import ConfigError
+from verl.run.records import keep_records
 from verl.run.samples import drop_samples, set_aside_samples
 from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, Table, jsonl_sink
-=======
-from verl.run.records import keep_records
-from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, jsonl_sink
->>>>>>> c2aee20 ([checkpoint] Damaged files beside an intact checkpoint cost a warning; files that the manifest does not list are refused)
 from verl.utils.files import replace_text
 
 TIMING_PREFIXES = ("timing_s/", "perf/")
