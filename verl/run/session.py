@@ -12,7 +12,6 @@ from typing import Any, Self, TypeVar
 
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup
 
 from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.folders import checkpoints, latest_checkpoint, remove_unfinished
@@ -27,18 +26,14 @@ from verl.run.preemption import Preemption
 from verl.run.probe import survey
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller import MachineError, WorkerError, WorkerGroup
-from verl.single_controller.cluster import ray_cluster, wait_for_machines
+from verl.single_controller.cluster import ray_cluster
 from verl.single_controller.failures import REQUEUE, HeadLost, NoRoom, RequeueError
-from verl.single_controller.machines import gather_machines
+from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.supervision import Supervision
-from verl.single_controller.worker_group import MachineSetup
 from verl.utils.ray_head import cluster_address
 from verl.utils.variables import passed_variables
 
 T = TypeVar("T")
-
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that name the network interface of collective communication; what the user sets is kept."""
 
 RELEASE_S = 30.0
 """Seconds for leaving a Ray cluster without its head."""
@@ -107,18 +102,8 @@ class RaySession(ExitStack):
         if not self.machines_gathered:
             wait_for_machines(*place, self.machines.machines_timeout_s, _say, interrupt)
         environment = passed_variables(self.machines.env) | environment
-        look = partial(self._look, models, interrupt)
+        look = partial(survey, folder=self.folder, models=models, files=self.files, interrupt=interrupt)
         return WorkerGroup(worker, config, arguments, *place, environment, look, supervision=supervision)
-
-    def _look(
-        self, models: Sequence[str], interrupt: Callable[[], None], placement: PlacementGroup
-    ) -> list[MachineSetup]:
-        """Look at the machines that the workers will be on."""
-        setups = []
-        for facts in survey(placement, self.nnodes, self.folder, models, self.files, interrupt):
-            own = {name: os.environ.get(name, facts.interface) for name in INTERFACES if facts.interface}
-            setups.append(MachineSetup(facts.cores, own | {"VLLM_HOST_IP": facts.address}))
-        return setups
 
 
 def _say(text: str) -> None:

@@ -5,8 +5,7 @@ import os
 import secrets
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +13,7 @@ import ray
 import torch
 
 from verl.config.errors import ConfigError
+from verl.single_controller.machines import machines_with, wait_for_machines
 from verl.utils.ray_head import check_head, cluster_address, has_token
 
 ALONE = (
@@ -41,8 +41,8 @@ def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, time
         return device
     with ray_cluster(nnodes * workers_per_node, device):
         # Machines with GPUs may join later than one without.
-        wait_for_machines(nnodes, workers_per_node, "any", timeout_s, lambda text: None)
-        return "cuda" if _capable(1, "GPU") else "cpu"
+        wait_for_machines(nnodes, 0, "cpu", timeout_s, lambda text: None)
+        return "cuda" if machines_with(1, "cuda") else "cpu"
 
 
 def gpus_per_machine() -> int:
@@ -50,7 +50,7 @@ def gpus_per_machine() -> int:
     if not cluster_address():
         return torch.cuda.device_count()
     with ray_cluster(1, "cuda"):
-        counts = [int(node["Resources"]["GPU"]) for node in _capable(1, "GPU")]
+        counts = [int(machine.resources["GPU"]) for machine in machines_with(1, "cuda").values()]
     return min(counts, default=0)
 
 
@@ -110,59 +110,3 @@ def _deaf_children() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGUSR1, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def wait_for_machines(
-    nnodes: int,
-    workers_per_node: int,
-    device_type: str,
-    timeout_s: float,
-    say: Callable[[str], None],
-    interrupt: Callable[[], None] = lambda: None,
-) -> None:
-    """Wait until the cluster has ``nnodes`` machines with room for the workers, with a line for every one that comes.
-
-    Args:
-        interrupt: called again and again; what it raises ends the wait.
-
-    Raises:
-        ConfigError: after ``timeout_s`` seconds; says which are there, and which are missing as far as that is known.
-    """
-    resource = "GPU" if device_type == "cuda" else "CPU"
-    deadline, seen = time.monotonic() + timeout_s, -1
-    while True:
-        machines = _capable(workers_per_node, resource) if device_type != "any" else _capable(0, "CPU")
-        if len(machines) >= nnodes:
-            return
-        if len(machines) != seen:
-            seen = len(machines)
-            say(f"{seen} of {nnodes} machines here")
-        interrupt()
-        if time.monotonic() > deadline:
-            raise ConfigError(
-                f"trainer.nnodes={nnodes}: {seen} of {nnodes} machines with {workers_per_node} {resource}s each were "
-                f"there within trainer.machines_timeout_s={timeout_s:g}: {_describe(nnodes, resource)}"
-            )
-        time.sleep(0.5)
-
-
-def _alive() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _capable(count: int, resource: str) -> list[dict[str, Any]]:
-    """The living machines with so many of a resource, in use or not."""
-    return [node for node in _alive() if node["Resources"].get(resource, 0) >= count]
-
-
-def _describe(nnodes: int, resource: str) -> str:
-    """The machines that are there with what they have, and the numbers or names of those that never came."""
-    found = [f"{node['NodeManagerHostname']} ({node['Resources'].get(resource, 0):g} {resource}s)" for node in _alive()]
-    text = ", ".join(sorted(found))
-    ranks = {node["Labels"].get("verl-rank") for node in _alive()}
-    if "0" in ranks:  # started by scripts/cluster.sh, which numbers them
-        hosts = os.environ.get("VERL_HOSTS", "").split()
-        names = [f"NODE_RANK {rank}" for rank in range(nnodes) if str(rank) not in ranks]
-        missing = [hosts[rank] for rank in range(len(hosts)) if str(rank) not in ranks] or names
-        text += f"; missing: {', '.join(missing)}" if missing else ""
-    return text

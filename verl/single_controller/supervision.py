@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl.single_controller.failures import HeadLost, MachineError
 from verl.single_controller.heartbeat import Heartbeat, interval
-
-STACKS_S = 20.0
-"""Seconds that a machine may take to have its workers write their stacks; it must start a process for that."""
+from verl.single_controller.machines import run_on
 
 HEAD_S = 3.0
 """Seconds that Ray's head may take to accept a connection."""
@@ -123,31 +120,10 @@ class Supervisor:
         by_node: dict[str, list[int]] = {}
         for identity in self.identities:
             by_node.setdefault(identity.node_id, []).append(identity.pid)
+        calls = {node: (pids,) for node, pids in by_node.items()}
         with suppress(ray.exceptions.RayError):
-            alive = _alive()
-            task: Any = ray.remote(_signal_workers)
-            calls = {
-                task.options(
-                    num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-                ).remote(pids): node
-                for node, pids in by_node.items()
-                if node in alive
-            }
-            answered, deadline = set(), time.monotonic() + STACKS_S
-            while calls and time.monotonic() < deadline:
-                for call in ray.wait(list(calls), timeout=1)[0]:
-                    node = calls.pop(call)
-                    with suppress(ray.exceptions.RayError):
-                        ray.get(call)
-                        answered.add(node)
-                alive = _alive()
-                calls = {call: node for call, node in calls.items() if node in alive}
-            return answered
+            return run_on(calls, _signal_workers)
         return set()
-
-
-def _alive() -> set[str]:
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
 def log_name(rank: int) -> str:
