@@ -74,6 +74,10 @@ class LearningWorker(Checkpointed):
         """What the global generators give next."""
         return [random.random(), float(np.random.random()), float(torch.rand(()))]
 
+    def limit(self) -> float:
+        """Seconds that the messages of a checkpoint may take."""
+        return self.checkpoints._group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
     def stop_writing(self) -> None:
         """Let nothing be written from now on."""
         self.checkpoints._write = Mock(side_effect=OSError(28, "No space left on device"))

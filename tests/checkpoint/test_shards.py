@@ -17,6 +17,7 @@ from verl.checkpoint.saver import CheckpointSaver
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
 from verl.single_controller import WorkerError, WorkerGroup
+from verl.single_controller.supervision import Supervision
 from verl.utils.files import file_record
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,9 @@ BOTH = ["actor", "critic"]
 
 def start(config: PPOConfig, world_size: int) -> WorkerGroup:
     environment = {"PYTHONPATH": str(Path(__file__).parent)}
-    return WorkerGroup("checkpoint_probes:LearningWorker", config, (), 1, world_size, "cpu", environment)
+    supervision = Supervision(collective_timeout_s=300)
+    worker = "checkpoint_probes:LearningWorker"
+    return WorkerGroup(worker, config, (), 1, world_size, "cpu", environment, supervision=supervision)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +74,10 @@ def content(path: Path) -> object:
 def assert_close(curve: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
     for record, other in zip(curve, expected, strict=True):
         assert record == pytest.approx(other, rel=1e-5, abs=1e-5)
+
+
+def test_the_time_limit_is_that_of_other_messages(two):
+    assert two.run("limit") == [300, 300]
 
 
 def test_the_same_number_of_workers_goes_on_to_the_bit(two, batch, trained):

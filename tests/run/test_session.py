@@ -18,6 +18,7 @@ from verl.run.preemption import Preempted
 from verl.run.session import RaySession, TrainingRun
 from verl.single_controller import MachineError, WorkerError
 from verl.single_controller.failures import HeadLost, NoRoom, RequeueError
+from verl.single_controller.out_of_memory import OutOfMemory
 
 
 @pytest.fixture
@@ -150,6 +151,7 @@ def attempts(run: TrainingRun, failures: list[tuple[int, Exception | None]]) -> 
 
 LOST = MachineError("worker 1 died", "")
 SAME = MachineError("worker 1 died", "worker 1 in generate")
+FULL = OutOfMemory("start: worker 0 ran out of GPU memory")
 OTHER = MachineError("worker 0 died", "worker 0 in generate")
 
 
@@ -165,6 +167,11 @@ OTHER = MachineError("worker 0 died", "worker 0 in generate")
         ([(0, RaySystemError("the node is gone")), (3, None)], 2),
         ([(1, LOST), (1, NoRoom("2 machines are needed")), (3, None)], 3),
         ([(0, NoRoom("2 machines are needed"))], "^2 machines are needed$"),
+        # The attempt before may not have given the memory back yet; after a step it is this one's own.
+        ([(2, LOST), (0, FULL), (0, FULL), (4, None)], 4),
+        ([(2, LOST), (1, FULL)], "^start: worker 0 ran out of GPU memory$"),
+        ([(0, FULL)], "^start: worker 0 ran out of GPU memory$"),
+        ([(2, LOST), (0, FULL), (0, FULL), (0, FULL)], "^start: worker 0 ran out of GPU memory$"),
         ([(1, WorkerError("worker 0 failed in generate: shapes differ"))], "shapes differ"),
         ([(1, ConfigError("data.x=1: too much"))], "^data.x=1"),
     ],

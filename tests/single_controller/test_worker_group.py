@@ -14,7 +14,7 @@ from verl.checkpoint.shards import Checkpointed
 from verl.config import ConfigError, PPOConfig, SFTConfig
 from verl.config.overrides import option_names
 from verl.single_controller import WorkerError, WorkerGroup
-from verl.single_controller.out_of_memory import FIXES, is_out_of_memory, out_of_memory_line
+from verl.single_controller.out_of_memory import FIXES, OutOfMemory, is_out_of_memory, out_of_memory_line
 from verl.single_controller.profiling import MemoryPeak
 from verl.single_controller.worker_group import MachineSetup, cpu_threads
 from verl.workers.hybrid import HybridWorker
@@ -49,7 +49,7 @@ CACHE = "No available memory for the cache blocks. Try increasing `gpu_memory_ut
 
 @pytest.mark.parametrize("exhausted", ["GPU", "Python", "torch on a CPU"])
 def test_a_worker_without_memory_says_where_how_much_and_what_to_lower(workers, exhausted):
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(OutOfMemory) as raised:
         workers.run("update_actor", exhausted)
     reason = {"GPU": "Tried to allocate 2.00 GiB. See the docs.", "Python": "MemoryError"}.get(exhausted, "8 bytes.")
     lower = r"lower actor\.micro_batch_size_per_gpu .*; set model\.gradient_checkpointing=true"

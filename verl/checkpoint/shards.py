@@ -30,7 +30,7 @@ from verl.models.huggingface import empty_model, persistent_buffers, write_archi
 from verl.models.info import ModelInfo
 from verl.models.learner import Learner
 from verl.models.offload import Offloaded
-from verl.utils.distributed import seed_everything
+from verl.utils.distributed import collective_timeout, seed_everything
 from verl.utils.files import FileRecord, file_record
 from verl.utils.json_state import from_json, to_json
 
@@ -63,7 +63,7 @@ class CheckpointWorker:
         self.parts = parts
         self.seed = seed
         # A separate group: messages of the background thread must not mix with those of training.
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=collective_timeout())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileRecord]] | None = None
         self._empty_models = {

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from verl.utils.distributed import collective_timeout
+
 
 @cache
 def sequence_group(size: int) -> ProcessGroup | None:
@@ -26,7 +28,7 @@ def sequence_group(size: int) -> ProcessGroup | None:
     """
     if size == 1:
         return None
-    group, _ = dist.new_subgroups(size)
+    group, _ = dist.new_subgroups(size, timeout=collective_timeout())
     assert isinstance(group, ProcessGroup)
     return group
 

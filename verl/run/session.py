@@ -29,6 +29,7 @@ from verl.single_controller import MachineError, WorkerError, WorkerGroup
 from verl.single_controller.cluster import ray_cluster
 from verl.single_controller.failures import REQUEUE, HeadLost, NoRoom, RequeueError
 from verl.single_controller.machines import gather_machines, wait_for_machines
+from verl.single_controller.out_of_memory import OutOfMemory
 from verl.single_controller.supervision import Supervision
 from verl.utils.ray_head import cluster_address
 from verl.utils.variables import passed_variables
@@ -140,7 +141,7 @@ class TrainingRun(RaySession):
         self.preemption = Preemption(trainer.preemption_grace_s)
         self.attempt = Attempt(self.folder, 0)
         self.restarts = 0
-        self.step_reached = 0
+        self.tracker: Tracker | None = None
 
     def __enter__(self) -> Self:
         self.enter_context(run_lock(self.folder))
@@ -189,9 +190,10 @@ class TrainingRun(RaySession):
         for note in drop_records(self.folder, last_step):
             self.display.say(f"warning: {note}")
         names = (trainer.project_name, trainer.experiment_name)
-        tracker = Tracker(self.folder, trainer.logger, *names, self.config, last_step, self.attempt)
+        self.tracker = tracker = Tracker(
+            self.folder, trainer.logger, *names, self.config, last_step, self.attempt
+        )
         self.resources.callback(tracker.close)
-        self.resources.callback(self._note_step, tracker)
         # After Ray has ended: until then, workers may still be writing.
         self.resources.callback(remove_unfinished, self.folder, self.attempt.number)
         logs = self.folder / "logs" / f"attempt_{self.attempt.number}"
@@ -217,7 +219,7 @@ class TrainingRun(RaySession):
         with self.preemption.listening():
             while True:
                 try:
-                    with _lost_machines():
+                    with _lost_machines(), self._memory_of_attempt_before():
                         return train()
                 except MachineError as error:
                     if isinstance(error, NoRoom) and not self.restarts:
@@ -230,6 +232,17 @@ class TrainingRun(RaySession):
                         raise
                 before = failure
                 self._begin_attempt()
+
+    @contextmanager
+    def _memory_of_attempt_before(self) -> Iterator[None]:
+        """A restarted attempt may find that the GPUs' memory is not free yet."""
+        try:
+            yield
+        except OutOfMemory as error:
+            resumed = 0 if self.resumption is None else self.resumption.step
+            if not self.restarts or self._step_reached() > resumed:
+                raise
+            raise MachineError(str(error)) from error
 
     def _end_attempt(self, error: MachineError) -> tuple[int, str]:
         """Release everything; the step and the worker that failed in it."""
@@ -244,7 +257,7 @@ class TrainingRun(RaySession):
         self.preemption.check()
         if isinstance(error, HeadLost):
             raise RequeueError(str(error)) from error
-        return self.step_reached + 1, error.where
+        return self._step_reached() + 1, error.where
 
     def _begin_attempt(self) -> None:
         """Wait for machines, and find the checkpoint to resume from."""
@@ -268,8 +281,8 @@ class TrainingRun(RaySession):
         config: Any = self.config
         self.resumption = find_resumption(replace(config, trainer=trainer), self.display.say)
 
-    def _note_step(self, tracker: Tracker) -> None:
-        self.step_reached = tracker.step
+    def _step_reached(self) -> int:
+        return 0 if self.tracker is None else self.tracker.step
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""

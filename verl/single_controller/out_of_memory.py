@@ -2,6 +2,7 @@
 
 import torch
 
+from verl.config.errors import ConfigError
 from verl.single_controller.profiling import MemoryPeak
 
 ENGINE = "lower rollout.max_num_seqs, rollout.gpu_memory_utilization or the longest response"
@@ -40,6 +41,10 @@ ENGINE_MESSAGES = (
 
 DRIVER_MESSAGES = ("can't allocate memory", "out of memory")
 """Parts of the messages of ``RuntimeError``s that say so: of torch on a CPU, of CUDA, and of vLLM's warm-up."""
+
+
+class OutOfMemory(ConfigError):
+    """The options need more memory than a worker has."""
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -21,7 +21,7 @@ from torch.profiler import record_function
 from verl.config.errors import ConfigError
 from verl.single_controller.failures import NetworkError, NoRoom, WorkerError, is_network_error
 from verl.single_controller.heartbeat import Pulse, follow
-from verl.single_controller.out_of_memory import is_out_of_memory, out_of_memory_line
+from verl.single_controller.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.utils.distributed import WorkerPlace
@@ -242,7 +242,7 @@ class WorkerGroup:
         if not isinstance(error, RayTaskError):
             return self._supervisor.failure(rank, "died", method, f": {error}")
         if isinstance(error.cause, ConfigError):
-            return ConfigError(str(error.cause))
+            return (OutOfMemory if isinstance(error.cause, OutOfMemory) else ConfigError)(str(error.cause))
         if _broke_network(error):
             return self._supervisor.failure(rank, "lost its connection", method, f":\n{error}")
         return WorkerError(f"{self._supervisor.name(rank)} failed in {method}:\n{error}")
@@ -316,6 +316,7 @@ class _Host:
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> _Reply:
         self.memory.reset()
+        print(f"{time.strftime('%X')} {method}", flush=True)
         with record_function(method), self._naming_errors(method):
             result = getattr(self.worker, method)(*arguments)
         return _Reply(result, self.memory.read())
@@ -331,7 +332,7 @@ class _Host:
             if not isinstance(error, Exception) or not is_out_of_memory(error):
                 raise
             peak, place = self.memory.read(), self.place
-            raise ConfigError(out_of_memory_line(error, method, place.rank, peak, place.device_type)) from error
+            raise OutOfMemory(out_of_memory_line(error, method, place.rank, peak, place.device_type)) from error
 
     def start_profile(self) -> None:
         self.profiler.start()

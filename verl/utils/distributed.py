@@ -40,6 +40,7 @@ class Machine(NamedTuple):
 
 
 _machine: Machine | None = None
+_timeout: timedelta | None = None
 
 
 def join_world(place: WorkerPlace) -> DeviceMesh:
@@ -59,13 +60,18 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
     else:
         torch.set_num_threads(place.cpu_threads)
     backend = "cpu:gloo,cuda:nccl" if place.device_type == "cuda" else "gloo"
-    timeout = None if place.timeout_s is None else timedelta(seconds=place.timeout_s)
+    global _machine, _timeout
+    _timeout = timeout = None if place.timeout_s is None else timedelta(seconds=place.timeout_s)
     dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
     size = place.workers_per_machine
     group = None if size == place.world_size else dist.new_subgroups(size, timeout=timeout)[0]
-    global _machine
     _machine = Machine(place.rank - place.rank % size, group)
     return init_device_mesh(place.device_type, (place.world_size,), mesh_dim_names=("dp",))
+
+
+def collective_timeout() -> timedelta | None:
+    """The limit that :func:`join_world` was given, for other groups: each has torch's own unless it is told."""
+    return _timeout
 
 
 def this_machine() -> Machine:
