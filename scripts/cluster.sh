@@ -11,6 +11,11 @@
 # The cluster's token is $RAY_AUTH_TOKEN or the file $RAY_AUTH_TOKEN_PATH if one is set. Otherwise machine 0 makes one, and
 # the others read it from $VERL_CLUSTER_DIR, which all of them must see (default: a folder below outputs/).
 
+# Slurm sends SIGUSR1 and SIGTERM to every process of a step. They are meant for the driver, which then saves; Ray and the
+# workers must live on for that. Ray handles SIGTERM, so ignoring it is not enough: it is blocked, in all that Ray starts.
+DEAF='import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])'
 MACHINE_LIMIT=${VERL_JOIN_TIMEOUT:-1800} # seconds that a machine waits for machine 0
 ray_process=
 cluster_folder=
@@ -124,6 +129,7 @@ make_token() { # a token of this cluster alone, which only this user may read; A
     export RAY_AUTH_TOKEN_PATH
   fi
   export RAY_AUTH_MODE=token
+  rm -f "$cluster_folder/failed"
   printf '%s:%s' "$1" "$MASTER_PORT" >"$cluster_folder/address"
 }
 
@@ -142,17 +148,15 @@ start_ray() { # ray start with these options, in the background; waits until it 
   [[ " $* " == *" --num-cpus="* ]] || set -- "$@" "--num-cpus=$cores"
   [[ -z ${NODE_RANK:-} ]] || set -- "$@" "--labels=verl-rank=$NODE_RANK"
   local silent=${VERL_DETECTION_S:-60}
-  # Nothing but metrics and tokens goes through the object store. Slurm sends SIGUSR1 to every process of a step; it is
-  # meant for the driver, and would end Ray and the workers.
+  # Nothing but metrics and tokens goes through the object store.
   set -m
   (
-    trap '' USR1
     # Ray gives a silent machine up as soon as the run does, and a machine its head.
     export RAY_health_check_initial_delay_ms=1000 RAY_health_check_period_ms=1000 RAY_health_check_failure_threshold=3
     export RAY_health_check_timeout_ms=$((silent * 250)) RAY_gcs_rpc_server_reconnect_timeout_s=$silent
     export RAY_grpc_client_keepalive_time_ms=$((silent * 250)) RAY_grpc_client_keepalive_timeout_ms=$((silent * 250))
     RAY_USAGE_STATS_ENABLED=0 RAY_enable_worker_prestart=0 RAY_prestart_worker_first_driver=0 \
-      exec "$python" -m ray.scripts.scripts start "$@" --object-store-memory=268435456 --block
+      exec "$python" -c "$DEAF" -m ray.scripts.scripts start "$@" --object-store-memory=268435456 --block
   ) >"$log" 2>&1 </dev/null &
   ray_process=$!
   set +m
@@ -161,12 +165,19 @@ start_ray() { # ray start with these options, in the background; waits until it 
     if ! kill -0 "$ray_process" 2>/dev/null; then
       printf 'cluster.sh: %s: ray start failed:\n' "$(hostname)" >&2
       tail -n 5 "$log" >&2
+      [[ ${NODE_RANK:-} != 0 ]] || tell_others "ray start failed on $(hostname)"
       exit 1
     fi
     sleep 0.1
   done
   # Else the next run on this machine would take this cluster for one that its user has started.
   rm -f "${RAY_TMPDIR:-/tmp}/ray/ray_current_cluster"
+}
+
+tell_others() { # that machine 0 gives up: they would wait for VERL_JOIN_TIMEOUT
+  printf '%s' "$1" >"$cluster_folder/failed"
+  sleep 10
+  rm -f "$cluster_folder"/{failed,token,address}
 }
 
 stop_ray() {

@@ -80,8 +80,24 @@ def test_machines_join_and_leave_with_the_exit_code(machines, shared):
 
 
 @pytest.mark.nightly
-def test_the_end_of_a_job_is_announced_to_every_process(machines, shared):
-    """As Slurm does: SIGUSR1 to all of a step. The driver alone acts on it; Ray and the other machines wait for it."""
+def test_a_head_that_cannot_start_tells_the_others(machines, shared):
+    one, two = machines
+    second = start(two, shared, 1)
+    second.wait_for_line("waiting for machine 0 at machine1:6379")
+    first = start(one, shared, 0, RAY_TMPDIR="/dev/null")
+    assert first.wait() == 1 and "cluster.sh: machine1: ray start failed:" in first.text, first.text
+    assert second.wait(5) == 1
+    last = "error: machine2: machine 0 at machine1:6379 gave up: ray start failed on machine1"
+    assert second.text.splitlines()[-1] == last
+    assert one.survivors() == two.survivors() == []
+    # The log tells why; nothing else is left to mislead the next start.
+    assert [path.name for path in (shared / "cluster").iterdir()] == ["ray-machine1.log"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_the_end_of_a_job_is_announced_to_every_process(machines, shared, number):
+    """As Slurm does, to all of a step. The driver alone acts on it; Ray and the other machines wait for it."""
     one, two = machines
     (shared / "cluster").mkdir()
     (shared / "cluster" / "mine.txt").write_text("kept")
@@ -96,10 +112,10 @@ def test_the_end_of_a_job_is_announced_to_every_process(machines, shared):
     for machine in machines:
         for pid, command in machine.processes().items():
             if not command.startswith("python -m job"):
-                os.kill(pid, signal.SIGUSR1)
+                os.kill(pid, number)
     # The job has no handler and gets the signal that the shell hands on.
-    assert (first.wait(), second.wait()) == (128 + signal.SIGUSR1,) * 2, first.text + second.text
-    assert "machine 1: SIGUSR1: waiting for the end of the run" in second.text
+    assert (first.wait(), second.wait()) == (128 + number,) * 2, first.text + second.text
+    assert f"machine 1: {number.name}: waiting for the end of the run" in second.text
     assert one.survivors() == two.survivors() == []
     # A folder that was there before is left with what it held.
     assert [path.name for path in (shared / "cluster").iterdir()] == ["mine.txt"]

@@ -30,8 +30,6 @@ HEAD_LOST = os.EX_TEMPFAIL
 """Exit code (75) of a machine whose head is gone: the same command may be started again."""
 LOST_S = 30.0
 """Seconds without an answer of the head after which a machine gives up."""
-STOP_S = 5.0
-"""Seconds that Ray's processes have to end by themselves."""
 GOODBYE_S = 15.0
 """Seconds that the head waits for the others to have read the exit code."""
 
@@ -76,6 +74,9 @@ def wait(host: str, port: str, folder: str, limit_s: str) -> str:
     deadline, announced = time.monotonic() + float(limit_s), False
     head, problem, parent = "", "unknown", os.getppid()
     while time.monotonic() < deadline and os.getppid() == parent:
+        with suppress(OSError):
+            failure = (Path(folder) / "failed").read_text()
+            raise ConfigError(f"machine 0 at {host}:{port} gave up: {failure}")
         head, problem = _head(host, port, Path(folder))
         if head and not (problem := _not_yet(head)):
             check_head(head, PATIENCE_S)
@@ -165,15 +166,12 @@ def _outlast_signals(rank: str) -> None:
 
 
 def stop(ray_process: str) -> None:
-    """End ``ray start --block`` and all that it has started: agents outlive it for a minute if the head is gone."""
+    """End ``ray start --block`` and all that it has started, which SIGTERM does not reach (scripts/cluster.sh)."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(int(ray_process))
-        family = [process, *process.children(recursive=True)]
-        process.terminate()
-        _, left = psutil.wait_procs(family, timeout=STOP_S)
-        for survivor in left:
+        for member in [process, *process.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
-                survivor.kill()
+                member.kill()
 
 
 COMMANDS: dict[str, Callable[..., str | int | None]] = {

@@ -190,9 +190,7 @@ class TrainingRun(RaySession):
         for note in drop_records(self.folder, last_step):
             self.display.say(f"warning: {note}")
         names = (trainer.project_name, trainer.experiment_name)
-        self.tracker = tracker = Tracker(
-            self.folder, trainer.logger, *names, self.config, last_step, self.attempt
-        )
+        self.tracker = tracker = Tracker(self.folder, trainer.logger, *names, self.config, last_step, self.attempt)
         self.resources.callback(tracker.close)
         # After Ray has ended: until then, workers may still be writing.
         self.resources.callback(remove_unfinished, self.folder, self.attempt.number)
