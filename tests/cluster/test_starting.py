@@ -177,6 +177,9 @@ def test_a_running_cluster(machines, jobs, trained, evaluated, shared, running):
     code, text = one.run([*jobs.train(shared / "found"), "trainer.nnodes=2"], **running)
     assert code == 0, text
     assert records(shared / "found") == trained
+    code, text = one.run(jobs.evaluate(shared / "found-eval", "trainer.nnodes=2"), **running)
+    assert code == 0, text
+    assert (samples(shared / "found-eval"), records(shared / "found-eval")) == evaluated
     elsewhere = running | {"RAY_ADDRESS": f"{HEAD}:6379"}
     code, text = two.run([*jobs.train(shared / "named"), "trainer.nnodes=2"], **elsewhere)
     assert code == 0, text

@@ -82,11 +82,11 @@ def test_a_wrong_token(machines, training):
     assert "ffff" not in said
 
 
-def trouble(two: Machine, shared: Path, kind: str) -> dict[str, str]:
+def trouble(two: Machine, shared: Path, kind: str, lacks: dict[str, Path]) -> dict[str, str]:
     """Let the second machine have a fault; returns variables of its Ray processes."""
     two.kill()
-    if kind == "folder":
-        two.lacks = [shared]
+    if kind in lacks:
+        two.lacks = [lacks[kind]]
     if kind == "disk":
         two.tmp_mb = 600
     two.boot()
@@ -107,12 +107,15 @@ def trouble(two: Machine, shared: Path, kind: str) -> dict[str, str]:
             "folder",
             ["trainer.default_local_dir=", "is not the folder that the driver sees; name one that all"],
         ),
+        ("model", ["model.path=", "is not a model's folder there"]),
+        ("data", ["data.*_files=", "is not there"]),
         ("disk", ["temporary files: ", "MiB free in /tmp; 1024 are needed"]),
     ],
 )
-def test_what_is_wrong_with_a_machine(machines, training, shared, kind, words):
+def test_what_is_wrong_with_a_machine(machines, training, shared, tiny_model, arithmetic_prompts, kind, words):
     one, two = machines
-    join(two, **trouble(two, shared, kind))
+    lacks = {"folder": shared, "model": tiny_model, "data": arithmetic_prompts.parent}
+    join(two, **trouble(two, shared, kind, lacks))
     said = refusal(training.start(one))
     assert said.removeprefix("error: ").startswith("machine2 (10.77.0.2): "), said
     assert all(word in said for word in words), said

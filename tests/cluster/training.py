@@ -1,8 +1,12 @@
 """Training on machines of :mod:`tests.cluster.machines`, to be disturbed."""
 
 import json
+import os
+import re
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from conftest import small_overrides
@@ -73,6 +77,19 @@ class Training:
         environment = {"RAY_ADDRESS": f"{head.address}:6379"} | variables
         return machine.start(["python", "-m", self.module, *self.overrides], log, **environment)
 
+    def start_everywhere(self, machines: Sequence[Machine], shared: Path) -> list[Process]:
+        """Start the command on every machine, which scripts/cluster.sh joins; number 0 first."""
+        self.starts += 1
+        script = 'source scripts/cluster.sh; python=python; run_on_cluster python -m "$@"'
+        command = ["bash", "-euo", "pipefail", "-c", script, "bash", self.module, *self.overrides]
+        variables = {"NNODES": str(len(machines)), "MASTER_ADDR": machines[0].address}
+        variables |= {"VERL_CLUSTER_DIR": str(shared / "cluster"), "VERL_DETECTION_S": str(DETECTION_S)}
+        logs = [self.folder.with_name(f"{self.folder.name}.{self.starts}.{machine.name}.log") for machine in machines]
+        return [
+            machine.start(command, log, NODE_RANK=str(rank), **variables)
+            for rank, (machine, log) in enumerate(zip(machines, logs, strict=True))
+        ]
+
     def records(self) -> list[dict[str, float]]:
         """What was recorded, timing aside."""
         path = self.folder / "metrics.jsonl"
@@ -82,6 +99,19 @@ class Training:
             for line in lines
             if line.endswith("\n")
         ]
+
+    def call(self) -> str:
+        """The method that worker 0 of the newest attempt executes; empty between two."""
+        found = re.findall(r"^\d\d:\d\d:\d\d (\w+(?:: done)?)$", self._log(), re.MULTILINE)
+        return "" if not found or found[-1].endswith(": done") else found[-1]
+
+    def host(self) -> str:
+        """Where worker 0 is."""
+        return self._log().partition("worker 0 on ")[2].partition(",")[0]
+
+    def _log(self) -> str:
+        logs = sorted(self.folder.glob("logs/attempt_*/rank_0.log"), key=lambda path: int(path.parent.name[8:]))
+        return logs[-1].read_text() if logs else ""
 
     def saving(self) -> bool:
         """Whether a checkpoint is being written."""
@@ -101,6 +131,22 @@ class Training:
         return {path.name: path.read_text() for path in self.folder.glob("logs/attempt_1/*.stacks")}
 
 
+class FineTuning(Training):
+    """A run of supervised fine-tuning."""
+
+    module = "verl.trainer.main_sft"
+
+    def __init__(self, folder: Path, model: Path, conversations: Path, options: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self.overrides = [
+            *(f"model.path={model}", f"data.train_files={conversations}", f"data.val_files={conversations}"),
+            *("data.train_batch_size=8", "data.micro_batch_size_per_gpu=2", "trainer.total_training_steps=8"),
+            *("trainer.total_epochs=8", "trainer.save_freq=0", "trainer.save_hf_model=false", "device=cpu"),
+            *(f"trainer.default_local_dir={folder}", f"trainer.detection_s={DETECTION_S}", *options),
+        ]
+        self.starts = 0
+
+
 def wait_until(happened: Callable[[], object], process: Process | None = None, timeout_s: float = 240) -> None:
     """Look often until something has happened, as long as the process runs."""
     deadline = time.monotonic() + timeout_s
@@ -109,6 +155,22 @@ def wait_until(happened: Callable[[], object], process: Process | None = None, t
             assert process.running(), f"ended with {process.popen.returncode}:\n{process.text}"
         assert time.monotonic() < deadline, "" if process is None else process.text
         time.sleep(0.005)
+
+
+@contextmanager
+def stopped_in(method: str, run: Training, machines: Sequence[Machine], process: Process) -> Iterator[None]:
+    """Within the block worker 0 stands still in a method."""
+    (pid,) = [worker_pid(machine) for machine in machines if machine.name == run.host()]
+    while True:
+        wait_until(lambda: run.call() == method, process)
+        os.kill(pid, signal.SIGSTOP)
+        if run.call() == method:
+            break
+        os.kill(pid, signal.SIGCONT)  # it was faster
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def worker_pid(machine: Machine) -> int:

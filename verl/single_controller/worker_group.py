@@ -316,9 +316,11 @@ class _Host:
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> _Reply:
         self.memory.reset()
+        # In the worker's log: what it is doing, or was when it hung.
         print(f"{time.strftime('%X')} {method}", flush=True)
         with record_function(method), self._naming_errors(method):
             result = getattr(self.worker, method)(*arguments)
+        print(f"{time.strftime('%X')} {method}: done", flush=True)
         return _Reply(result, self.memory.read())
 
     @contextmanager

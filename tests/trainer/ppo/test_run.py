@@ -19,7 +19,10 @@ from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
 from verl.checkpoint.resume import Resumption
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
+from verl.data.arithmetic import ArithmeticTask
+from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.rank.reward_manager import RewardManager
+from verl.run.session import TrainingRun
 from verl.trainer.ppo import run as run_module
 from verl.trainer.ppo.run import run_ppo, start_warnings
 
@@ -59,6 +62,73 @@ def refused(tiny_model: Path, arithmetic_prompts: Path, tmp_path: Path) -> Calla
 )
 def test_an_option_that_does_not_fit_is_named(refused, tiny_model, overrides: str, message: str):
     refused(message, f"reward_model.model.path={tiny_model}", *overrides.split())
+
+
+class Reached(Exception):
+    """Every check is passed; the workers would start."""
+
+
+@pytest.fixture
+def reach(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The workers of a run of the paper's settings with 30 validation prompts, once nothing is left but to start."""
+    files = []
+    for kind, count in (("train", 100), ("val", 30)):
+        files.append(tmp_path / f"{kind}.parquet")
+        problems = ArithmeticTask().split("train", count, seed=0)
+        named = {"data_source": "arithmetic", "split": kind}
+        records = [
+            rl_record(**named, question=p.question, ground_truth=p.answer, index=i, category=p.kind)
+            for i, p in enumerate(problems)
+        ]
+        write_parquet(files[-1], records, RL_SCHEMA)
+
+    def start(run: TrainingRun, *_: object) -> None:
+        raise Reached(run.world_size)
+
+    monkeypatch.setattr(run_module, "resolve_device", lambda *_: "cuda")
+    monkeypatch.setattr(TrainingRun, "start", start)
+
+    def check(*overrides: str) -> int:
+        data = [f"data.train_files=[{files[0]}]", f"data.val_files=[{files[1]}]", "data.template=abel"]
+        model = [f"model.path={tiny_model}", "+model.override_config.max_position_embeddings=4096"]
+        folder = f"trainer.default_local_dir={tmp_path}/run"
+        options = ["preset=paper", "trainer=gpus8", *model, *data, folder, *overrides]
+        with pytest.raises(Reached) as reached:
+            run_ppo(load_config(PPOConfig, "ppo_trainer", options))
+        found: int = reached.value.args[0]
+        return found
+
+    return check
+
+
+TENSOR, SEQUENCE = (
+    "rollout.tensor_parallel_size=",
+    "model.use_remove_padding=true model.ulysses_sequence_parallel_size=",
+)
+
+
+@pytest.mark.parametrize(
+    ("machines", "options"),
+    [
+        (2, ""),
+        (4, "experiment=dapo"),
+        (8, ""),
+        (2, f"experiment=verl_ppo {TENSOR}8"),
+        (4, f"{SEQUENCE}4"),
+        (8, f"experiment=verl_ppo {TENSOR}2 {SEQUENCE}4"),
+    ],
+)
+def test_any_batch_fits_any_world(reach, machines: int, options: str):
+    """48 prompts, mini-batches of 24 and 30 validation prompts on 16, 32 and 64 GPUs."""
+    assert reach(f"trainer.nnodes={machines}", *options.split()) == 8 * machines
+
+
+@pytest.mark.parametrize("size", [3, 16])
+def test_an_engine_is_on_one_machine(size: int):
+    options = ["preset=paper", "trainer=gpus8", "trainer.nnodes=4", f"rollout.tensor_parallel_size={size}"]
+    message = rf"^rollout\.tensor_parallel_size={size}: must divide trainer\.n_gpus_per_node=8"
+    with pytest.raises(ConfigError, match=message):
+        load_config(PPOConfig, "ppo_trainer", options)
 
 
 def test_other_models_need_the_policys_vocabulary_or_a_tokenizer(refused, tiny_model, tmp_path):
