@@ -4,7 +4,9 @@ import pytest
 import ray
 
 from verl.config import ConfigError
-from verl.single_controller.machines import wait_for_machines
+from verl.single_controller import machines
+from verl.single_controller.failures import RequeueError
+from verl.single_controller.machines import gather_machines, wait_for_machines
 
 
 def machine(rank: int, gpus: int, alive: bool = True) -> dict[str, Any]:
@@ -52,3 +54,25 @@ def test_machines_that_never_come_are_named(hosts: str, missing: str, monkeypatc
         "trainer.nnodes=4: 1 of 4 machines with 8 GPUs each were there within trainer.machines_timeout_s=-1: "
         f"host0 (8 GPUs), host1 (4 GPUs); missing: {missing}"
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "limit_s", "expected", "said"),
+    [
+        ([4], 60.0, 4, []),
+        ([1, 1, 4], 60.0, 4, ["1 of 4 machines here; waiting for the others"]),
+        ([2], 0.0, 2, ["going on with 2 of 4 machines"]),
+        ([1], 0.0, RequeueError("1 of 4 machines are left after 0 s; 2 are needed"), []),
+    ],
+)
+def test_a_restart_goes_on_with_fewer_machines_or_gives_up(monkeypatch, found, limit_s, expected, said):
+    monkeypatch.setattr(machines, "LOOK_S", 0.0)
+    monkeypatch.setattr(machines, "_answering", lambda *_: found.pop(0) if len(found) > 1 else found[0])
+    lines: list[str] = []
+    arguments = (4, 2, 8, "cuda", limit_s, lines.append, lambda: None)
+    if isinstance(expected, int):
+        assert gather_machines(*arguments) == expected
+    else:
+        with pytest.raises(RequeueError, match=f"^{expected}$"):
+            gather_machines(*arguments)
+    assert lines == said
