@@ -6,8 +6,9 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,19 +73,22 @@ def training(shared: Path, request: pytest.FixtureRequest) -> Callable[..., Trai
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    shared: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[int], list[dict[str, float]]]]:
-    """The records of the first steps of a run that was left alone."""
-    alone = Training(shared / "alone", shared / "model", shared / "prompts.parquet", LONG)
-    with cluster(2, tmp_path_factory.mktemp("alone"), shared=[shared]) as (one, two):
-        ray_head(one)
-        ray_join(two, one)
-        assert alone.start(one, one).wait(400) == 0
-    records = alone.records()
-    assert [record["step"] for record in records] == list(range(1, 13))
-    assert len({record["actor/grad_norm"] for record in records}) == 12
-    yield lambda steps: records[:steps]
+def undisturbed(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, float]]]:
+    """The records of the first steps of a run that is left alone, by the time that they are asked for."""
+
+    @cache
+    def records() -> list[dict[str, float]]:
+        alone = Training(shared / "alone", shared / "model", shared / "prompts.parquet", LONG)
+        with cluster(2, tmp_path_factory.mktemp("alone"), shared=[shared]) as (one, two):
+            ray_head(one)
+            ray_join(two, one)
+            assert alone.start(one, one).wait(400) == 0
+        found = alone.records()
+        assert [record["step"] for record in found] == list(range(1, 13))
+        assert len({record["actor/grad_norm"] for record in found}) == 12
+        return found
+
+    return lambda steps: records()[:steps]
 
 
 def test_a_machine_that_dies_and_comes_back(machines, training):
