@@ -23,9 +23,8 @@ RAY = {
     "RAY_health_check_timeout_ms": str(250 * DETECTION_S),
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(3 * DETECTION_S),
-    "RAY_raylet_start_wait_time_s": "120",
 }
-"""What docs/multinode.md says about Ray's own detection time; and patience on a busy computer."""
+"""What docs/multinode.md says about Ray's own detection time."""
 
 OPTIONS = [
     *("trainer.nnodes=2", "trainer.n_gpus_per_node=1", "rollout.name=hf", "data.train_batch_size=4", "rollout.n=2"),
