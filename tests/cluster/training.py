@@ -52,6 +52,9 @@ def ray_join(machine: Machine, head: Machine) -> None:
     """Have a machine join it."""
     start = ["ray", "start", f"--address={head.address}:6379", f"--node-ip-address={machine.address}", "--num-cpus=1"]
     code, output = machine.run(start, **RAY)
+    if "timed out during startup" in output:  # the computer is busy: Ray waits 30 s
+        ray_leave(machine)
+        code, output = machine.run(start, **RAY)
     assert code == 0, output
 
 
