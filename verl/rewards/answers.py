@@ -77,7 +77,7 @@ def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]
         number = deque(NUMBER.finditer(tail), maxlen=1)
         if number:
             found = number[0]
-            answer = equation and last_equation(tail, found.end())
+            answer = last_equation(tail, found.end()) if equation else None
             answer = answer or in_place(tail, found.start(), found.end(), found.group().translate(SEPARATORS))
     return answer, False
 
