@@ -12,13 +12,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from tests.cli.verl_command import ACTOR, CORRECTION, REF, ROLLOUT, composed, leaves
+from tests.cli.verl_command import ACTOR, CORRECTION, EXAMPLES, REF, ROLLOUT, composed, leaves
 
 HERE = Path(__file__).parent
-EXAMPLES = {
-    example["example"]: example["options"]
-    for example in map(json.loads, (HERE / "verl_examples.jsonl").read_text().splitlines())
-}
 
 # veRL's option -> ours, and how the value is read from its text; apart from the translator's own table.
 NUMBERS = {

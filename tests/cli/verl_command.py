@@ -1,5 +1,7 @@
 """What veRL's options compose to here, for the tests of its options and of its published commands."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -10,6 +12,11 @@ from verl.config.load import compose_config
 
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{group}" for group in ("actor", "rollout", "ref"))
 CORRECTION = "algorithm.rollout_correction"
+EXAMPLES = {
+    example["example"]: example["options"]
+    for example in map(json.loads, Path(__file__).with_name("verl_examples.jsonl").read_text().splitlines())
+}
+"""Published commands by name, with their options."""
 
 
 def composed(*arguments: str) -> DictConfig:

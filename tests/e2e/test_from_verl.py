@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.test_verl_options import ACTOR, EXAMPLES, ROLLOUT
+from tests.cli.verl_command import ACTOR, EXAMPLES, ROLLOUT
 from tests.e2e.runs import Run, records
 from tests.vllm_patches import zoo
 
