@@ -115,6 +115,7 @@ def list_file(manifest: Path, name: str) -> None:
             create,
             r"/actor/shards/more\.safetensors is not listed in manifest\.json, so",
         ),
+        ("actor/.more.safetensors", create, r"/actor/\.more\.safetensors is not listed in manifest\.json"),
         ("generators/rank_00001.json", create, r"/generators/rank_00001\.json is not listed in manifest\.json"),
         ("critic/shards/a.safetensors", create, r"/critic/shards/a\.safetensors is not listed in manifest\.json"),
         (

@@ -21,6 +21,8 @@ from verl.utils.files import FileRecord, file_record, flush, replace_text
 POINTER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
+READ_SUFFIXES = (".safetensors", ".json")
+"""Of the files that a resumption reads, whatever their names."""
 EXPORTED = "huggingface"
 """Folder of a model as ``transformers`` reads it, which may be written later than the checkpoint."""
 _NAME = re.compile(r"global_step_(\d+)")
@@ -140,7 +142,8 @@ def _read_manifest(manifest: Path) -> dict[str, FileRecord]:
 def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
     """A file in a checkpoint that ``names``, those of the manifest, do not list; None if there is none.
 
-    Hidden files and exported models, which may come later, are not counted: no resumption reads them.
+    Exported models, which may come later, and hidden files that file systems leave are not counted: no resumption reads
+    them.
     """
     listed = {Path(name) for name in (*names, MANIFEST)}
     folders = {parent for name in listed for parent in name.parents}
@@ -149,7 +152,8 @@ def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
             continue
         for path in sorted((folder / parent).iterdir()):
             name = path.relative_to(folder)
-            if name in listed or name in folders or path.name == EXPORTED or path.name.startswith("."):
+            hidden = path.name.startswith(".") and path.suffix not in READ_SUFFIXES
+            if name in listed or name in folders or path.name == EXPORTED or hidden:
                 continue
             inside = sorted(path.rglob("*")) if path.is_dir() else [path]
             foreign = next((entry for entry in inside if not entry.is_dir()), None)
