@@ -78,7 +78,7 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
         try:
             check_ground_truth(problem.data_source, problem.answer, custom, problem.extra_info)
         except ConfigError as error:
-            raise ConfigError(f"benchmark {name}, problem {problem.index}: {error}") from error
+            raise ConfigError(f"benchmark {name}, problem {problem.index}: {problem.place}: {error}") from error
     return problems
 
 

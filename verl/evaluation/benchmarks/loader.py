@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,10 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
     problems = []
     for index, (number, row) in enumerate(numbered):
         try:
-            problems.append(read_problem(row, index, found, benchmark))
+            problem = read_problem(row, index, found, benchmark)
         except ValueError as error:
             raise ConfigError(f"{where}, line {number}: {error}") from error
+        problems.append(replace(problem, place=f"{where}, line {number}"))
     return problems
 
 

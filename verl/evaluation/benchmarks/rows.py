@@ -7,7 +7,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from verl.config.errors import ConfigError
@@ -76,6 +76,8 @@ class Problem:
     """For the verifier, if known: ``options`` (letter -> text), ``tolerance``, ``relative_tolerance``."""
     solution: str | None
     """A worked solution, if the benchmark has one."""
+    place: str = field(default="", compare=False)
+    """File and line, for messages."""
 
 
 def recognise_fields(
