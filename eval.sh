@@ -105,9 +105,10 @@ done
 asked=no
 ((${#aliases[@]} == 0)) || asked=yes
 for argument in "$@"; do
-  case ${argument#++} in
+  option=${argument#+}
+  case ${option#+} in
     evaluation=*) ACTIVE_CONFIG_SET= asked=yes ;;
-    benchmarks=* | model.path=* | runs=* | runs.* | +runs=* | +runs.*) asked=yes ;;
+    benchmarks=* | model=* | model.path=* | model.base=* | runs=* | runs.*) asked=yes ;;
   esac
 done
 [[ $asked == yes ]] || ACTIVE_CONFIG_SET=${ACTIVE_CONFIG_SET:-embedded}

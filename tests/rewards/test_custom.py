@@ -1,9 +1,13 @@
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import scoring
 
@@ -17,8 +21,10 @@ from verl.rewards.score import Verdict
 
 MODULE = """
 import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 LIMIT = 3
 
@@ -45,6 +51,46 @@ def misbehave(solution_str, ground_truth, data_source, extra_info=None):
     if solution_str == "exit":
         sys.exit(3)
     return extra_info["returns"] if extra_info else 0.75
+
+
+class Rude:
+    def __init__(self, error):
+        self.error = error
+
+    def __float__(self):
+        raise self.error()
+
+
+def rude(data_source, solution_str, ground_truth, extra_info=None):
+    kinds = {"KeyboardInterrupt": KeyboardInterrupt, "SystemExit": SystemExit, "GeneratorExit": GeneratorExit}
+    name, _, later = solution_str.partition(" ")
+    if later:
+        return {"score": Rude(kinds[name])}
+    raise kinds[name]
+
+
+def leave_children(data_source, solution_str, ground_truth, extra_info=None):
+    pids = Path(ground_truth)
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+    def note(name, pid):
+        with (pids / name).open("w") as file:
+            file.write(str(pid))
+
+    note("child", subprocess.Popen(sleep).pid)
+    note("own session", subprocess.Popen(sleep, start_new_session=True).pid)
+    note("no environment", subprocess.Popen(sleep, env={}).pid)
+    if os.fork() == 0:  # a daemon that runs no other program
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        note("daemon", os.getpid())
+        time.sleep(600)
+    while not (pids / "daemon").exists():
+        time.sleep(0.01)
+    if solution_str == "die":
+        os.kill(os.getpid(), 9)
+    time.sleep(600)
 
 
 def show(data_source, solution_str, ground_truth, extra_info=None):
@@ -315,3 +361,36 @@ def test_an_error_in_a_function_scores_0_if_asked(caplog: pytest.LogCaptureFixtu
     ]
     (warning,) = [record.message for record in caplog.records if record.name == "verl.rewards.pool"]
     assert "my_rewards:misbehave on data_source='mine' raised SystemExit: 3; its score is 0" in warning
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit", "GeneratorExit"])
+@pytest.mark.parametrize("moment", ["", " later"])
+def test_no_error_of_a_function_ends_the_run_as_ctrl_c_would(error: str, moment: str):
+    with pytest.raises(CustomFunctionError, match=f"my_rewards:rude on data_source='mine' .*{error}"):
+        custom_verdict("my_rewards:rude", "mine", error + moment, "5", None)
+
+
+@pytest.mark.slow
+def test_what_a_function_started_ends_with_it(tmp_path: Path):
+    folders = [tmp_path / name for name in ("hang", "die")]
+    for folder in folders:
+        folder.mkdir()
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    try:
+        with VerifierPool(config("mine=my_rewards:leave_children")) as pool:
+            solutions = [folder.name for folder in folders]
+            scores = pool.score_batch(["mine"] * 2, solutions, [str(folder) for folder in folders])
+        assert [score["reason"] for score in scores] == ["timeout", "crash"]
+        pids = {file: int(file.read_text()) for folder in folders for file in folder.iterdir()}
+        assert len(pids) == 8
+        assert [file for file, pid in pids.items() if psutil.pid_exists(pid) and not is_zombie(pid)] == []
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def is_zombie(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True

@@ -14,9 +14,10 @@ from verl.config import PPOConfig
 from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
+from verl.rollout import end_tokens
 from verl.single_controller import WorkerGroup, concat
 from verl.single_controller.roles import RoleWorkers
-from verl.workers.hybrid import HybridWorker, end_tokens
+from verl.workers.hybrid import HybridWorker
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,8 @@ def plain_arguments(arguments: Sequence[str], schema: type) -> list[str]:
     """``arguments`` in Hydra's form, where users may write less than Hydra demands.
 
     ``benchmarks=a,b`` becomes ``benchmarks=[a,b]`` if the option is a list, except in a sweep; ``runs.mine.path=x``
-    becomes ``++runs.mine.path=x``, because the entry of the mapping may be new; Hydra's own flags come last.
+    becomes ``++runs.mine.path=x``, and ``runs={...}`` alike, because the entries of the mapping may be new; Hydra's own
+    flags come last.
 
     Raises:
         FlagError: a flag that is not Hydra's.
@@ -33,7 +34,9 @@ def _plain(override: str, schema: type, sweeps: bool) -> str:
     if not has_value or key.startswith("~"):
         return override
     hint, in_mapping = _option(schema, key.lstrip("+"))
-    if in_mapping and not key.startswith("+"):
+    # ++runs={...} adds to a mapping; without it Hydra takes only entries that are there.
+    new_entries = in_mapping or (get_origin(hint) is dict and value.startswith("{"))
+    if new_entries and not key.startswith("+"):
         key = f"++{key}"
     if get_origin(hint) is list and "," in value and not sweeps and not value.startswith(LITERAL):
         value = f"[{value.strip(',')}]"

@@ -1,16 +1,14 @@
 """The command line of the entry points: Hydra's, with one-line messages for wrong overrides."""
 
 import os
-import re
 import sys
 from collections.abc import Callable
-from dataclasses import is_dataclass
-from typing import get_type_hints
 
 from hydra.errors import HydraException
 
+from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
-from verl.config.overrides import explain, option_names
+from verl.config.overrides import check_group_values, explain, option_names
 
 RUN_FOLDER = "trainer.default_local_dir"
 """The option that names a run's folder."""
@@ -30,23 +28,13 @@ def run_hydra(main: Callable[[], None], schema: type) -> None:
         # the first override, because Hydra expects overrides next to each other and the user's own choice must win.
         overrides = (i for i, word in enumerate(sys.argv) if i and "=" in word and not word.startswith("-"))
         sys.argv.insert(next(overrides, len(sys.argv)), f"{RUN_FOLDER}=${{hydra:runtime.output_dir}}")
-    _refuse_values_of_groups(schema)
+    try:
+        check_group_values(schema, CONFIG_DIR, sys.argv[1:])
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
     # Without this, Hydra prints its own message and exits.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         main()
     except HydraException as error:
         raise SystemExit(f"error: {explain(error, schema)}") from None
-
-
-def _refuse_values_of_groups(schema: type) -> None:
-    """Exit with one line for a group that is set to a number, a list or null, for which Hydra has no clear message."""
-    hints = get_type_hints(schema)
-    for word in sys.argv[1:]:
-        group, _, value = word.partition("=")
-        files = sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml")) if group.isidentifier() else []
-        if files and value == "null":
-            raise SystemExit(f"error: {group}=null: must be one of {', '.join(files)}")
-        if is_dataclass(hints.get(group)) and re.fullmatch(r"[-+]?[\d.]+|\[.*\]", value):
-            options = ", ".join(f"{group}.{name}" for name in get_type_hints(hints[group]))
-            raise SystemExit(f"error: {group}={value}: is a group of options; set one of {options}")

@@ -6,6 +6,9 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from verl.config.errors import ConfigError
 
+YEAR_S = 31536000
+"""Longest time of an option, in seconds. Timers of the system take about 300 times as much."""
+
 
 def require(condition: bool, field: str, value: object, fix: str) -> None:
     """Raise ``ConfigError("field=value: fix")`` unless ``condition`` holds."""
@@ -35,6 +38,12 @@ def require_positive(field: str, value: float) -> None:
 def require_not_negative(field: str, value: float) -> None:
     """Raise ``ConfigError`` unless ``value >= 0``."""
     require(value >= 0, field, value, "must be at least 0")
+
+
+def require_seconds(field: str, value: float, least: float = 0.0) -> None:
+    """Raise ``ConfigError`` unless ``value`` is a time from ``least``, or above 0, to a year."""
+    lower = f"from {least:g}" if least > 0 else "above 0 and"
+    require(least <= value <= YEAR_S and value > 0, field, value, f"must be {lower} up to {YEAR_S} seconds, a year")
 
 
 def require_distinct(field: str, values: Sequence[object]) -> None:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from verl.config.checks import require, require_choice, require_not_negative, require_positive
+from verl.config.checks import require, require_choice, require_not_negative, require_positive, require_seconds
 
 Device = Literal["auto", "cpu", "cuda"]
 Logger = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab", "file"]
@@ -53,7 +53,7 @@ class LoraConfig:
     step already: leave it at 0 unless adapters overfit."""
 
     def __post_init__(self) -> None:
-        require_not_negative("lora.rank", self.rank)
+        require(0 <= self.rank <= 65536, "lora.rank", self.rank, "must be at least 0 and at most 65536")
         require_positive("lora.alpha", self.alpha)
         require(0 <= self.dropout < 1, "lora.dropout", self.dropout, "must be in [0, 1)")
         targets = self.target_modules
@@ -143,13 +143,13 @@ class OptimConfig:
     """AdamW and its learning-rate schedule."""
 
     lr: float
-    """Peak learning rate."""
+    """Peak learning rate, in (0, 1]."""
     betas: list[float]
-    """AdamW's two decay rates."""
+    """AdamW's two decay rates, each in [0, 1)."""
     eps: float
     """AdamW's term in the denominator, above 0; float32."""
     weight_decay: float
-    """Decoupled weight decay."""
+    """Decoupled weight decay, at least 0."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     """``constant``, ``linear`` or ``cosine`` decay (half a wave) after the warm-up, until the run's last optimizer
     step."""
@@ -170,9 +170,17 @@ class OptimConfig:
     ``skipped_updates``, and one more ends the run. 0: the first ends it."""
 
     def __post_init__(self) -> None:
-        require_positive("optim.lr", self.lr)
-        require(len(self.betas) == 2, "optim.betas", self.betas, "needs two numbers")
-        require_positive("optim.eps", self.eps)
+        # Adam moves every weight by about its rate in each step.
+        require(0 < self.lr <= 1, "optim.lr", self.lr, "must be greater than 0 and at most 1")
+        two = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        require(two, "optim.betas", self.betas, "needs two numbers in [0, 1), such as [0.9,0.999]")
+        require(
+            1e-38 <= self.eps <= 1, "optim.eps", self.eps, "must be greater than 0 (1e-38, in float32) and at most 1"
+        )
+        fix = f"must be at least 0, and times optim.lr={self.lr:g} below 1, else it turns the sign of every weight"
+        require(
+            0 <= self.weight_decay and self.weight_decay * self.lr < 1, "optim.weight_decay", self.weight_decay, fix
+        )
         steps, ratio = self.lr_warmup_steps, self.lr_warmup_steps_ratio
         require(steps >= -1, "optim.lr_warmup_steps", steps, "must be at least 0, or -1 for lr_warmup_steps_ratio")
         require(0 <= ratio <= 1, "optim.lr_warmup_steps_ratio", ratio, "must be in [0, 1]")
@@ -258,7 +266,7 @@ class MachineOptions:
     command and are never written down."""
 
     def __post_init__(self) -> None:
-        require_positive("trainer.machines_timeout_s", self.machines_timeout_s)
+        require_seconds("trainer.machines_timeout_s", self.machines_timeout_s)
         for name in self.env:
             fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
             require(_VARIABLE.fullmatch(name) is not None, "trainer.env", name.partition("=")[0], fix)
@@ -332,8 +340,8 @@ class RunConfig(MachineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("nnodes", "n_gpus_per_node", "total_epochs"):
-            require_positive(f"trainer.{field}", getattr(self, field))
+        require_place(self.nnodes, self.n_gpus_per_node)
+        require_positive("trainer.total_epochs", self.total_epochs)
         require_not_negative("trainer.total_training_steps", self.total_training_steps)
         for field in ("test_freq", "save_freq"):
             value = getattr(self, field)
@@ -353,9 +361,10 @@ class RunConfig(MachineOptions):
         require(fewest is None or 1 <= fewest <= self.nnodes, "trainer.min_nnodes", fewest, limit)
         # Below, a busy machine would count as lost at every start, and a job be requeued for ever.
         require(1 <= self.detection_s <= 86400, "trainer.detection_s", self.detection_s, "must be from 1 to 86400")
-        require_positive("trainer.nccl_timeout_s", self.nccl_timeout_s)
+        require_seconds("trainer.nccl_timeout_s", self.nccl_timeout_s)
         for field in ("phase_timeout_s", "preemption_grace_s"):
-            require_not_negative(f"trainer.{field}", getattr(self, field))
+            if getattr(self, field) != 0:
+                require_seconds(f"trainer.{field}", getattr(self, field))
         positive = all(step > 0 for step in self.profile_steps)
         require(positive, "trainer.profile_steps", self.profile_steps, "steps are counted from 1")
         require_not_negative("trainer.peak_tflops", self.peak_tflops)
@@ -398,6 +407,13 @@ class RunConfig(MachineOptions):
         return f"the run ends after {steps} steps: {epochs}" + ("" if limit == by_epochs else f" before {steps_alone}")
 
 
+def require_place(nnodes: int, workers_per_node: int) -> None:
+    """Raise ``ConfigError`` for numbers of machines and of workers on each that no cluster has."""
+    require(0 < nnodes <= 100_000, "trainer.nnodes", nnodes, "must be greater than 0 and at most 100000")
+    field, fix = "trainer.n_gpus_per_node", "must be greater than 0 and at most 1024"
+    require(0 < workers_per_node <= 1024, field, workers_per_node, fix)
+
+
 def require_seed(seed: int) -> None:
     """Raise ``ConfigError`` for a seed that a random generator would refuse."""
     require(0 <= seed < 2**32, "seed", seed, "must be from 0 to 4294967295")
@@ -408,7 +424,14 @@ def check_truncation(prefix: str, top_p: float, top_k: int, min_p: float, repeti
     require(0 < top_p <= 1, f"{prefix}top_p", top_p, "must be in (0, 1]")
     require(top_k == -1 or top_k >= 1, f"{prefix}top_k", top_k, "must be -1 or at least 1")
     require(0 <= min_p <= 1, f"{prefix}min_p", min_p, "must be in [0, 1]")
-    require_positive(f"{prefix}repetition_penalty", repetition_penalty)
+    penalty = 0.01 <= repetition_penalty <= 100
+    require(penalty, f"{prefix}repetition_penalty", repetition_penalty, "must be greater than 0, from 0.01 to 100")
+
+
+def check_temperature(field: str, temperature: float) -> None:
+    """Raise ``ConfigError`` for a temperature that engines would change, or that would overflow."""
+    fix = "must be at least 0: 0 for greedy decoding, or from 0.01, the least that vLLM takes, to 1000"
+    require(temperature == 0 or 0.01 <= temperature <= 1000, field, temperature, fix)
 
 
 def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
@@ -421,5 +444,7 @@ def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
 
 def check_divides(field: str, value: int, dividend_name: str, dividend: int) -> None:
     """Raise ``ConfigError`` naming both fields unless ``value`` divides ``dividend``."""
-    divisors = [size for size in range(1, dividend + 1) if dividend % size == 0]
-    require(value in divisors, field, value, f"must divide {dividend_name}={dividend}; set one of {divisors}")
+    if value > 0 and dividend % value == 0:
+        return
+    divisors = [size for size in range(1, min(dividend, 1024) + 1) if dividend % size == 0]
+    require(False, field, value, f"must divide {dividend_name}={dividend}; set one of {divisors}")

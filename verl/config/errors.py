@@ -6,6 +6,11 @@ _ESCAPED = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that a terminal would obey, or could not write."""
 
 
+def in_one_line(error: BaseException) -> str:
+    """The message of an error of another library in one line, at most 300 characters; its type if it has none."""
+    return f"{' '.join(str(error).split()) or type(error).__name__:.300}"
+
+
 class ConfigError(ValueError):
     """A config that cannot be run; the message names the field, the value and the fix.
 

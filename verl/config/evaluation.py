@@ -6,14 +6,16 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.config.checks import require, require_distinct, require_not_negative, require_positive
+from verl.config.checks import require, require_distinct, require_positive
 from verl.config.common import (
     Device,
     EngineConfig,
     Logger,
     MachineOptions,
     check_divides,
+    check_temperature,
     check_truncation,
+    require_place,
     require_seed,
 )
 from verl.config.data import check_chat_arguments
@@ -110,9 +112,7 @@ class EvaluationTrainerConfig(MachineOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_name("trainer.experiment_name", self.experiment_name)
-        require_positive("trainer.nnodes", self.nnodes)
-        if self.n_gpus_per_node is not None:
-            require_positive("trainer.n_gpus_per_node", self.n_gpus_per_node)
+        require_place(self.nnodes, 1 if self.n_gpus_per_node is None else self.n_gpus_per_node)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class EvaluationConfig:
         require(self.n_sampling >= 1, "n_sampling", self.n_sampling, "must be at least 1")
         check_truncation("", self.top_p, self.top_k, self.min_p, self.repetition_penalty)
         for temperature in self.temperatures:
-            require_not_negative("temperatures", temperature)
+            check_temperature("temperatures", temperature)
             repeats = temperature == 0 and self.n_sampling > 1
             fix = "greedy decoding (temperature 0) gives one response; set n_sampling=1"
             require(not repeats, "n_sampling", self.n_sampling, fix)

@@ -1,9 +1,9 @@
 """From Hydra's untyped tree to the frozen dataclasses: the only place where a config is parsed and checked."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -17,7 +17,7 @@ from verl.config.checks import require_choice
 from verl.config.common import RunConfig
 from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError
-from verl.config.overrides import explain, unsupported
+from verl.config.overrides import check_group_values, explain, nearest_option, unsupported
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -31,6 +31,9 @@ ATTEMPT = ".attempt"
 """File in a run's folder with the number of the newest attempt at the run."""
 
 ConfigT = TypeVar("ConfigT")
+LARGEST_INTEGER = 2**32 - 1
+"""Integers are at most this large, as a seed; engines hold them in 64 bits, some after a multiplication."""
+LARGEST_NUMBER = 3.4e38
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
@@ -47,6 +50,7 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
         raise ConfigError(f"{error.full_key}: {_NO_VALUE}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+    _refuse_unknown(schema, schema, values, "")
     config: ConfigT = _build(schema, values, "")
     return config
 
@@ -57,6 +61,7 @@ def compose_config(schema: type, name: str, overrides: Sequence[str] = ()) -> Di
     Raises:
         ConfigError: for an override that does not fit.
     """
+    check_group_values(schema, CONFIG_DIR, overrides)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
             return compose(name, overrides=list(overrides))
@@ -126,6 +131,7 @@ def _require_run_folder(trainer: RunConfig) -> None:
     A run that ended before its first checkpoint has nothing to overwrite.
     """
     folder = Path(trainer.default_local_dir)
+    require_folder("trainer.default_local_dir", trainer.default_local_dir)
     if not folder.exists() or (folder.is_dir() and all(map(_is_temporary, folder.iterdir()))):
         return
     field = f"trainer.default_local_dir={trainer.default_local_dir!r}"
@@ -142,6 +148,31 @@ def _require_run_folder(trainer: RunConfig) -> None:
             f"{field}: already holds a run other than that of trainer.resume_from_path={trainer.resume_from_path!r}; "
             "name another folder, or resume this run with trainer.resume_mode=auto trainer.resume_from_path=null"
         )
+
+
+def require_folder(field: str, path: str) -> None:
+    """Raise ``ConfigError`` for a folder that could not be made, or not be written into; makes nothing itself."""
+    fix = "name a folder that can be made and written"
+    if not path.strip():
+        raise ConfigError(f"{field}={path!r}: is empty; {fix}")
+    try:
+        # The nearest part that is there decides.
+        existing = next(part for part in [Path(path).absolute(), *Path(path).absolute().parents] if _is_there(part))
+    except OSError as error:
+        raise ConfigError(f"{field}={path!r:.200}: {error.strerror}; {fix}") from error
+    if not existing.is_dir():
+        raise ConfigError(f"{field}={path!r:.200}: {existing} is a file; {fix}")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{field}={path!r:.200}: {existing} cannot be written; {fix}")
+
+
+def _is_there(path: Path) -> bool:
+    """As ``exists``, but raises ``OSError`` for names that no file can have."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def is_requeued(trainer: RunConfig) -> bool:
@@ -197,19 +228,29 @@ def _in_data(path: Path) -> bool:
     return path.parts[:1] == ("data",)
 
 
+def _refuse_unknown(root: Any, schema: Any, values: Any, path: str) -> None:
+    """Raise ``ConfigError`` for a key that ``schema``, the group ``path`` of ``root``, does not have."""
+    hints = get_type_hints(schema)
+    prefix = f"{path}." if path else ""
+    for key, value in values.items() if isinstance(values, dict) else ():
+        name = f"{prefix}{key}"
+        if key not in hints:
+            fix = unsupported(name, value) or nearest_option(root, name) or f"known here: {_names(schema)}"
+            raise ConfigError(f"{' '.join(name.splitlines())}={value!r:.200}: unknown key; {fix}")
+        hint = hints[key]
+        if is_dataclass(hint):
+            _refuse_unknown(root, hint, value, name)
+        elif get_origin(hint) is dict and is_dataclass(get_args(hint)[1]) and isinstance(value, dict):
+            for entry, inner in value.items():
+                _refuse_unknown(get_args(hint)[1], get_args(hint)[1], inner, f"{name}.{entry}")
+
+
 def _build(schema: Any, values: Any, path: str) -> Any:
     """Build the dataclass ``schema`` from a mapping whose dotted name is ``path``."""
     if not isinstance(values, dict):
         raise ConfigError(f"{path}={values!r}: must be a group of options: {_names(schema)}")
     prefix = f"{path}." if path else ""
     hints = get_type_hints(schema)
-    for key, value in values.items():
-        if key not in hints:
-            near = get_close_matches(str(key), list(hints), n=1)
-            fix = f"did you mean {prefix}{near[0]}?" if near else f"known here: {_names(schema)}"
-            fix = unsupported(f"{prefix}{key}", value) or fix
-            name = " ".join(str(key).splitlines())
-            raise ConfigError(f"{prefix}{name}={value!r}: unknown key; {fix}")
     for key in hints:
         if key not in values:
             raise ConfigError(f"{prefix}{key}: {_NO_VALUE}")
@@ -252,9 +293,15 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             number = math.inf
         if not math.isfinite(number):
             raise ConfigError(f"{path}={value!r:.80}: must be a finite number")
+        if abs(number) > LARGEST_NUMBER:
+            raise ConfigError(f"{path}={value!r:.60}: must be a number up to {LARGEST_NUMBER:g} in size, as in float32")
         return number
     if type(value) is not hint:
         raise ConfigError(f"{path}={value!r}: must be {_TYPE_NAMES[hint]}, not {type(value).__name__}")
+    if hint is int and abs(value) > LARGEST_INTEGER:
+        raise ConfigError(f"{path}={value!r:.60}: must be an integer up to {LARGEST_INTEGER} in size")
+    if hint is str and "\0" in value:
+        raise ConfigError(f"{path}={value!r}: must not hold the character NUL; leave it out")
     return value
 
 

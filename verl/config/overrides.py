@@ -1,13 +1,17 @@
 """One-line explanations of Hydra overrides that do not fit the schema."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
+
+from verl.config.errors import ConfigError
 
 VERL_NAMES = {"data.val_max_samples": "val_sample_size"}
 """veRL's name of an option -> ours, where the nearest name is that of another option."""
@@ -57,17 +61,80 @@ def explain(error: HydraException, schema: type) -> str:
     if not key:
         return " ".join(str(error).split())
     # Hydra names the first part that is unknown; the whole name is in its message.
-    whole = re.search(r"Could not override '([^']+)'", str(error))
-    if reason := unsupported(whole[1] if whole else key) or unsupported(key):
-        return f"{whole[1] if whole else key}: unknown key; {reason}"
-    group, _, name = key.rpartition(".")
-    siblings = [known.rpartition(".")[2] for known in option_names(schema, "") if known.rpartition(".")[0] == group]
-    prefix = f"{group}." if group else ""
-    near = [VERL_NAMES[key]] if key in VERL_NAMES else get_close_matches(name, siblings, n=1)
-    fix = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(siblings)}"
+    found = re.search(r"Could not override '([^']+)'", str(error))
+    whole = found[1] if found and found[1].startswith(key) else key
+    if reason := unsupported(whole) or unsupported(key):
+        return f"{whole}: unknown key; {reason}"
+    known = list(option_names(schema, ""))
+    if key in known:
+        return f"{key}: must be {_form(schema, key)}"
+    group = key.rpartition(".")[0]
+    siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == group]
     if not siblings:
-        fix = f"a new entry of {group} needs a plus: +{key}=..."
-    return f"{key}: unknown key; {fix}"
+        return f"{key}: unknown key; a new entry of {group} needs a plus: +{key}=..."
+    return f"{key}: unknown key; {nearest_option(schema, key, whole) or 'known here: ' + ', '.join(siblings)}"
+
+
+def _form(schema: Any, key: str) -> str:
+    """What a value of the option looks like."""
+    hint = schema
+    for part in key.split("."):
+        hint = get_type_hints(hint)[part]
+    mapping = is_dataclass(hint) or get_origin(hint) is dict
+    return "a mapping, {name: value}" if mapping else "a list, [a,b]" if get_origin(hint) is list else "a single value"
+
+
+def check_group_values(schema: Any, folder: Path, words: Sequence[str]) -> None:
+    """Raise ``ConfigError`` for a group that is set to a number, a list or null, of which Hydra has no clear message.
+
+    Args:
+        folder: the config files, a folder for each group that can be chosen.
+        words: overrides in any spelling, and perhaps other arguments.
+    """
+    hints = get_type_hints(schema)
+    for word in words:
+        group, has_value, _ = word.lstrip("+~").partition("=")
+        group, name = group.partition("@")[0], group
+        files = sorted(path.stem for path in (folder / group).glob("*.yaml")) if re.fullmatch(r"\w+", group) else []
+        if not has_value or not files or word.startswith(("-", "~")):
+            continue
+        try:
+            override = OverridesParser.create().parse_override(word)
+        except HydraException:
+            continue  # Hydra names what it cannot read
+        value = None if override.is_sweep_override() else override.value()
+        text = word.partition("=")[2]
+        if override.is_sweep_override() or isinstance(value, str | dict) or group == "experiment" and value is None:
+            continue
+        if value is None or not is_dataclass(hints.get(group)) or name != group:
+            raise ConfigError(f"{name}={text}: must be one of {', '.join(files)}")
+        options = ", ".join(f"{group}.{option}" for option in get_type_hints(hints[group]))
+        raise ConfigError(f"{group}={text}: is a group of options; set one of {options}")
+
+
+def nearest_option(schema: type, key: str, whole: str = "") -> str | None:
+    """Which option of ``schema`` the unknown ``key`` may stand for; None if none is like it.
+
+    One of the same name elsewhere comes before one of a similar name in the same group.
+
+    Args:
+        whole: the whole option, if its group ``key`` is what is unknown.
+    """
+    if key in VERL_NAMES:
+        return f"did you mean {key.rpartition('.')[0]}.{VERL_NAMES[key]}?"
+    known, name = list(option_names(schema, "")), whole or key
+    group, _, leaf = key.rpartition(".")
+    same = [option for option in known if f".{option}".endswith(f".{name}")]
+    same = same or [option for option in known if option.replace(".", "_") == name.replace(".", "_")]
+    if not same and name == key:
+        same = [option for option in known if option.rpartition(".")[2] == leaf]
+    if not same:
+        siblings = [option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == group]
+        near = get_close_matches(leaf, siblings, n=1)
+        if near:
+            return f"did you mean {group}.{near[0]}?" if group else f"did you mean {near[0]}?"
+        same = [option for option in known if option.rpartition(".")[2] == name.rpartition(".")[2]]
+    return f"did you mean {' or '.join(same[:4])}?" if same else None
 
 
 def option_names(schema: Any, prefix: str) -> Iterator[str]:

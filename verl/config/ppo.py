@@ -159,6 +159,8 @@ class ActorConfig:
         for field in ("clip_cov_ratio", "kl_cov_ratio"):
             share = getattr(self, field)
             require(0 < share <= 1, f"actor.{field}", share, "must be in (0, 1]")
+        low, high = self.clip_cov_lb, self.clip_cov_ub
+        require(low < high, "actor.clip_cov_lb", low, f"must be below actor.clip_cov_ub={high:g}")
         require_not_negative("actor.ppo_kl_coef", self.ppo_kl_coef)
         require_positive("actor.tau_pos", self.tau_pos)
         require_positive("actor.tau_neg", self.tau_neg)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from verl.config.checks import require, require_not_negative
-from verl.config.common import EngineConfig, check_truncation
+from verl.config.checks import require
+from verl.config.common import EngineConfig, check_temperature, check_truncation
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def check_sampling(prefix: str, sampling: "SamplingConfig | RolloutConfig") -> N
     """Raise ``ConfigError`` naming ``prefix.<field>`` for sampling options out of range."""
     n, greedy = sampling.n, sampling.temperature == 0
     require(n >= 1, f"{prefix}.n", n, "must be at least 1")
-    require_not_negative(f"{prefix}.temperature", sampling.temperature)
+    check_temperature(f"{prefix}.temperature", sampling.temperature)
     check_truncation(f"{prefix}.", sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty)
     require(not greedy or n == 1, f"{prefix}.n", n, "greedy decoding (temperature=0) gives one response; set n=1")
 
@@ -78,6 +78,8 @@ class RolloutConfig(EngineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sampling("rollout", self)
+        negative = any(token < 0 for token in self.stop_token_ids)
+        require(not negative, "rollout.stop_token_ids", self.stop_token_ids, "tokens are numbered from 0")
         empty = "" in self.stop
         require(not empty, "rollout.stop", self.stop, "an empty string ends every response; leave it out")
         overrides = self.engine_kwargs.get("hf_overrides")

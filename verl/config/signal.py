@@ -7,7 +7,14 @@ home.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from verl.config.checks import require, require_distinct, require_literals, require_not_negative, require_positive
+from verl.config.checks import (
+    require,
+    require_distinct,
+    require_literals,
+    require_not_negative,
+    require_positive,
+    require_seconds,
+)
 from verl.config.common import ModelConfig
 from verl.config.rollout_correction import RolloutCorrectionConfig
 
@@ -290,8 +297,10 @@ class RewardScoreConfig:
     """Further keyword arguments of ``custom_functions``, the same for each response and each function."""
 
     def __post_init__(self) -> None:
-        for field in ("num_workers", "timeout_s", "memory_limit_mb"):
-            require_positive(f"reward_score.{field}", getattr(self, field))
+        workers = self.num_workers
+        require(0 < workers <= 4096, "reward_score.num_workers", workers, "must be greater than 0 and at most 4096")
+        require_seconds("reward_score.timeout_s", self.timeout_s)
+        require_positive("reward_score.memory_limit_mb", self.memory_limit_mb)
         field, own = "reward_score.custom_kwargs", ("data_source", "solution_str", "ground_truth", "extra_info")
         for name, value in self.custom_kwargs.items():
             require(name.isidentifier() and name not in own, f"{field}.{name}", value, "must be a name of your own")

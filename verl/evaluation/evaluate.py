@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.checkpoint.run_lock import run_lock
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
+from verl.config.load import require_folder
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.generation import generate_missing
 from verl.evaluation.progress import EvaluationDisplay
@@ -108,6 +109,7 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
         return
     default = Path(config.runs_dir, "evaluation", config.trainer.experiment_name, selection.folder_name)
     folder = Path(config.trainer.default_local_dir or default).resolve()
+    require_folder("trainer.default_local_dir", str(folder))
     display.say(
         f"{', '.join(target.label for target in tokenizers)} on {', '.join(benchmarks)}: {config.n_sampling} samples "
         f"for each of {sum(map(len, benchmarks.values()))} problems, into {folder}"

@@ -23,7 +23,9 @@ from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from verl.evaluation.results import PROMPT_TOO_LONG, result_folder
 from verl.evaluation.store import SampleStore
 from verl.evaluation.targets import Target
+from verl.models.files import check_weights
 from verl.models.hub import fetch_model
+from verl.models.info import ModelInfo
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth
 from verl.rollout.requests import EngineModel, resolve_dtype
@@ -88,6 +90,9 @@ def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrained
     find_template(target.template)
     tokenizer = load_tokenizer(target.path, trust_remote_code, needs_chat_template=False)
     check_template(target.template, tokenizer, "template")
+    info = ModelInfo.read(target.path, trust_remote_code)
+    check_weights(info, f"model.path={target.path!r}")
+    info.end_tokens(tokenizer)  # raises for one that the model does not have
     return tokenizer
 
 

@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ from transformers import (
 )
 
 from verl.config.common import ModelConfig
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, in_one_line
 
 VALUE_HEAD = "score"
 """The head of a value model."""
+
+GENERATION = "generation_config.json"
 
 ROPE = "rope_parameters"
 """What ``transformers`` calls the options of rotary embeddings."""
@@ -65,8 +68,8 @@ class ModelInfo:
         """
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: no model there: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # a model's own file, which may hold anything, and of a hub model its own code
+            raise ConfigError(f"model.path={path!r}: cannot read its config.json: {in_one_line(error)}") from error
         overrides = json.loads(override_config)
         return cls(path, trust_remote_code, _overridden(config, path, overrides) if overrides else config)
 
@@ -93,10 +96,16 @@ class ModelInfo:
     @cached_property
     def generation_config(self) -> GenerationConfig | None:
         """``generation_config.json``; None where there is no such file."""
+        file = Path(self.path, GENERATION)
+        if Path(self.path).is_dir() and not file.exists():
+            return None
         try:
             return GenerationSettings.from_pretrained(self.path)
-        except OSError:
-            return None
+        except Exception as error:  # it may hold anything
+            if isinstance(error, OSError) and not file.exists():
+                return None
+            reason = f"cannot read its {GENERATION}: {in_one_line(error)}"
+            raise ConfigError(f"model.path={self.path!r}: {reason}; restore it, or remove it") from error
 
     def end_tokens(self, tokenizer: PreTrainedTokenizerBase, further: Iterable[int] = ()) -> list[int]:
         """Tokens that end a response, in ascending order.
@@ -106,8 +115,15 @@ class ModelInfo:
         """
         settings = self.generation_config
         named = (GenerationConfig.from_model_config(self.config) if settings is None else settings).eos_token_id
-        ids = {tokenizer.eos_token_id, *further, *(named if isinstance(named, list) else [named])}
-        return sorted(token for token in ids if token is not None)
+        named = named if isinstance(named, list) else [named]
+        rows = self.text_config.vocab_size
+        of_file = GENERATION if settings is not None else "config.json"
+        for ids, field in ((further, "rollout.stop_token_ids"), (named, f"model.path={self.path!r}: {of_file}: eos")):
+            for token in ids:
+                if token is not None and (type(token) is not int or not 0 <= token < rows):
+                    fix = f"the model has tokens 0 to {rows - 1}; name one of them"
+                    raise ConfigError(f"{field}={token!r:.40}: {fix}")
+        return sorted({token for token in (tokenizer.eos_token_id, *further, *named) if token is not None})
 
     def meta_model(self, auto_class: Any, num_labels: int | None = None) -> PreTrainedModel:
         """A new model on the meta device in float32, by an auto class of ``transformers``.
@@ -122,8 +138,9 @@ class ModelInfo:
         try:
             with torch.device("meta"):
                 model: PreTrainedModel = auto_class.from_config(config, **options)
-        except ValueError as error:
-            raise ConfigError(f"{self.path}: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # options that contradict each other, or a model's own code
+            reason = f"its config.json describes no model: {in_one_line(error)}"
+            raise ConfigError(f"model.path={self.path!r}: {reason}") from error
         return model
 
     @cached_property

@@ -19,10 +19,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.liger import apply_liger_kernel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.attention import attention_name
+from verl.models.files import check_weights
 from verl.models.fsdp import decoder_layers, shard_model, sharding_mesh
 from verl.models.hub import local_folder
 from verl.models.info import ModelInfo
@@ -151,6 +153,7 @@ def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
     """
     info = ModelInfo.of(config)
     _check_text_model(config, info, prefix)
+    check_weights(info, f"{prefix}.path={config.path!r}")
     _check_attention(config, info, prefix, device_type)
     if config.use_liger:
         field, kind = f"{prefix}.use_liger=True", info.config.model_type
@@ -185,6 +188,7 @@ def _check_text_model(config: ModelConfig, info: ModelInfo, prefix: str) -> None
 
 def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_type: str) -> None:
     field = f"{prefix}.attn_implementation={config.attn_implementation!r}"
+    _check_attention_name(config.attn_implementation, info, field, device_type)
     if config.attn_implementation in GPU_PACKAGES:
         _require_gpu_package(field, config.attn_implementation, device_type, "sdpa")
         if config.param_dtype == "float32":
@@ -196,6 +200,19 @@ def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_t
             f"{field}: does not support the soft cap on attention scores of {info.text_config.model_type} "
             f"(attn_logit_softcapping={cap:g}); set it to eager or flash_attention_2"
         )
+
+
+def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: str) -> None:
+    """Raise ``ConfigError`` unless ``transformers`` has attention of this name, for this model and device."""
+    known = [key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in key and not key.startswith("packed_")]
+    # A kernel of the hub is named owner/name.
+    if not ("/" in name and find_spec("kernels") is not None) and name not in [*known, "eager"]:
+        raise ConfigError(f"{field}: transformers has no such attention; set it to one of eager, {', '.join(known)}")
+    if device_type != "cuda" and (name.startswith("flash") or "/" in name):
+        raise ConfigError(f"{field}: runs on GPUs only; set it to sdpa")
+    attribute = {"sdpa": "_supports_sdpa", "flex_attention": "_supports_flex_attn"}.get(name)
+    if attribute and type(info.config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(info.causal_model, attribute):
+        raise ConfigError(f"{field}: {info.config.model_type} does not support it; set it to eager")
 
 
 def _require_gpu_package(field: str, name: str, device_type: str, otherwise: str) -> None:

@@ -1,9 +1,10 @@
 """The tokenizer of a model."""
 
+from jinja2 import TemplateSyntaxError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from verl.config.common import ModelConfig
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, in_one_line
 from verl.models.info import ModelInfo
 
 
@@ -17,8 +18,8 @@ def load_tokenizer(
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{field}={path!r}: no tokenizer there: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # its files may hold anything, and may be a program of the model's
+        raise ConfigError(f"{field}={path!r}: no tokenizer there: {in_one_line(error)}") from error
     # From a folder that names the model's type and holds no vocabulary, transformers makes an empty tokenizer.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise ConfigError(f"{field}={path!r}: no tokenizer there, only special tokens; copy the model's files")
@@ -26,9 +27,23 @@ def load_tokenizer(
     if lacks_template or tokenizer.eos_token_id is None:
         wanted = "a chat template and an end-of-sequence token" if needs_chat_template else "an end-of-sequence token"
         raise ConfigError(f"{field}={path!r}: its tokenizer needs {wanted}")
+    _check_template_syntax(tokenizer, f"{field}={path!r}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _check_template_syntax(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+    """Raise ``ConfigError`` for a chat template that no chat could be rendered by."""
+    if tokenizer.chat_template is None:
+        return
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "1"}], tokenize=False, add_generation_prompt=True)
+    except TemplateSyntaxError as error:
+        line = f"line {error.lineno}: {in_one_line(error)}"
+        raise ConfigError(f"{where}: its chat template (chat_template.jinja) is broken, {line}; restore it") from error
+    except Exception:  # noqa: S110  # a program of the model's, which may refuse this chat and take those of the data
+        pass
 
 
 def check_reads_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -7,6 +7,7 @@ those of ``reward_score.custom_kwargs``, and returns a number, a bool, or a dict
 
 import inspect
 import math
+import multiprocessing
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -41,7 +42,9 @@ def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., An
     module_name, _, name = path.rpartition(":")
     try:
         module = import_user_module(module_name)
-    except (Exception, SystemExit) as error:  # the user's module may raise anything
+    except BaseException as error:  # the user's module may raise anything
+        if isinstance(error, KeyboardInterrupt) and multiprocessing.parent_process() is None:
+            raise  # Ctrl-C, which verifier processes ignore
         hint = "" if is_file(module_name) else "; is its folder on PYTHONPATH?"
         raise ConfigError(
             f"{FIELD}={path!r}: importing {module_name} raised {type(error).__name__}: {error}{hint}"
@@ -69,37 +72,32 @@ def custom_verdict(
     ``RecursionError`` pass unchanged: the response causes them.
     """
     where = f"{FIELD}: {path} on data_source={data_source!r}"
+    arguments = {"data_source": data_source, "solution_str": solution, "ground_truth": ground_truth}
+    did = "raised"
     try:
-        result = load_function(path, tuple(CUSTOM_KWARGS))(
-            data_source=data_source,
-            solution_str=solution,
-            ground_truth=ground_truth,
-            extra_info=extra_info,
-            **CUSTOM_KWARGS,
-        )
-    except (MemoryError, RecursionError):
+        function = load_function(path, tuple(CUSTOM_KWARGS))
+        result = function(**arguments, extra_info=extra_info, **CUSTOM_KWARGS)
+        did = "returned a value that cannot be kept:"
+        score, correct, extras = _read_result(result, where)
+    except (CustomFunctionError, MemoryError, RecursionError):
         raise
-    except (Exception, SystemExit) as error:  # the user's function may raise anything; the traceback is kept
-        raise CustomFunctionError(f"{where} raised {type(error).__name__}: {error}") from error
-    if isinstance(result, Mapping):
-        if "score" not in result:
-            raise CustomFunctionError(f"{where} returned a dict without 'score'; it has {sorted(map(str, result))}")
-        score = _number(result["score"], f"{where} returned score")
-        given = [(key, result[key]) for key in ("correctness", "acc") if result.get(key) is not None]
-        correct = _number(given[0][1], f"{where} returned {given[0][0]}") > 0 if given else score > 0
-        try:
-            extras = plain_extras(result, OWN_KEYS)
-        except (MemoryError, RecursionError):
-            raise
-        except Exception as error:  # the user's objects may raise anything
-            raise CustomFunctionError(
-                f"{where} returned a value that cannot be kept: {type(error).__name__}: {error}"
-            ) from error
-    else:
-        score = _number(result, f"{where} returned")
-        correct, extras = score > 0, {}
+    except BaseException as error:  # the user's function and objects may raise anything, KeyboardInterrupt too
+        raise CustomFunctionError(f"{where} {did} {type(error).__name__}: {error}") from error
     boxed = extract_boxed(after_thinking(solution)) is not None
     return Verdict(correct, boxed, "custom", score=score, extras=extras)
+
+
+def _read_result(result: Any, where: str) -> tuple[float, bool, dict[str, Any]]:
+    """The score, whether the response is correct, and what else is kept."""
+    if not isinstance(result, Mapping):
+        score = _number(result, f"{where} returned")
+        return score, score > 0, {}
+    if "score" not in result:
+        raise CustomFunctionError(f"{where} returned a dict without 'score'; it has {sorted(map(str, result))}")
+    score = _number(result["score"], f"{where} returned score")
+    given = [(key, result[key]) for key in ("correctness", "acc") if result.get(key) is not None]
+    correct = _number(given[0][1], f"{where} returned {given[0][0]}") > 0 if given else score > 0
+    return score, correct, plain_extras(result, OWN_KEYS)
 
 
 def _number(value: Any, what: str) -> float:

@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import resource
+import secrets
 import signal
 import sys
 import time
@@ -34,6 +35,7 @@ from verl.rewards.registry import (
     use_custom_functions,
 )
 from verl.rewards.score import Score, Verdict, score_of
+from verl.rewards.stragglers import kill_stragglers, mark_process
 from verl.rewards.truths import require_shallow
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,9 @@ CHUNK_SIZE = 32
 STALL_S = 120.0
 """The pool is restarted after this many seconds beyond the time limit without progress; more than a worker takes to
 start on a loaded machine."""
+
+ENDED = (TimeoutError, ProcessExpired)
+"""What a future has whose process was killed or died."""
 
 MAX_STARTS = 3
 """Starts of the pool within one batch before giving up."""
@@ -81,8 +86,9 @@ class VerifierPool:
     process beyond its size after imports. Any other exception of a verifier is a bug in it and is raised.
 
     ``config.custom_functions`` are a user's own functions and come before the verifiers; a response on which one of
-    them runs out of time or memory or dies scores 0. So does one on which it raises with ``on_function_error=zero``,
-    with the reason ``error``; the first of these is shown. Raises ``ConfigError`` if one cannot be loaded.
+    them runs out of time or memory or dies scores 0, and processes that it started end with it. So does one on which it
+    raises with ``on_function_error=zero``, with the reason ``error``; the first of these is shown. Raises
+    ``ConfigError`` if one cannot be loaded.
 
     The processes are spawned, not forked, because this process holds threads and accelerators. They end with it even if
     it is killed. One pool may be used from several threads; its batches are scored one after another.
@@ -96,6 +102,9 @@ class VerifierPool:
         self._closed = False
         self._warned = False
         self._processes: ProcessPool | None = None
+        self._mark = f"verl-{secrets.token_hex(8)}"
+        self._started = set[int]()
+        """Process ids of all verifier processes there were."""
         self._dispatcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier-pool")
 
     def __enter__(self) -> Self:
@@ -196,8 +205,10 @@ class VerifierPool:
             if not self._warned:
                 self._warned = True
                 logger.warning("%s; its score is 0, as of all that follow (verifier/error counts them)", error)
-        else:
+        elif isinstance(error, Exception):
             raise error
+        else:  # KeyboardInterrupt or SystemExit would end this process as if the user had asked for it
+            raise RuntimeError(f"the verifier of {job.data_source!r} raised {type(error).__name__}") from error
         boxed = extract_boxed(after_thinking(job.solution)) is not None
         return Verdict(False, boxed, reason, score=0.0 if job.scorer.is_custom else None)
 
@@ -233,9 +244,14 @@ class VerifierPool:
     def _wait(self, futures: list[Future[Any]]) -> None:
         """Return when all are done, or after too long without progress: if a process dies while it holds the pool's
         lock, the others wait for the lock forever."""
-        progress, num_done = time.monotonic(), 0
+        progress, num_done, lost = time.monotonic(), 0, 0
         while True:
+            self._started |= {process.pid for process in multiprocessing.active_children() if process.pid}
             done, pending = wait(futures, timeout=0.5)
+            ended = sum(not future.cancelled() and isinstance(future.exception(), ENDED) for future in done)
+            if ended > lost:
+                lost = ended
+                self._kill_stragglers()
             if not pending:
                 return
             self._check_open()
@@ -243,6 +259,11 @@ class VerifierPool:
                 progress, num_done = time.monotonic(), len(done)
             if time.monotonic() - progress > self.config.timeout_s + STALL_S:
                 return
+
+    def _kill_stragglers(self) -> None:
+        """End what a user's function started and left behind; other verifiers start no processes."""
+        if self._custom:
+            kill_stragglers(self._mark, self._started)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -256,7 +277,7 @@ class VerifierPool:
             self._processes = ProcessPool(
                 max_workers=self.config.num_workers,
                 initializer=_prepare_process,
-                initargs=(self.config.memory_limit_mb, self._custom, self.config.custom_kwargs),
+                initargs=(self.config.memory_limit_mb, self._custom, self.config.custom_kwargs, self._mark),
                 context=multiprocessing.get_context("spawn"),
             )
         return self._processes
@@ -266,10 +287,12 @@ class VerifierPool:
             self._processes.stop()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
             self._processes.join()
             self._processes = None
+            self._kill_stragglers()
 
 
-def _prepare_process(memory_limit_mb: int, custom: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
+def _prepare_process(memory_limit_mb: int, custom: Mapping[str, str], kwargs: Mapping[str, Any], mark: str) -> None:
     """Runs first in every verifier process."""
+    mark_process(mark)
     # A process inside a long C call (an integer power) never reaches a Python signal handler; the default action ends
     # it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -3,8 +3,11 @@
 import os
 import pkgutil
 
+from transformers import PreTrainedTokenizerBase
+
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
+from verl.data.templates import stop_token_ids
 from verl.models.info import ModelInfo
 from verl.models.policy import Policy
 from verl.rollout.base import Rollout, RolloutSetup
@@ -32,6 +35,17 @@ def check_engine_model(config: PPOConfig) -> None:
     kind = ModelInfo.of(config.model).config.model_type
     if config.rollout.name == "vllm" and kind in NOT_WITH_VLLM:
         raise ConfigError(f"model.path={config.model.path!r}: {kind} {NOT_WITH_VLLM[kind]}; set rollout.name=hf")
+
+
+def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end a response: the model's own, those of the prompts' template, and those that the options name.
+
+    A string of ``rollout.stop`` that is a token of the model is one of them: the text in which engines look for strings
+    has no special tokens.
+    """
+    vocabulary, options = tokenizer.get_vocab(), config.rollout
+    named = [*options.stop_token_ids, *(vocabulary[string] for string in options.stop if string in vocabulary)]
+    return ModelInfo.of(config.model).end_tokens(tokenizer, [*named, *stop_token_ids(config.data.template, tokenizer)])
 
 
 def engine_environment(device_type: str, name: str = "vllm") -> dict[str, str]:

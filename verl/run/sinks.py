@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, in_one_line
 from verl.run.records import keep_records
 from verl.utils.files import replace_text
 
@@ -70,11 +70,8 @@ def check_trackers(loggers: Sequence[str]) -> None:
         package = PACKAGES.get(name)
         if package is not None and not _is_installed(package):
             raise ConfigError(f"{field}: {package} is not installed; `pip install {package}`, or leave it out")
-        if name == "wandb" and not _has_wandb_key():
-            raise ConfigError(
-                f"{field}: not logged in; run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to record "
-                "here"
-            )
+        if name == "wandb":
+            _check_wandb(field)
         if name == "swanlab" and not _has_swanlab_key():
             raise ConfigError(
                 f"{field}: not logged in; run `swanlab login`, set SWANLAB_API_KEY, or set SWANLAB_MODE=local to "
@@ -88,11 +85,18 @@ def _is_installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _has_wandb_key() -> bool:
+def _check_wandb(field: str) -> None:
+    """Raise ``ConfigError`` unless wandb takes its settings, and has a key if it needs one."""
     import wandb
 
-    # Without the server: what it says of the key comes when the run is opened, still before the workers start.
-    return wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+    fix = "run `wandb login`, set WANDB_API_KEY, set WANDB_MODE=offline to record here, or leave it out"
+    try:
+        # Without the server: what it says of the key comes when the run is opened, still before the workers start.
+        logged_in = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+    except (wandb.Error, ValueError) as error:  # a key that cannot be one; a WANDB_... that it does not know
+        raise ConfigError(f"{field}: {in_one_line(error)}; {fix}") from error
+    if not logged_in:
+        raise ConfigError(f"{field}: not logged in; {fix}")
 
 
 def _has_swanlab_key() -> bool:
@@ -182,8 +186,8 @@ def _wandb_sink(run: RunInfo) -> Sink:
             id=own_id,
             resume="allow",
         )
-    except wandb.Error as error:
-        reason = " ".join(str(error).split())
+    except (wandb.Error, ValueError) as error:
+        reason = in_one_line(error)
         raise ConfigError(f"trainer.logger='wandb': {reason}; or set WANDB_MODE=offline to record here") from error
 
     def log(step: int, metrics: Metrics) -> None:

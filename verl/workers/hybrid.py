@@ -4,20 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
-from verl.data.templates import stop_token_ids
 from verl.models.huggingface import checkpoint_parameters
-from verl.models.info import ModelInfo
 from verl.models.lora import adapters_disabled
 from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
 from verl.protocol import PolicyBatch, PolicyScores, PromptBatch, RolloutBatch, TextBatch, ValueBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rollout import make_rollout
+from verl.rollout import end_tokens, make_rollout
 from verl.rollout.base import RolloutSetup
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.actor import Actor
@@ -128,14 +125,3 @@ class HybridWorker(Checkpointed):
         """Give the rollout engine the policy's weights."""
         with self.actor.parameters.loaded():
             self.rollout.load_weights(checkpoint_parameters(self.actor.model))
-
-
-def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens that end a response: the model's own, those of the prompts' template, and those that the options name.
-
-    A string of ``rollout.stop`` that is a token of the model is one of them: the text in which engines look for strings
-    has no special tokens.
-    """
-    vocabulary, options = tokenizer.get_vocab(), config.rollout
-    named = [*options.stop_token_ids, *(vocabulary[string] for string in options.stop if string in vocabulary)]
-    return ModelInfo.of(config.model).end_tokens(tokenizer, [*named, *stop_token_ids(config.data.template, tokenizer)])

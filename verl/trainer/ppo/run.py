@@ -23,7 +23,7 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
-from verl.rollout import check_engine_model, engine_environment
+from verl.rollout import check_engine_model, end_tokens, engine_environment
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
@@ -57,6 +57,8 @@ def run_ppo(config: PPOConfig) -> None:
     device_type = resolve_device(config.device, *config.trainer.place)
     use_custom_functions(config.reward_score.paths_of_custom_functions(), config.reward_score.custom_kwargs)
     fetch_models(config.models)
+    for model in config.models.values():
+        ModelInfo.of(model)  # before its tokenizer, which reads config.json too
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code, needs_chat_template=False)
     data, trainer, pad_token_id = config.data, config.trainer, tokenizer.pad_token_id
     train_set = PromptDataset(data.train_files, tokenizer, data, data.train_max_samples, config.seed)
@@ -202,6 +204,7 @@ def _check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_
     if config.uses_critic:
         check_value_architecture(config.critic.model, "critic.model.path")
     check_engine_model(config)
+    end_tokens(config, tokenizer)  # raises for one that the model does not have
     check_embeds_tokens(config.model, "model.path", tokenizer)
     if config.uses_critic and config.critic.model.path != config.model.path:
         check_reads_tokens(config.critic.model, "critic.model.path", tokenizer)
