@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from verl.checkpoint.run_lock import run_lock
 from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, load_config
-from verl.config.load import parse_run_config
+from verl.config.load import compose_config, parse_config, parse_run_config, require_folder
 from verl.config.rollout_correction import Rejection
 
 
@@ -93,7 +94,7 @@ REFUSALS = [
     ("data.train_weights=[0]", "data.train_weights=[0.0]: needs a weight above 0"),
     (
         "data.train_weights=[1e308,1e308] data.train_files=[a.jsonl,b.jsonl]",
-        "data.train_weights=[1e+308, 1e+308]: needs a weight above 0, and a finite sum",
+        "data.train_weights[0]=1e+308: must be a number up to 3.4e+38 in size, as in float32",
     ),
     ("data.train_weights=[-1]", "data.train_weights=-1.0: must be at least 0"),
     ("data.custom_cls.path=a.py", "data.custom_cls.name=None: path='a.py': set both path and name, or neither"),
@@ -125,6 +126,51 @@ REFUSALS = [
         f"{CORRECTION}_threshold='2_0.5': seq_mean_k1 takes two",
     ),
     (f"{CORRECTION}=token_k1 {CORRECTION}_threshold=x", f"{CORRECTION}_threshold='x': token_k1 takes two ratios such"),
+    # No number that would only fail where it is used.
+    ("actor.optim.lr=5", "actor.optim.lr=5.0: must be greater than 0 and at most 1"),
+    ("actor.optim.betas=[1,2]", "actor.optim.betas=[1.0, 2.0]: needs two numbers in [0, 1), such as [0.9,0.999]"),
+    ("critic.optim.betas=[-0.1,0.9]", "critic.optim.betas=[-0.1, 0.9]: needs two numbers in [0, 1)"),
+    ("actor.optim.eps=1e-300", "actor.optim.eps=1e-300: must be greater than 0 (1e-38, in float32)"),
+    ("actor.optim.weight_decay=-5", "actor.optim.weight_decay=-5.0: must be at least 0, and times optim.lr="),
+    ("actor.optim.weight_decay=1e6", "actor.optim.weight_decay=1000000.0: must be at least 0, and times optim.lr="),
+    ("actor.tis_cap=1e300", "actor.tis_cap=1e+300: must be a number up to 3.4e+38 in size, as in float32"),
+    ("data.train_batch_size=5000000000", "data.train_batch_size=5000000000: must be an integer up to 4294967295 in si"),
+    ("actor.clip_cov_lb=9 actor.clip_cov_ub=8", "actor.clip_cov_lb=9.0: must be below actor.clip_cov_ub=8"),
+    ("rollout.stop_token_ids=[3,-1]", "rollout.stop_token_ids=[3, -1]: tokens are numbered from 0"),
+    ("rollout.temperature=1e-9", "rollout.temperature=1e-09: must be at least 0: 0 for greedy decoding, or from 0.01"),
+    ("rollout.val_kwargs.temperature=-1", "rollout.val_kwargs.temperature=-1.0: must be at least 0: 0 for greedy"),
+    ("rollout.repetition_penalty=1e-9", "rollout.repetition_penalty=1e-09: must be greater than 0, from 0.01 to 100"),
+    ("reward_score.num_workers=99999", "reward_score.num_workers=99999: must be greater than 0 and at most 4096"),
+    (
+        "reward_score.timeout_s=1e12",
+        "reward_score.timeout_s=1000000000000.0: must be greater than 0, and at most 3153600",
+    ),
+    (
+        "trainer.nccl_timeout_s=1e12",
+        "trainer.nccl_timeout_s=1000000000000.0: must be greater than 0, and at most 3153600",
+    ),
+    ("trainer.nnodes=1000000000", "trainer.nnodes=1000000000: must be greater than 0 and at most 100000"),
+    ("trainer.n_gpus_per_node=1000000000", "trainer.n_gpus_per_node=1000000000: must be greater than 0 and at mos"),
+    ("model.lora.rank=1000000", "model.lora.rank=1000000: must be at least 0 and at most 65536"),
+    # A name that is known in another group.
+    ("max_response_length=5", "max_response_length: unknown key; did you mean data.max_response_length?"),
+    ("+max_response_length=5", "max_response_length=5: unknown key; did you mean data.max_response_length?"),
+    ("rollout.max_response_length=5", "rollout.max_response_length: unknown key; did you mean data.max_response_len"),
+    ("optim.lr=1", "optim: unknown key; did you mean actor.optim.lr or critic.optim.lr?"),
+    ("model.lora_rank=4", "model.lora_rank: unknown key; did you mean model.lora.rank?"),
+    ("critic.optim={lrr:1}", "critic.optim.lrr: unknown key; did you mean critic.optim.lr?"),
+    ("trainer.logger={a:b}", "trainer.logger: must be a list, [a,b]"),
+    # A group is chosen by name.
+    ("model=null", "model=null: must be one of llama3.2_3b, mistral_7b"),
+    ("model=5", "model=5: is a group of options; set one of model.path"),
+    ("model=true", "model=true: is a group of options; set one of model.path"),
+    ("model=1e3", "model=1e3: is a group of options; set one of model.path"),
+    ("+model=5", "model=5: is a group of options; set one of model.path"),
+    ("++data=null", "data=null: must be one of arithmetic"),
+    ("experiment=5", "experiment=5: must be one of dapo"),
+    ("preset=[5]", "preset=[5]: must be one of embedded"),
+    ("model@critic.model=5", "model@critic.model=5: must be one of llama3.2_3b"),
+    ("actor.optim=null", "actor.optim=None: must be a group of options: lr, betas"),
     # Choices.
     ("algorithm.adv_estimator=grop", "algorithm.adv_estimator='grop': must be one of grpo, rloo, "),
     ("algorithm.kl_ctrl.type=adaptve", "algorithm.kl_ctrl.type='adaptve': must be one of fixed, adaptive; did you"),
@@ -476,3 +522,36 @@ def test_a_run_does_not_overwrite_another(run_tree, tmp_path: Path, mode, source
 )
 def test_bypass_mode_saves_a_pass_that_nothing_needs(options: str, scores: bool):
     assert load_config(PPOConfig, "ppo_trainer", options.split()).scores_before_update is scores
+
+
+LONG_NAME = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("file/run", "/file is a file; name a folder that can be made and written"),
+        (LONG_NAME, "File name too long; name a folder that can be made and written"),
+        ("  ", "is empty; name a folder that can be made and written"),
+        ("/proc/1/run", None),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_found_at_once(tmp_path: Path, folder: str, message: str | None):
+    (tmp_path / "file").write_text("")
+    path = folder if folder.startswith((" ", "/")) else str(tmp_path / folder)
+    if message is None:  # nobody can write there, but only trying shows it: the lock of the run says so
+        require_folder("trainer.default_local_dir", path)
+        with pytest.raises(ConfigError, match="cannot be written"), run_lock(Path(path)):
+            pass
+        return
+    with pytest.raises(ConfigError) as caught:
+        require_folder("trainer.default_local_dir", path)
+    assert str(caught.value).startswith("trainer.default_local_dir=") and str(caught.value).endswith(message)
+    assert not (tmp_path / LONG_NAME[:5]).exists()
+
+
+def test_text_with_nul_is_refused():
+    tree = compose_config(PPOConfig, "ppo_trainer")
+    tree.trainer.default_local_dir = "a\0b"
+    with pytest.raises(ConfigError, match="must not hold the character NUL"):
+        parse_config(PPOConfig, tree)

@@ -40,10 +40,11 @@ def require_not_negative(field: str, value: float) -> None:
     require(value >= 0, field, value, "must be at least 0")
 
 
-def require_seconds(field: str, value: float, least: float = 0.0) -> None:
-    """Raise ``ConfigError`` unless ``value`` is a time from ``least``, or above 0, to a year."""
-    lower = f"from {least:g}" if least > 0 else "above 0 and"
-    require(least <= value <= YEAR_S and value > 0, field, value, f"must be {lower} up to {YEAR_S} seconds, a year")
+def require_seconds(field: str, value: float, zero: bool = False) -> None:
+    """Raise ``ConfigError`` unless ``value`` is a time of at most a year, above 0 or, with ``zero``, 0."""
+    least = "at least 0" if zero else "greater than 0"
+    fix = f"must be {least}, and at most {YEAR_S} seconds, a year"
+    require((value > 0 or (zero and value == 0)) and value <= YEAR_S, field, value, fix)
 
 
 def require_distinct(field: str, values: Sequence[object]) -> None:

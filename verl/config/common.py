@@ -363,8 +363,7 @@ class RunConfig(MachineOptions):
         require(1 <= self.detection_s <= 86400, "trainer.detection_s", self.detection_s, "must be from 1 to 86400")
         require_seconds("trainer.nccl_timeout_s", self.nccl_timeout_s)
         for field in ("phase_timeout_s", "preemption_grace_s"):
-            if getattr(self, field) != 0:
-                require_seconds(f"trainer.{field}", getattr(self, field))
+            require_seconds(f"trainer.{field}", getattr(self, field), zero=True)
         positive = all(step > 0 for step in self.profile_steps)
         require(positive, "trainer.profile_steps", self.profile_steps, "steps are counted from 1")
         require_not_negative("trainer.peak_tflops", self.peak_tflops)

@@ -228,21 +228,29 @@ def _in_data(path: Path) -> bool:
     return path.parts[:1] == ("data",)
 
 
-def _refuse_unknown(root: Any, schema: Any, values: Any, path: str) -> None:
-    """Raise ``ConfigError`` for a key that ``schema``, the group ``path`` of ``root``, does not have."""
+def _refuse_unknown(root: Any, schema: Any, values: Any, path: str, above: str = "") -> None:
+    """Raise ``ConfigError`` for a key that ``schema``, the group ``path`` of ``root``, does not have.
+
+    ``above``: what comes before the names of ``root`` itself.
+    """
     hints = get_type_hints(schema)
     prefix = f"{path}." if path else ""
     for key, value in values.items() if isinstance(values, dict) else ():
         name = f"{prefix}{key}"
         if key not in hints:
-            fix = unsupported(name, value) or nearest_option(root, name) or f"known here: {_names(schema)}"
+            fix = (
+                unsupported(name, value)
+                or nearest_option(root, name.removeprefix(above), above=above)
+                or f"known here: {_names(schema)}"
+            )
             raise ConfigError(f"{' '.join(name.splitlines())}={value!r:.200}: unknown key; {fix}")
         hint = hints[key]
         if is_dataclass(hint):
-            _refuse_unknown(root, hint, value, name)
+            _refuse_unknown(root, hint, value, name, above)
         elif get_origin(hint) is dict and is_dataclass(get_args(hint)[1]) and isinstance(value, dict):
             for entry, inner in value.items():
-                _refuse_unknown(get_args(hint)[1], get_args(hint)[1], inner, f"{name}.{entry}")
+                item = get_args(hint)[1]
+                _refuse_unknown(item, item, inner, f"{name}.{entry}", f"{name}.{entry}.")
 
 
 def _build(schema: Any, values: Any, path: str) -> Any:

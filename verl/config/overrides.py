@@ -112,13 +112,14 @@ def check_group_values(schema: Any, folder: Path, words: Sequence[str]) -> None:
         raise ConfigError(f"{group}={text}: is a group of options; set one of {options}")
 
 
-def nearest_option(schema: type, key: str, whole: str = "") -> str | None:
+def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> str | None:
     """Which option of ``schema`` the unknown ``key`` may stand for; None if none is like it.
 
     One of the same name elsewhere comes before one of a similar name in the same group.
 
     Args:
         whole: the whole option, if its group ``key`` is what is unknown.
+        above: what comes before the names of ``schema``.
     """
     if key in VERL_NAMES:
         return f"did you mean {key.rpartition('.')[0]}.{VERL_NAMES[key]}?"
@@ -132,9 +133,9 @@ def nearest_option(schema: type, key: str, whole: str = "") -> str | None:
         siblings = [option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == group]
         near = get_close_matches(leaf, siblings, n=1)
         if near:
-            return f"did you mean {group}.{near[0]}?" if group else f"did you mean {near[0]}?"
+            return f"did you mean {above}{group}.{near[0]}?" if group else f"did you mean {above}{near[0]}?"
         same = [option for option in known if option.rpartition(".")[2] == name.rpartition(".")[2]]
-    return f"did you mean {' or '.join(same[:4])}?" if same else None
+    return f"did you mean {' or '.join(above + option for option in same[:4])}?" if same else None
 
 
 def option_names(schema: Any, prefix: str) -> Iterator[str]:

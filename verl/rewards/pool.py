@@ -37,6 +37,7 @@ from verl.rewards.registry import (
 from verl.rewards.score import Score, Verdict, score_of
 from verl.rewards.stragglers import kill_stragglers, mark_process
 from verl.rewards.truths import require_shallow
+from verl.utils.umask import restore_umask
 
 logger = logging.getLogger(__name__)
 
@@ -292,6 +293,7 @@ class VerifierPool:
 
 def _prepare_process(memory_limit_mb: int, custom: Mapping[str, str], kwargs: Mapping[str, Any], mark: str) -> None:
     """Runs first in every verifier process."""
+    restore_umask()
     mark_process(mark)
     # A process inside a long C call (an integer power) never reaches a Python signal handler; the default action ends
     # it.

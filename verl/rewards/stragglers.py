@@ -36,7 +36,7 @@ def kill_stragglers(mark: str, sessions: Collection[int]) -> int:
     """
     killed = 0
     for _ in range(ROUNDS if sys.platform == "linux" else 0):
-        verifiers = {process.pid for process in multiprocessing.active_children()}
+        verifiers = {process.pid for process in multiprocessing.active_children() if process.pid}
         parents = _parents()
         found = [
             pid

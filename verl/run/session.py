@@ -23,7 +23,7 @@ from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.run.display import Columns, RunDisplay, share_rows
 from verl.run.preemption import Preemption
-from verl.run.probe import survey
+from verl.run.probe import INTERFACES, survey
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller import MachineError, WorkerError, WorkerGroup
 from verl.single_controller.cluster import ray_cluster
@@ -31,6 +31,7 @@ from verl.single_controller.failures import REQUEUE, HeadLost, NoRoom, RequeueEr
 from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.out_of_memory import OutOfMemory
 from verl.single_controller.supervision import Supervision
+from verl.utils.network import LOOPBACK, loopback_interface
 from verl.utils.ray_head import cluster_address
 from verl.utils.variables import passed_variables
 
@@ -98,6 +99,9 @@ class RaySession(ExitStack):
         self.start_ray()
         place = (self.nnodes, self.workers_per_node, self.device_type)
         if not cluster_address():
+            lo = loopback_interface()
+            own = dict.fromkeys(INTERFACES, lo) | {"VLLM_HOST_IP": LOOPBACK}
+            environment = {name: os.environ.get(name, value) for name, value in own.items()} | environment
             return WorkerGroup(worker, config, arguments, *place, environment, supervision=supervision)
         interrupt = (supervision or Supervision()).interrupt
         if not self.machines_gathered:

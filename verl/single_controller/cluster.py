@@ -6,7 +6,8 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,7 +15,9 @@ import torch
 
 from verl.config.errors import ConfigError
 from verl.single_controller.machines import machines_with, wait_for_machines
-from verl.utils.ray_head import check_head, cluster_address, has_token
+from verl.utils.network import LOOPBACK
+from verl.utils.ray_head import check_head, cluster_address, has_token, on_loopback
+from verl.utils.umask import make_private, private_files, private_folder
 
 ALONE = (
     "this machine is alone. Start the same command on every machine with NNODES, NODE_RANK and MASTER_ADDR, or with "
@@ -79,11 +82,13 @@ def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
         cpus = max(os.cpu_count() or 1, world_size)
         # Only tokens and metrics cross processes, so the object store can be small.
         options |= {"num_cpus": cpus, "object_store_memory": 256 << 20, "include_dashboard": False}
+        options |= {"_node_ip_address": LOOPBACK, "_temp_dir": str(private_folder() / "ray")}
     if own_token:
         # Ray would write one into the home folder, and a later `ray start` there would demand it of everyone.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     on_terminate = signal.getsignal(signal.SIGTERM)
-    with _deaf_children():
+    make_private(Path.home() / ".ray" / "auth_token")
+    with _deaf_children(), private_files(), nullcontext() if address else on_loopback():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     if threading.current_thread() is threading.main_thread():
         # Ray's own handler prints a stack trace and aborts the process.

@@ -25,6 +25,7 @@ from verl.single_controller.out_of_memory import OutOfMemory, is_out_of_memory, 
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.utils.distributed import WorkerPlace
+from verl.utils.umask import restore_umask
 from verl.utils.variables import is_secret
 
 POLL_S = 0.5
@@ -282,6 +283,7 @@ class _Host:
 
     def prepare(self, folder: str, secrets: dict[str, str]) -> None:
         """Work in the driver's working directory, to which paths are relative, and take the secrets."""
+        restore_umask()
         if os.path.isdir(folder):
             os.chdir(folder)
         os.environ.update(secrets)

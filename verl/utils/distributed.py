@@ -9,7 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not re-exported by its annotations
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from verl.utils.network import listening_socket
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
     backend = "cpu:gloo,cuda:nccl" if place.device_type == "cuda" else "gloo"
     global _machine, _timeout
     _timeout = timeout = None if place.timeout_s is None else timedelta(seconds=place.timeout_s)
-    dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
+    store = _meet(place, timeout or default_pg_timeout)
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
     size = place.workers_per_machine
     group = None if size == place.world_size else dist.new_subgroups(size, timeout=timeout)[0]
     _machine = Machine(place.rank - place.rank % size, group)
@@ -72,6 +77,25 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
 def collective_timeout() -> timedelta | None:
     """The limit that :func:`join_world` was given, for other groups: each has torch's own unless it is told."""
     return _timeout
+
+
+def _meet(place: WorkerPlace, timeout: timedelta) -> TCPStore:
+    """The store by which the workers find each other; anyone who reaches its port can write into it.
+
+    torch itself would listen on all interfaces.
+    """
+    own = place.rank == 0
+    # The store closes it.
+    listener = listening_socket(place.master_addr, place.master_port).detach() if own else None
+    return TCPStore(
+        place.master_addr,
+        place.master_port,
+        place.world_size,
+        is_master=own,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
 
 
 def this_machine() -> Machine:

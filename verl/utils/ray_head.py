@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
+from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.utils import read_ray_address
 from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
@@ -84,6 +85,21 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
             raise ConfigError(f"RAY_ADDRESS={address}: does not answer as a Ray cluster ({error})") from None
         time.sleep(1)
         AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """A cluster that starts within the block is reached from this machine alone: all of Ray listens on 127.0.0.1.
+
+    Ray turns that address into another one unless it believes that the platform has no clusters, and with another one
+    most of its processes listen on all interfaces.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager

@@ -2,6 +2,7 @@ import base64
 import importlib.util
 import json
 import random
+import shutil
 import string
 import subprocess
 import sys
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 
 from tests.evaluation.example_results import HOSTILE, TWO_RUNS, hostile_result, problem, result, sample
+from verl.evaluation.report import page as page_module
 from verl.evaluation.report.page import build_page
 from verl.evaluation.report.page_responses import LIMITS
 from verl.evaluation.results import ProblemResult, TaskResult
 from verl.evaluation.statistics.summary import summarise
 from verl.utils.portable import valid_unicode
 
+ASSETS = Path(page_module.__file__).with_name("assets")
 DRIVER = Path(__file__).with_name("drive_chromium.py")
 READY = {"until": "document.documentElement.hasAttribute('data-ready')"}
 COUNT = "document.getElementById('count').textContent"
@@ -273,7 +276,11 @@ def test_hostile_text_is_text_in_a_browser(browser):
     values = browser(make_page([hostile_result()]), steps)
     texts = [value for value in values if isinstance(value, str)]
     assert values[0] == len(HOSTILE) and values[-2:] == ["undefined", 0]
-    visible = {"separators": "a\u2028b\u2029c\x85d\u240be", "null": "null \u2400 byte, escape \u241b[31m, bell \u2407"}
+    visible = {
+        "separators": "a⟨U+2028⟩b⟨U+2029⟩c⟨U+0085⟩d\u240be",
+        "null": "null \u2400 byte, escape \u241b[31m, bell \u2407",
+        "right to left": "⟨U+202E⟩evil⟨U+202C⟩ \u0627\u0644\u062c\u0648\u0627\u0628 ⟨U+2067⟩",
+    }
     for name, text in (HOSTILE | visible).items():
         assert valid_unicode(text) in [valid_unicode(shown) for shown in texts], name
 
@@ -300,3 +307,25 @@ def test_a_shortened_page_says_so(browser):
 def test_a_page_without_responses(browser, results: list[TaskResult], problems: int):
     values = browser(make_page(results), [{"value": COUNT}, {"value": "document.getElementById('curves').hidden"}])
     assert values == [f"{problems} of {problems} problems", True]
+
+
+UNSEEN = {
+    "a\x00\x1b\x7fb": "a\u2400\u241b\u2421b",
+    "\x80\x85\x9b": "⟨U+0080⟩⟨U+0085⟩⟨U+009B⟩",
+    "\u202a\u202b\u202c\u202d\u202e": "⟨U+202A⟩⟨U+202B⟩⟨U+202C⟩⟨U+202D⟩⟨U+202E⟩",
+    "\u2066\u2067\u2068\u2069": "⟨U+2066⟩⟨U+2067⟩⟨U+2068⟩⟨U+2069⟩",
+    "\u200e\u200f\u061c": "⟨U+200E⟩⟨U+200F⟩⟨U+061C⟩",
+    "\u2028\u2029\u200b\u200d\u2060\ufeff\xad": "⟨U+2028⟩⟨U+2029⟩⟨U+200B⟩⟨U+200D⟩⟨U+2060⟩⟨U+FEFF⟩⟨U+00AD⟩",
+    "\U000e0001\U000e0041\U000e0100\u3164\u115f": "⟨U+E0001⟩⟨U+E0041⟩⟨U+E0100⟩⟨U+3164⟩⟨U+115F⟩",
+    "line\n\ttab\r\nx² ≤ 5 שלום 你好 😀": "line\n\ttab\nx² ≤ 5 שלום 你好 😀",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_no_character_hides_what_a_response_says():
+    script = (ASSETS / "data.js").read_text().partition("// One decimal")[0]
+    script = "const UNSEEN" + script.partition("const UNSEEN")[2]
+    script += f"\nconsole.log(JSON.stringify({json.dumps(list(UNSEEN))}.map(visible)))"
+    shown = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert json.loads(shown) == list(UNSEEN.values())

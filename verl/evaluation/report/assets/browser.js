@@ -83,7 +83,7 @@ function listItem(place, b, i, questions) {
     class: "item", role: "option", id: `item-${place}`, "aria-selected": String(place === state.chosen),
     "aria-posinset": place + 1, "aria-setsize": state.matches.length,
   },
-    el("div", { class: "where" }, el("span", {}, `${data.benchmarks[b].name} · ${questions[i][0]}`),
+    el("div", { class: "where" }, el("span", {}, visible(`${data.benchmarks[b].name} · ${questions[i][0]}`)),
       el("span", { class: "tally" }, ...tally.slice(0, 4).map((text) => el("span", {}, text)), tally.length > 4 ? "…" : null)),
     el("div", { class: "text", dir: "auto" }, visible(questions[i][1].slice(0, 200)) || "(no question)"));
   item.style.top = `${place * ROW_HEIGHT}px`;
@@ -122,7 +122,7 @@ async function drawDetail() {
   const samples = await Promise.all(labels.map((l) => samplesOf(b, l, i)));
   if (round !== detailRound) return;
   detail.replaceChildren(
-    el("h3", {}, `${data.benchmarks[b].name} · problem ${index}`),
+    el("h3", {}, visible(`${data.benchmarks[b].name} · problem ${index}`)),
     el("p", { class: "prose", dir: "auto" }, visible(question) || "(no question)"),
     el("p", { class: "facts" }, el("span", {}, "Reference answer ", el("b", {}, visible(answer)))),
     ...labels.map((l, at) => runBlock(b, l, i, samples[at])));
@@ -172,7 +172,7 @@ function sampleView(code, s, sample) {
     if (value !== null) facts.append(el("span", {}, `${data.metrics[m]} `, el("b", {}, figure(value))));
   });
   for (const [name, value] of Object.entries(extras || {})) {
-    facts.append(el("span", {}, `${name} `, el("b", {}, visible(typeof value === "string" ? value : JSON.stringify(value)))));
+    facts.append(el("span", {}, visible(`${name} `), el("b", {}, visible(typeof value === "string" ? value : JSON.stringify(value)))));
   }
   const text = el("pre", { class: "response", dir: "auto" });
   if (leftOut) {

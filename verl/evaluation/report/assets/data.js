@@ -22,10 +22,17 @@ function svg(tag, attributes = {}, ...children) {
   return element;
 }
 
-// Control characters become visible symbols.
+// Characters that show nothing, or change what is shown around them: controls, direction, zero width, tags, fillers.
+const UNSEEN = /(?![\t\n])[\p{Cc}\p{Cf}\u2028\u2029\u115f\u1160\u3164\uffa0\u{e0000}-\u{e0fff}]/gu;
+
+// They become symbols, or their number.
 function visible(text) {
-  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f]/g, (c) =>
-    c === "\r" ? "" : String.fromCharCode(c === "\u007f" ? 0x2421 : 0x2400 + c.charCodeAt(0)));
+  return String(text).replace(UNSEEN, (c) => {
+    const code = c.codePointAt(0);
+    if (c === "\r") return "";
+    if (code < 0x20) return String.fromCharCode(0x2400 + code);
+    return code === 0x7f ? "\u2421" : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+  });
 }
 
 // One decimal, halves to even as in results.md: toFixed rounds exact halves up, and of .25 and .75 the first must go down.
