@@ -183,6 +183,7 @@ RUN_A = (
 RUN_B = "++runs.b.path='outputs/b' ++runs.b.steps=[0,120,160] ++runs.b.template=abel"
 SAMPLING = {"TEMPERATURES": "0.6,1.0", "TOP_P": "0.9", "N_SAMPLING": "8"}
 SWITCHES = {"CALCULATE_METRICS": "true", "USE_WANDB": "true"}
+SAYS_WHAT = ("evaluation=A", "benchmarks=a", "model.path=x", "model.base=x", "model={path:x}", "runs.a=x", "runs={a:x}")
 SWITCHED_ON = "calculator.enable=true calculator.diff_stride=20 trainer.logger=[console,wandb]"
 
 
@@ -197,6 +198,8 @@ SWITCHED_ON = "calculator.enable=true calculator.diff_stride=20 trainer.logger=[
         ("model.path=x benchmarks=a,b n_sampling=16", {}, "model.path=x benchmarks=a,b n_sampling=16"),
         ("runs.A=x benchmarks=a", {}, "runs.A=x benchmarks=a"),
         ("++runs.A.path=x benchmarks=a", {}, "++runs.A.path=x benchmarks=a"),
+        # However an option is spelled, the embedded task is not evaluated beside it.
+        *((f"{sign}{option}", {}, f"{sign}{option}") for sign in ("", "+", "++") for option in SAYS_WHAT),
         ("seed=3", {"ACTIVE_CONFIG_SET": "FULL_PASS1", **RUNS}, f"evaluation=FULL_PASS1 {RUN_A} {RUN_B} seed=3"),
         # Aliases choose the runs and their order.
         ("benchmarks=x", {"RUN_ALIASES": "(b a)", **RUNS}, f"{RUN_B} {RUN_A} benchmarks=x"),

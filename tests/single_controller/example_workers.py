@@ -56,6 +56,18 @@ class ExampleWorker:
         torch.ones(8, 8) @ torch.ones(8, 8)
 
 
+class MeetingWorker:
+    """Meets the others, and says what it was told of the network and how it creates files."""
+
+    def __init__(self, config: Any, place: WorkerPlace) -> None:
+        join_world(place)
+        torch.distributed.barrier()
+
+    def umask(self) -> int:
+        os.umask(mask := os.umask(0))
+        return mask
+
+
 class FailingWorker:
     """The last of two workers cannot be made; the first waits for it."""
 

@@ -1,13 +1,17 @@
 import os
 import socket
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import ray
 import torch
 
 from verl.config import ConfigError
+from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import resolve_device
 from verl.utils.ray_head import cluster_address
 
@@ -74,3 +78,26 @@ def test_a_local_cluster_leaves_no_token(ray_session: None, monkeypatch: pytest.
     # Otherwise the next `ray start` on this machine would demand it of everyone.
     assert os.environ["RAY_AUTH_MODE"] == "token" and ray.is_initialized()
     assert len(os.environ.get("RAY_AUTH_TOKEN", "")) == 64 or os.path.exists(os.path.expanduser("~/.ray/auth_token"))
+
+
+def test_on_one_machine_nothing_can_be_reached_from_others(start: Callable[..., WorkerGroup]):
+    group = start("MeetingWorker", 2)
+    try:
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        sockets = [
+            (p.name(), s) for p in processes for s in p.net_connections("inet") if s.status == psutil.CONN_LISTEN
+        ]
+        addresses = {name: socket.laddr.ip.removeprefix("::ffff:") for name, socket in sockets}
+        assert {"gcs_server", "raylet"} <= addresses.keys()
+        assert any(20000 <= s.laddr.port < 30000 and "_Host" in name for name, s in sockets)  # torch's store
+        elsewhere = [(name, s.laddr) for name, s in sockets if s.laddr.ip.removeprefix("::ffff:") != "127.0.0.1"]
+        assert elsewhere == []
+        # Ray's files are this user's alone, those of workers have the user's own permissions.
+        session = Path(ray._private.worker._global_node.get_session_dir_path())
+        assert stat.S_IMODE(session.parents[1].stat().st_mode) == 0o700
+        logs = [path for path in session.glob("logs/*.log")]
+        assert logs and all(path.stat().st_mode & 0o077 == 0 for path in logs)
+        os.umask(own := os.umask(0o022))
+        assert group.run("umask") == [own, own]
+    finally:
+        group.close()

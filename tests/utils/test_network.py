@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from verl.utils.network import address_towards, interface_towards, reachable
+from verl.utils.network import address_towards, interface_towards, listening_socket, loopback_interface, reachable
 
 
 def test_a_port_that_answers_and_one_that_does_not():
@@ -19,3 +19,17 @@ def test_the_loopback_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("socket.gethostbyname", lambda host: {"own": "10.1.2.3", "debian": "127.0.1.1"}[host])
     assert (address_towards("own"), interface_towards("own")) == ("10.1.2.3", "ib0")
     assert not address_towards("debian").startswith("127.")
+
+
+def test_a_socket_listens_on_one_address_alone():
+    with listening_socket("127.0.0.1", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        with pytest.raises(OSError, match="in use"):
+            listening_socket("127.0.0.1", listener.getsockname()[1])
+    # Behind a translation of addresses: an address of no interface here.
+    with listening_socket("192.0.2.77", 0) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"  # noqa: S104
+
+
+def test_the_loopback_has_an_interface():
+    assert loopback_interface() in dict(map(reversed, socket.if_nameindex()))

@@ -96,7 +96,8 @@ def check_group_values(schema: Any, folder: Path, words: Sequence[str]) -> None:
         group, has_value, _ = word.lstrip("+~").partition("=")
         group, name = group.partition("@")[0], group
         files = sorted(path.stem for path in (folder / group).glob("*.yaml")) if re.fullmatch(r"\w+", group) else []
-        if not has_value or not files or word.startswith(("-", "~")):
+        is_group = bool(files) or is_dataclass(hints.get(group))
+        if not has_value or not is_group or word.startswith(("-", "~")):
             continue
         try:
             override = OverridesParser.create().parse_override(word)
@@ -104,7 +105,8 @@ def check_group_values(schema: Any, folder: Path, words: Sequence[str]) -> None:
             continue  # Hydra names what it cannot read
         value = None if override.is_sweep_override() else override.value()
         text = word.partition("=")[2]
-        if override.is_sweep_override() or isinstance(value, str | dict) or group == "experiment" and value is None:
+        fits = isinstance(value, str | dict) or (value is None and (group == "experiment" or not files))
+        if override.is_sweep_override() or fits:
             continue
         if value is None or not is_dataclass(hints.get(group)) or name != group:
             raise ConfigError(f"{name}={text}: must be one of {', '.join(files)}")

@@ -89,7 +89,7 @@ def _check_wandb(field: str) -> None:
     """Raise ``ConfigError`` unless wandb takes its settings, and has a key if it needs one."""
     import wandb
 
-    fix = "run `wandb login`, set WANDB_API_KEY, set WANDB_MODE=offline to record here, or leave it out"
+    fix = "run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to record here; or leave it out"
     try:
         # Without the server: what it says of the key comes when the run is opened, still before the workers start.
         logged_in = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
