@@ -3,13 +3,17 @@
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from verl.config.common import ModelConfig
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+MODEL_OPTIONS = ", ".join(f"model.{field.name}" for field in fields(ModelConfig))
 HEAVY = {"torch", "vllm", "ray", "transformers", "tensordict"}
 
 
@@ -61,6 +65,12 @@ def test_the_entry_point_takes_verls_options(tmp_path: Path):
             "that vLLM does not implement",
         ),
         ("main_eval", "n_samplng=3", "n_samplng: unknown key; did you mean n_sampling?"),
+        (
+            "main_eval",
+            "max_response_length=5",
+            "max_response_length: unknown key; did you mean model.max_response_length?",
+        ),
+        ("main_ppo", "+model=true", f"model=true: is a group of options; set one of {MODEL_OPTIONS}"),
         ("main_eval", "benchmarks=a", "model.path=None: name a training run or a model"),
         ("main_eval", "--benchmark=a", "--benchmark: unknown flag; TRAINING_CONFIG.md lists them"),
     ],
