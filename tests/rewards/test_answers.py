@@ -162,6 +162,9 @@ def test_plain_number(text: str, value: Decimal | None):
         ("x" * 401, "y", False),
         ("x" * 401, "x" * 401, True),
         ("9" * 5000, "5", False),
+        ("5" + "~" * 3000 + "x", "5", False),
+        ("1{,}5", "15", None),
+        ("5\n\n6", "56", None),
     ],
 )
 def test_quick_equal(answer: str, truth: str, equal: bool | None):

@@ -16,6 +16,9 @@ from verl.rewards.surroundings import in_place
 MAX_ALGEBRA_CHARS = 400
 """Longer answers are compared only as text; ground truths are much shorter."""
 
+MAX_RAW_CHARS = 2000
+"""The same for answers before presentation is removed, because algebra reads them whole."""
+
 MAX_NUMBER_CHARS = 64
 """Longer digit strings are compared as text."""
 
@@ -186,6 +189,6 @@ def quick_equal(answer: str, ground_truth: str) -> bool | None:
         if x == x.to_integral_value() and y == y.to_integral_value():
             return x == y
         return abs(x - y) <= DECIMAL_TOLERANCE * min(Decimal(1), abs(y))
-    if not a or not b or len(a) > MAX_ALGEBRA_CHARS or len(b) > MAX_ALGEBRA_CHARS:
+    if not a or not b or len(a) > MAX_ALGEBRA_CHARS or len(b) > MAX_ALGEBRA_CHARS or len(answer) > MAX_RAW_CHARS:
         return False
     return None

@@ -46,4 +46,5 @@ def in_place(text: str, start: int, end: int, answer: str, boxed: bool = False) 
         return answer
     prefix = before.group() if before else ""
     whole = f"({answer})" if boxed and not (answer.isdigit() and not prefix[-1:].isdigit()) else answer
-    return ("-" if _ONLY_MINUS.fullmatch(prefix) else prefix) + whole + (after.group() if after else "")
+    sign = "-" if _ONLY_MINUS.fullmatch(prefix) else prefix
+    return f"{sign}{whole}{after.group() if after else ''}".strip()
