@@ -45,7 +45,7 @@ setup(
     # Naming the root explicitly makes an editable installation a plain path entry: packages that are added later
     # are found without installing again.
     package_dir={"": "."},
-    package_data={"verl.evaluation.report": ["assets/*"]},
+    package_data={"verl.evaluation.report": ["assets/*"], "verl.report": ["assets/*"]},
     cmdclass={"build_py": BuildWithConfigs},
     install_requires=read_requirements(),
     entry_points={

@@ -20,6 +20,11 @@ def finite_or_null(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def printable(text: str) -> str:
+    """``text`` on one line, without characters that a terminal or a file cannot represent."""
+    return "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
+
+
 def visible(text: str) -> str:
     """``text`` with control, format and separator characters other than the newline as escapes such as ``\\x1b``."""
     return "".join(character if character == "\n" else _escaped(character) for character in text)

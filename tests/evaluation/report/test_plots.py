@@ -5,8 +5,9 @@ import matplotlib.image
 import pytest
 
 from tests.evaluation.example_results import TWO_RUNS, hostile_result, result, with_metrics
-from verl.evaluation.report.plots import label_styles, lighter, pass_figure, write_plots
+from verl.evaluation.report.plots import label_styles, pass_figure, write_plots
 from verl.evaluation.statistics.summary import summarise
+from verl.report.colours import lighter
 
 
 def test_every_plot_is_written_as_svg_and_png(tmp_path: Path):

@@ -5,8 +5,9 @@ import pytest
 from rich.console import Console
 
 from tests.evaluation.example_results import hostile_result, result, with_metrics
-from verl.evaluation.report.tables import comparison_table, console_table, csv_text, markdown, printable
+from verl.evaluation.report.tables import comparison_table, console_table, csv_text, markdown
 from verl.evaluation.statistics.summary import summarise
+from verl.utils.portable import printable
 
 RUNS = [
     result(["cw"] * 8 + ["ww"] * 8),

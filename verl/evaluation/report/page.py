@@ -1,16 +1,6 @@
-"""One HTML page with tables, curves and every response, which loads nothing from elsewhere.
+"""The page of an evaluation: tables, curves and every response."""
 
-Text of models and benchmarks is hostile. The file contains it only as ASCII JSON without ``<``, ``>`` and ``&``, or
-compressed and in base64; the script puts it into the document as text nodes; and the page's own policy forbids all
-other scripts and all connections.
-"""
-
-import base64
-import hashlib
-import html
-import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -19,17 +9,18 @@ from verl.evaluation.report.page_responses import (
     OTHER_VERDICT,
     VERDICT_CODES,
     BenchmarkSamples,
-    ascii_json,
     fit_responses,
-    pack,
     verdict_code,
 )
-from verl.evaluation.report.plots import MARKERS, label_styles, lighter
-from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence, printable
+from verl.evaluation.report.plots import MARKERS, label_styles
+from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
 from verl.evaluation.results import TaskResult, metric_names
 from verl.evaluation.statistics.bootstrap import Estimate
 from verl.evaluation.statistics.responses import GROUPS
 from verl.evaluation.statistics.summary import Summary, SummaryRow
+from verl.report.colours import SHAPES, lighter
+from verl.report.html import SHARED, PageAssets, ascii_json, pack, read_assets
+from verl.utils.portable import printable
 
 MAX_PAGE_BYTES = 64 << 20
 """Responses are shortened and, if need be, left out to keep the page within this size. Figures, verdicts and questions
@@ -38,8 +29,17 @@ stay."""
 AVERAGE_PLACE = -1
 """Stands for a benchmark's number in rows of averages; data.js calls it AVERAGE."""
 
-SHAPES = ("circle", "square", "diamond", "triangle")
-SCRIPTS = ("data.js", "tables.js", "curves.js", "browser.js", "start.js")
+OWN = files("verl.evaluation.report") / "assets"
+
+
+def page_assets() -> PageAssets:
+    """The page before its data."""
+    shared, own = ("base.js", "list.js"), ("data.js", "tables.js", "curves.js", "browser.js", "start.js")
+    return PageAssets(
+        read_assets(OWN, "body.html"),
+        read_assets(SHARED, "base.css") + read_assets(OWN, "page.css"),
+        read_assets(SHARED, *shared) + "\n" + read_assets(OWN, *own),
+    )
 
 
 def build_page(
@@ -59,13 +59,13 @@ def build_page(
         pack(ascii_json([[p.index, p.question[:MAX_TEXT], p.answer[:MAX_TEXT]] for p in benchmark.problems]))
         for benchmark in benchmarks
     ]
-    index = _index(summary, benchmarks, metrics)
-    room = max_bytes - len(_fill(title, index, chunks)) - 4096
+    index, assets = _index(summary, benchmarks, metrics), page_assets()
+    room = max_bytes - len(assets.fill(title, index, chunks)) - 4096
     limits, places, responses = fit_responses(benchmarks, metrics, len(chunks), room)
     for entry, of_benchmark in zip(index["benchmarks"], places, strict=True):
         entry["chunks"] = of_benchmark
     index["limits"] = limits.sentence() if benchmarks else ""
-    return _fill(title, index, chunks + responses)
+    return assets.fill(title, index, chunks + responses)
 
 
 def _index(summary: Summary, benchmarks: Sequence[BenchmarkSamples], metrics: Sequence[str]) -> dict[str, Any]:
@@ -124,30 +124,3 @@ def _row(row: SummaryRow, summary: Summary, benchmark: int) -> dict[str, Any]:
 
 def _estimates(estimates: Mapping[int, Estimate]) -> list[list[float]]:
     return [[k, e.value, e.low, e.high] for k, e in estimates.items()]
-
-
-def _fill(title: str, index: Mapping[str, Any], chunks: Sequence[str]) -> str:
-    """The page with its parts filled in; placeholders inside a part are left alone."""
-    style, script = _asset("page.css"), '"use strict";\n(() => {\n' + "\n".join(map(_asset, SCRIPTS)) + "\n})();\n"
-    parts = {
-        "policy": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; base-uri 'none'; "
-        "form-action 'none'",
-        "title": html.escape(printable(title)).encode("ascii", "xmlcharrefreplace").decode("ascii"),
-        "style": style,
-        "script": script,
-        "data": ascii_json(index),
-        "chunks": "\n".join(
-            f'<script type="text/plain" id="chunk-{i}">{chunk}</script>' for i, chunk in enumerate(chunks)
-        ),
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], _asset("page.html"))
-
-
-def _digest(source: str) -> str:
-    """The name by which a content security policy allows one inline element."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode('ascii')}'"
-
-
-@cache
-def _asset(name: str) -> str:
-    return files("verl.evaluation.report").joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,20 +1,14 @@
 """The responses on the page: compressed chunks, shortened until they fit."""
 
-import base64
-import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verl.evaluation.results import PROMPT_TOO_LONG, ProblemResult, ScoredSample, TaskResult, row_labels
-from verl.utils.portable import finite_or_null
+from verl.report.html import CHUNK_BYTES, ascii_json, pack
 
 MAX_TEXT = 20_000
 """Characters of a question or an answer that are shown."""
-
-CHUNK_BYTES = 1 << 19
-"""Uncompressed size at which a chunk of responses is closed. Opening a problem unpacks its chunk."""
 
 PROBED = 64
 """Problems whose responses are compressed to estimate the size of all."""
@@ -196,14 +190,3 @@ def _kept(samples: Sequence[ScoredSample], limits: Limits) -> list[int]:
 
 def verdict_code(sample: ScoredSample) -> str:
     return "c" if sample.correct else VERDICT_CODES.get(sample.reason, OTHER_VERDICT)
-
-
-def ascii_json(value: Any) -> str:
-    """ASCII JSON that cannot end a script element: no ``<``, ``>`` or ``&``; numbers that are not finite are null."""
-    text = json.dumps(finite_or_null(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def pack(text: str) -> str:
-    """ASCII ``text``, compressed and in base64."""
-    return base64.b64encode(zlib.compress(text.encode("ascii"), 6)).decode("ascii")

@@ -9,17 +9,14 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from verl.evaluation.report.tables import printable
 from verl.evaluation.results import safe_name
 from verl.evaluation.statistics.summary import AVERAGE, Summary, SummaryRow
-
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#5b4b8a", "#4d4d4d")
-"""After Okabe and Ito: distinct for every kind of colour vision, and dark enough for lines on white."""
+from verl.report.colours import COLOURS, lighter
+from verl.utils.portable import printable
 
 CORRECT_COLOUR, WRONG_COLOUR = "#0072b2", "#d55e00"
 MARKERS = "osD^vPX*"
@@ -105,11 +102,6 @@ def label_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
                 style = {"linestyle": "-", "markeredgecolor": "white"}
             styles[label] = {"color": own, "marker": marker, "markeredgewidth": 0.8, **style}
     return styles
-
-
-def lighter(colour: str, share: float) -> str:
-    """``colour`` mixed with ``share`` of white, as ``#rrggbb``."""
-    return "#" + "".join(f"{round(255 * (c + (1 - c) * share)):02x}" for c in to_rgb(colour))
 
 
 def pass_figure(summary: Summary, benchmark: str) -> Figure:

@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from rich.text import Text
 from verl.evaluation.statistics.bootstrap import LEVEL, Estimate
 from verl.evaluation.statistics.responses import GROUPS, REPEATED_WORDS
 from verl.evaluation.statistics.summary import AVERAGE, MIN_CHANGED, Difference, Summary, SummaryRow
+from verl.utils.portable import printable
 
 UP, DOWN, NOTHING = "▲", "▼", "–"
 
@@ -53,11 +53,6 @@ class Table:
 def escape_markdown(text: str) -> str:
     """``text`` as one table cell: bars are escaped, control characters and line breaks become spaces."""
     return printable(text).replace("\\", "\\\\").replace("|", "\\|")
-
-
-def printable(text: str) -> str:
-    """``text`` on one line, without characters that a terminal or a file cannot represent."""
-    return "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
 
 
 def percent(value: float) -> str:

@@ -1,14 +1,8 @@
-// The list of problems, and their responses and verdicts. The document contains only the rows in view; responses are
-// unpacked when their problem is opened.
-const ROW_HEIGHT = 64;
-const state = { matches: [], chosen: 0, run: -1, verdict: "", open: new Map() };
+// The list of problems, and their responses and verdicts. Responses are unpacked when their problem is opened.
+const state = { matches: [], run: -1, verdict: "", open: new Map() };
 
 const questionsOf = (b) => chunk(data.benchmarks[b].questions);
 const verdictsOf = (b, l, i) => (data.benchmarks[b].verdicts[l] || [])[i] || "";
-
-function option(value, text) {
-  return el("option", { value }, text);
-}
 
 function fillFilters() {
   byId("filter-benchmark").append(option("", "all"), ...data.benchmarks.map(({ name }, b) => option(b, name)));
@@ -56,51 +50,26 @@ async function applyFilters() {
   state.matches = matches;
   const total = data.benchmarks.reduce((sum, { count }) => sum + count, 0);
   byId("count").textContent = `${matches.length.toLocaleString("en")} of ${plural(total, "problem")}`;
-  byId("list-space").style.height = `${matches.length * ROW_HEIGHT}px`;
-  byId("list").scrollTop = 0;
-  await choose(0);
+  await problems.show(matches.length);
 }
 
-// The rows in view and a few around them.
-async function drawList() {
-  const list = byId("list");
-  const first = Math.max(0, Math.floor(list.scrollTop / ROW_HEIGHT) - 4);
-  const last = Math.min(state.matches.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW_HEIGHT) + 4);
-  const shown = state.matches.slice(first, last);
-  const matches = state.matches;
-  const questions = await Promise.all(shown.map(([b]) => questionsOf(b)));
-  if (matches !== state.matches) return;
-  byId("list-space").replaceChildren(...shown.map(([b, i], offset) => listItem(first + offset, b, i, questions[offset])));
-  const active = state.matches.length ? `item-${state.chosen}` : null;
-  if (active) list.setAttribute("aria-activedescendant", active);
-  else list.removeAttribute("aria-activedescendant");
-}
-
-function listItem(place, b, i, questions) {
+async function listItem(place) {
+  const [b, i] = state.matches[place];
+  const questions = await questionsOf(b);
   const labels = data.labels.map((_, l) => l).filter((l) => state.run < 0 || state.run === l);
   const tally = labels.map((l) => verdictsOf(b, l, i)).map((v) => (v ? `${v.split("c").length - 1}/${v.length}` : "–"));
-  const item = el("div", {
-    class: "item", role: "option", id: `item-${place}`, "aria-selected": String(place === state.chosen),
-    "aria-posinset": place + 1, "aria-setsize": state.matches.length,
-  },
+  return el("div", { class: "item" },
     el("div", { class: "where" }, el("span", {}, visible(`${data.benchmarks[b].name} · ${questions[i][0]}`)),
       el("span", { class: "tally" }, ...tally.slice(0, 4).map((text) => el("span", {}, text)), tally.length > 4 ? "…" : null)),
     el("div", { class: "text", dir: "auto" }, visible(questions[i][1].slice(0, 200)) || "(no question)"));
-  item.style.top = `${place * ROW_HEIGHT}px`;
-  item.addEventListener("click", () => choose(place));
-  return item;
 }
 
-async function choose(place) {
-  const list = byId("list");
-  state.chosen = Math.max(0, Math.min(place, state.matches.length - 1));
+async function openProblem() {
   state.open = new Map();
-  const top = state.chosen * ROW_HEIGHT;
-  if (top < list.scrollTop) list.scrollTop = top;
-  if (top + ROW_HEIGHT > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW_HEIGHT - list.clientHeight;
-  await Promise.all([drawList(), drawDetail()]);
+  await drawDetail();
   byId("detail").scrollTop = 0;
 }
+const problems = rowList(byId("list"), byId("list-space"), listItem, openProblem);
 
 // The response that is open at first: the first with the chosen verdict (-1: there is none).
 function openSample(l, verdicts) {
@@ -116,7 +85,7 @@ async function drawDetail() {
     detail.replaceChildren(el("p", { class: "empty" }, "No problem matches the filters."));
     return;
   }
-  const [b, i] = state.matches[state.chosen];
+  const [b, i] = state.matches[problems.chosen];
   const labels = data.labels.map((_, l) => l).filter((l) => (state.run < 0 || state.run === l) && data.benchmarks[b].verdicts[l]);
   const [index, question, answer] = (await questionsOf(b))[i];
   const samples = await Promise.all(labels.map((l) => samplesOf(b, l, i)));
@@ -187,7 +156,7 @@ async function moveSample(by) {
   const focused = document.activeElement.closest("[data-run]") || byId("detail").querySelector("[data-run]");
   if (!focused) return;
   const l = Number(focused.dataset.run);
-  const [b, i] = state.matches[state.chosen];
+  const [b, i] = state.matches[problems.chosen];
   const verdicts = verdictsOf(b, l, i);
   const wanted = [...Array(verdicts.length).keys()].filter((s) => !verdictNames[state.verdict] || verdicts[s] === state.verdict);
   if (!wanted.length) return;
@@ -196,38 +165,16 @@ async function moveSample(by) {
   await drawDetail();
 }
 
-function listKeys(event) {
-  const page = Math.max(1, Math.floor(byId("list").clientHeight / ROW_HEIGHT) - 1);
-  const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
-  if (!(event.key in moves)) return;
-  event.preventDefault();
-  choose(state.chosen + moves[event.key]);
-}
-
-function pageKeys(event) {
-  const typing = event.target.closest("input, select, textarea");
-  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  const actions = {
-    j: () => choose(state.chosen + 1),
-    k: () => choose(state.chosen - 1),
-    n: () => moveSample(1),
-    p: () => moveSample(-1),
-    "/": () => byId("filter-text").focus(),
-  };
-  if (!actions[event.key]) return;
-  event.preventDefault();
-  actions[event.key]();
-}
+const pageKeys = shortcuts({
+  j: () => problems.choose(problems.chosen + 1),
+  k: () => problems.choose(problems.chosen - 1),
+  n: () => moveSample(1),
+  p: () => moveSample(-1),
+  "/": () => byId("filter-text").focus(),
+});
 
 function startBrowser() {
   fillFilters();
-  let drawing = false;
-  byId("list").addEventListener("scroll", () => {
-    if (drawing) return;
-    drawing = true;
-    requestAnimationFrame(() => { drawing = false; drawList(); });
-  });
-  byId("list").addEventListener("keydown", listKeys);
   document.addEventListener("keydown", pageKeys);
   byId("filters").addEventListener("input", applyFilters);
   byId("filters").addEventListener("submit", (event) => event.preventDefault());

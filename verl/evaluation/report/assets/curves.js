@@ -1,18 +1,6 @@
 // Curves of pass@k over log2 k: one small panel per benchmark, one legend, one tooltip.
 const PANEL = { width: 340, height: 210, left: 44, right: 12, top: 8, bottom: 24 };
-const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const colourOf = (label) => data.labels[label][dark.matches ? "dark" : "light"];
-
-function marker(shape, x, y, colour, hollow) {
-  const paint = { fill: hollow ? "var(--card)" : colour, stroke: hollow ? colour : "var(--card)", "stroke-width": hollow ? 1.6 : 1 };
-  const paths = {
-    circle: `M${x - 4},${y}a4,4 0 1 0 8,0a4,4 0 1 0 -8,0`,
-    square: `M${x - 3.6},${y - 3.6}h7.2v7.2h-7.2z`,
-    diamond: `M${x},${y - 4.8}l4.8,4.8l-4.8,4.8l-4.8,-4.8z`,
-    triangle: `M${x},${y - 4.8}l4.6,8h-9.2z`,
-  };
-  return svg("path", { d: paths[shape], ...paint });
-}
 
 function swatch(label) {
   const style = data.labels[label];
@@ -87,10 +75,7 @@ function showTip(event, rows, k) {
   tip.replaceChildren(el("div", {}, `pass@${k}`), ...lines.map(([row, [, value, low, high]]) =>
     el("div", {}, swatch(row.label), data.labels[row.label].name, el("strong", {}, percent(value)),
       low === null ? "" : `${percent(low)} to ${percent(high)}`)));
-  tip.hidden = false;
-  const { width, height } = tip.getBoundingClientRect();
-  tip.style.left = `${Math.max(4, Math.min(event.clientX + 16, window.innerWidth - width - 8))}px`;
-  tip.style.top = `${Math.max(4, Math.min(event.clientY + 16, window.innerHeight - height - 8))}px`;
+  placeTip(event.clientX, event.clientY);
 }
 
 function showCurves() {
@@ -101,4 +86,3 @@ function showCurves() {
   byId("curves-grid").replaceChildren(...order.map(curvePanel));
 }
 dark.addEventListener("change", showCurves);
-window.addEventListener("scroll", () => { byId("tip").hidden = true; }, { passive: true });
