@@ -54,6 +54,7 @@ setup(
             "verl-sft = verl.trainer.main_sft:main",
             "verl-export = verl.trainer.main_export:main",
             "verl-eval = verl.trainer.main_eval:main",
+            "verl-report = verl.cli.report:main",
         ],
         "vllm.general_plugins": ["verl_hidden_states = vllm_patches:register"],
     },

@@ -21,7 +21,7 @@ from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.protocol import RankMetrics
 from verl.rank.calculator import RepresentationMetricsCalculator
 
-pytest_plugins = ["tests.tiers"]
+pytest_plugins = ["tests.tiers", "tests.chromium"]
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,8 +1,8 @@
 """One HTML page that loads nothing from elsewhere: its template, scripts, styles and data.
 
-Text of models, data sets and configurations is hostile. A page contains it only as ASCII JSON without ``<``, ``>`` and
-``&``, or compressed and in base64; the script puts it into the document as text nodes; and the page's own policy forbids
-all other scripts and all connections.
+Text of models, data sets and options is hostile. A page contains it only as ASCII JSON without ``<``, ``>`` and ``&``,
+or compressed and in base64; the script puts it into the document as text nodes; and the page's own policy forbids all
+other scripts and all connections.
 """
 
 import base64

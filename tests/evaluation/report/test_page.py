@@ -1,30 +1,21 @@
 import base64
-import importlib.util
 import json
 import random
-import shutil
 import string
-import subprocess
-import sys
 import zlib
-from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.chromium import READY, press, shows
 from tests.evaluation.example_results import HOSTILE, TWO_RUNS, hostile_result, problem, result, sample
-from verl.evaluation.report import page as page_module
 from verl.evaluation.report.page import build_page
 from verl.evaluation.report.page_responses import LIMITS
 from verl.evaluation.results import ProblemResult, TaskResult
 from verl.evaluation.statistics.summary import summarise
 from verl.utils.portable import valid_unicode
 
-ASSETS = Path(page_module.__file__).with_name("assets")
-DRIVER = Path(__file__).with_name("drive_chromium.py")
-READY = {"until": "document.documentElement.hasAttribute('data-ready')"}
 COUNT = "document.getElementById('count').textContent"
 ITEM = "document.querySelector('.item[aria-selected=true] .where').textContent"
 FEW_ITEMS = "document.querySelectorAll('.item').length < 60"
@@ -151,43 +142,6 @@ def test_problems_of_different_text_are_different():
     assert benchmark["verdicts"] == [["c", "w", ""], ["c", "", "w"]]
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[dict]], dict]:
-    """Opens a page in Chromium, takes steps there and returns what drive_chromium.py says; skips without a browser."""
-    if importlib.util.find_spec("PyQt6") is None or importlib.util.find_spec("PyQt6.QtWebEngineCore") is None:
-        pytest.skip("no browser: PyQt6-WebEngine is not installed (pip install -r requirements/dev.txt)")
-    folder = tmp_path_factory.mktemp("pages")
-
-    def start(page: str, steps: list[dict]) -> subprocess.CompletedProcess:
-        path = folder / "page.html"
-        path.write_text(page, encoding="utf-8")
-        command = [sys.executable, DRIVER, path]
-        return subprocess.run(command, input=json.dumps(steps), capture_output=True, text=True, timeout=300)
-
-    def visit(page: str, steps: list[dict]) -> dict:
-        done = start(page, steps)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    trial = start("<!doctype html><title>t</title><p>", [{"value": "document.title"}])
-    if trial.returncode != 0:
-        # It needs libraries of a desktop (libnss3, libxkbcommon0, libegl1, ...) that a server may lack.
-        pytest.skip(f"no browser: Chromium does not start here: {trial.stderr.strip().splitlines()[-1:]}")
-    return visit
-
-
-@pytest.fixture
-def browser(chromium: Callable[[str, list[dict]], dict]) -> Callable[[str, list[dict]], list]:
-    """Opens a page of ours, takes steps there and returns their values; there are no errors and no requests."""
-
-    def run(page: str, steps: list[dict]) -> list:
-        said = chromium(page, [READY, *steps])
-        assert said["loaded"] and said["console"] == [] and said["requests"] == []
-        return said["values"]
-
-    return run
-
-
 @pytest.mark.slow
 def test_errors_and_requests_are_seen_and_scripts_that_are_not_ours_stopped(chromium):
     image = "<img src='https://example.org/x.png'>"
@@ -202,21 +156,11 @@ def test_errors_and_requests_are_seen_and_scripts_that_are_not_ours_stopped(chro
     assert len([message for message in said["console"] if "Content Security Policy" in message]) == 2
 
 
-def shows(expression: str, text: str) -> dict:
-    """Wait until an expression is a text that starts so."""
-    return {"until": f"{expression}.startsWith({json.dumps(text)})"}
-
-
 def choose(name: str, value: str, count: int) -> list[dict]:
     """Set a filter as a user does, and wait until so many of the five problems remain."""
     field = f"document.getElementById('filter-{name}')"
     changed = f"{field}.dispatchEvent(new Event('input', {{bubbles: true}}))"
     return [{"value": f"({field}.value = {json.dumps(value)}, {changed})"}, shows(COUNT, f"{count} of 5 problems")]
-
-
-def press(key: str, target: str = "document.body") -> dict:
-    event = f"new KeyboardEvent('keydown', {{key: {json.dumps(key)}, bubbles: true, cancelable: true}})"
-    return {"value": f"{target}.dispatchEvent({event})"}
 
 
 @pytest.mark.slow
@@ -322,10 +266,7 @@ UNSEEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_no_character_hides_what_a_response_says():
-    script = (ASSETS / "data.js").read_text().partition("// One decimal")[0]
-    script = "const UNSEEN" + script.partition("const UNSEEN")[2]
-    script += f"\nconsole.log(JSON.stringify({json.dumps(list(UNSEEN))}.map(visible)))"
-    shown = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert json.loads(shown) == list(UNSEEN.values())
+def test_no_character_hides_what_a_response_says(browser):
+    shown = {"value": "document.querySelector('.response').textContent"}
+    (text,) = browser(make_page([of_one_problem("|".join(UNSEEN))]), [shown])
+    assert text.split("|") == list(UNSEEN.values())

@@ -1,0 +1,135 @@
+"""Folders of runs for tests of the page: made, not trained."""
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+ER = "Effective Rank"
+
+
+def write_run(
+    folder: Path,
+    steps: int = 6,
+    seed: int = 0,
+    lr: float = 1e-4,
+    num_prompts: int = 4,
+    samples: bool = True,
+    **row: Any,
+) -> Path:
+    """A run with metrics of every step, and samples of a training step and a validation at every other one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    options = {
+        "seed": seed,
+        "trainer": {"default_local_dir": str(folder), "total_training_steps": steps, "experiment_name": folder.name},
+        "actor": {"optim": {"lr": lr}},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(options))
+    write_metrics(folder, [metrics_of(step, seed) for step in range(steps + 1)])
+    for step in range(0, steps + 1, 2) if samples else ():
+        write_samples(folder, "val", step, [response(uid, step, step > uid, **row) for uid in range(num_prompts)])
+        if step:
+            write_samples(
+                folder, "train", step, [response(uid, step, uid % 2 == 0, **row) for uid in range(num_prompts)]
+            )
+    return folder
+
+
+def metrics_of(step: int, seed: int = 0) -> dict[str, Any]:
+    """The record of one step."""
+    share = round(0.5 + 0.5 * math.tanh(step / 40) + 0.01 * seed, 6)
+    both = {"val/pass@1": share} if step % 2 == 0 else {}
+    if step == 0:
+        return {"step": 0, **both}
+    return {
+        "step": step,
+        "train/pass@1": share,
+        "score/mean": share,
+        "train/gsm8k/pass@1": share,
+        "actor/entropy": 1 / step,
+        f"cal/correct/layer_1/{ER}/mean": 30.0 + step,
+        f"cal/incorrect/layer_1/{ER}/mean": 31.0,
+        f"cal/overall/layer_2/{ER}/mean": 12.0,
+        "reward_manager/phi_mean": 0.1,
+        "reward_manager/layer_1/beta": 0.7,
+        "timing_s/step": 3.0,
+        "timing_s/gen": 2.0,
+        "timing_s/update_actor": 1.0,
+        "my/own": float(step),
+        **both,
+    }
+
+
+def write_metrics(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def response(uid: int, step: int, correct: bool, **changes: Any) -> dict[str, Any]:
+    """A row of samples."""
+    answer = "7" if correct else "8"
+    return {
+        "uid": uid,
+        "sample": 0,
+        "data_source": "gsm8k",
+        "prompt": f"What is problem {uid}?",
+        "response": f"After {step} steps it is \\boxed{{{answer}}}.",
+        "ground_truth": '"7"',
+        "answer": answer,
+        "correct": correct,
+        "reason": "exact" if correct else "different",
+        "score": float(correct),
+        "num_tokens": 10,
+        "truncated": False,
+        "logprob": -0.25,
+        "advantage_0": 1.0,
+        "advantage": 1.0 + 0.1 * (uid % 3),
+        f"metric/layer_1/{ER}": 20.0 + step,
+        **changes,
+    }
+
+
+def of_tokens(tokens: Sequence[str], rows: Sequence[int], ranks: Sequence[float]) -> dict[str, Any]:
+    """The columns of tokens of a response."""
+    return {
+        "response": "".join(tokens),
+        "tokens": list(tokens),
+        "token_logprobs": [-0.5 * i for i in range(len(tokens))],
+        "token_entropies": [0.25 * i for i in range(len(tokens))],
+        "prefix_rows": list(rows),
+        f"prefix/layer_1/{ER}": list(ranks),
+    }
+
+
+def write_samples(folder: Path, split: str, step: int, rows: Sequence[dict[str, Any]]) -> Path:
+    path = folder / "samples" / f"{split}_{step:06d}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(list(rows)), path, compression="zstd")
+    return path
+
+
+def long_run(folder: Path, steps: int, megabytes: float) -> Path:
+    """A run of many steps whose samples take so many MB on disk, in words that hardly compress."""
+    write_run(folder, 2, samples=False)
+    noise = random.Random(0)
+    records = [{**metrics_of(step), **{f"m{i}/x": noise.random() for i in range(80)}} for step in range(steps + 1)]
+    write_metrics(folder, records)
+    files = 50
+    for number in range(files):
+        # 0.75 bytes of a file for each letter of 64 kinds
+        letters = int(megabytes * 1e6 / files / 0.78)
+        text = _letters(noise, letters)
+        rows = [
+            response(i, number, i % 2 == 0, response=text[i * 2000 : (i + 1) * 2000]) for i in range(letters // 2000)
+        ]
+        write_samples(folder, "val", number * steps // files, rows)
+    return folder
+
+
+def _letters(noise: random.Random, count: int) -> str:
+    return "".join(noise.choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 +", k=count))
