@@ -32,8 +32,9 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[di
 
     def start(page: str, steps: list[dict]) -> subprocess.CompletedProcess:
         path = folder / "page.html"
-        path.write_text(page, encoding="utf-8")
-        command = [sys.executable, DRIVER, path]
+        if not page.startswith("http://"):
+            path.write_text(page, encoding="utf-8")
+        command = [sys.executable, DRIVER, page if page.startswith("http://") else path]
         return subprocess.run(command, input=json.dumps(steps), capture_output=True, text=True, timeout=300)
 
     def visit(page: str, steps: list[dict]) -> dict:

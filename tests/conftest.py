@@ -114,6 +114,7 @@ def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:
         "calculator.diff_stride=2",
         "trainer.n_gpus_per_node=1",
         "trainer.total_training_steps=2",
+        "trainer.report_freq=-1",
         f"trainer.default_local_dir={folder}",
         "device=cpu",
     ]

@@ -2,6 +2,8 @@
 
     python drive_chromium.py PAGE < steps.json
 
+PAGE is a file, or the address of a server on this machine, which the page may then ask for more.
+
 Steps are a JSON list: {"until": js} waits until the expression is true, {"value": js} reports its value. The output is
 one JSON object: "values", "console" (messages that are warnings or errors) and "requests" (all but that for the page
 itself; they are refused).
@@ -35,7 +37,7 @@ class Requests(QWebEngineUrlRequestInterceptor):
 
     def interceptRequest(self, info) -> None:
         url = info.requestUrl().toString()
-        if url != self.page:
+        if url != self.page and not (self.page.startswith("http") and url.startswith(self.page)):
             self.refused.append(url)
             info.block(True)
 
@@ -72,7 +74,8 @@ def evaluate(app: QApplication, page: QWebEnginePage, expression: str) -> object
 def main() -> None:
     steps = json.load(sys.stdin)
     app = QApplication(sys.argv[:1])
-    url = QUrl.fromLocalFile(str(Path(sys.argv[1]).resolve()))
+    place = sys.argv[1]
+    url = QUrl(place) if place.startswith("http://") else QUrl.fromLocalFile(str(Path(place).resolve()))
     profile = QWebEngineProfile()
     requests = Requests(url.toString())
     profile.setUrlRequestInterceptor(requests)

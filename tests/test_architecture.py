@@ -57,6 +57,7 @@ MODULES_BY_NAME = {
     "vllm_patches.options": "imports the function that vLLM's options name",
     "verl.utils.user_code": "imports a user's own reward function, data set or sampler",
     "verl.evaluation.report.page": "opens the files of its own package",
+    "verl.report.beside": "starts itself as a process, and names itself for that",
     "verl.report.html": "opens the files of its own package",
 }
 """Modules that name a module in a string, which no other rule here sees, or import one by its name -> why."""

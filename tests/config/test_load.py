@@ -75,6 +75,7 @@ REFUSALS = [
     ("trainer.total_training_steps=-1", "trainer.total_training_steps=-1: must be at least 0"),
     ("trainer.save_freq=-2", "trainer.save_freq=-2: must be -1 (never), 0 (after the last step) or greater"),
     ("trainer.test_freq=-2", "trainer.test_freq=-2: must be -1 (never), 0 (after the last step) or greater"),
+    ("trainer.report_freq=-2", "trainer.report_freq=-2: must be -1 (never), 0 (at the end of the run) or greater"),
     ("trainer.critic_warmup=-1", "trainer.critic_warmup=-1: must be at least 0"),
     ("trainer.machines_timeout_s=0", "trainer.machines_timeout_s=0.0: must be greater than 0"),
     # A value would be written into config.yaml.

@@ -34,7 +34,7 @@ def two_steps(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: pyte
     folder = tmp_path_factory.mktemp("two_steps")
     overrides = small_overrides(tiny_model, arithmetic_prompts, folder / "run")
     # Where no answer is right, rank shaping gives the rewards: the engine is handed other weights in the second step.
-    overrides += ["reward_manager.add_reward=true", "actor.optim.lr=1e-3"]
+    overrides += ["reward_manager.add_reward=true", "actor.optim.lr=1e-3", "trainer.report_freq=1"]
     run = Run([*overrides, "trainer.n_gpus_per_node=2", "rollout.tensor_parallel_size=2"], folder / "log")
     assert run.finish() == 0, run.log.read_text()
     run.assert_nothing_left(folder / "run")
@@ -54,6 +54,7 @@ def test_what_a_run_leaves(two_steps, tiny_model):
         assert record["cal/overall/layer_1/Effective Rank/mean"] >= 1
         assert record["cal/overall/layer_2/Effective Rank diff/mean"] != 0
     assert (two_steps / "latest_checkpointed_iteration.txt").read_text() == "2\n"
+    assert '"steps":2,' in (two_steps / "report.html").read_text()
     summary = json.loads((two_steps / "summary.json").read_text())
     assert summary["steps"] == 2 and summary["after"]["val/pass@1"] == found[2]["val/pass@1"]
     exported = AutoModelForCausalLM.from_pretrained(exported_model(two_steps)).state_dict()

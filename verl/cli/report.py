@@ -6,12 +6,16 @@ from pathlib import Path
 
 from verl.config.errors import ConfigError
 from verl.report.page import PAGE, write_page
+from verl.report.serve import HOST, make_server
 
 
 def main() -> None:
     """The command line."""
     arguments = _parser().parse_args()
     folders: list[Path] = arguments.runs
+    if arguments.serve:
+        serve(folders, arguments.port)
+        return
     try:
         out = arguments.out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
         for line in write_page(folders, out):
@@ -23,6 +27,23 @@ def main() -> None:
     print(f"page: {out}")
 
 
+def serve(folders: list[Path], port: int) -> None:
+    """Show the page to a browser on this machine until Ctrl-C."""
+    try:
+        server = make_server(folders, port)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+    except OSError as error:
+        raise SystemExit(f"error: --port {port}: {error.strerror}; name another, or 0 for a free one") from None
+    print(f"page: http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="verl-report", description="Make a page of training runs.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, with metrics.jsonl")
@@ -32,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=f"the page; default: {PAGE} in the folder of a single run, here for several",
     )
+    parser.add_argument("--serve", action="store_true", help="show it to a browser on this machine while runs go on")
+    parser.add_argument("--port", type=int, default=8321, help="of --serve; 0: any free one; default: 8321")
     return parser
 
 

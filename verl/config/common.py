@@ -299,6 +299,9 @@ class RunConfig(MachineOptions):
     """Validate every so many steps and after the last; 0: only after the last; -1: never."""
     save_freq: int
     """Save a checkpoint every so many steps and after the last; 0: only after the last; -1: never."""
+    report_freq: int
+    """Write ``report.html``, the page of the run (docs/report.md), into its folder every so many steps and at its end;
+    0: only at its end; -1: never. A process of its own makes it, and no step waits for it."""
     resume_mode: Literal["auto", "disable", "path"]
     """``auto``: resume from the latest complete checkpoint in ``default_local_dir``, or start where there is none;
     ``disable``: the folder must be new or empty; ``path``: resume from ``resume_from_path``, or
@@ -346,6 +349,8 @@ class RunConfig(MachineOptions):
         for field in ("test_freq", "save_freq"):
             value = getattr(self, field)
             require(value >= -1, f"trainer.{field}", value, "must be -1 (never), 0 (after the last step) or greater")
+        freq = self.report_freq
+        require(freq >= -1, "trainer.report_freq", freq, "must be -1 (never), 0 (at the end of the run) or greater")
         require(
             (self.resume_mode == "path") == (self.resume_from_path is not None),
             "trainer.resume_from_path",

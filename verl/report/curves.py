@@ -201,9 +201,9 @@ def _rank(names: Sequence[str]) -> Iterator[Panel]:
     ):
         for where, prefix in (("training", ""), ("validation", "val/")):
             groups = {
-                "all": f"{prefix}cal/overall/{layer}/{metric}/mean",
                 "correct": f"{prefix}cal/correct/{layer}/{metric}/mean",
                 "incorrect": f"{prefix}cal/incorrect/{layer}/{metric}/mean",
+                "all": f"{prefix}cal/overall/{layer}/{metric}/mean",
             }
             yield Panel("rank", f"{RANK_NAMES.get(metric, metric)}, {where}", _of(names, **groups), layer=layer)
     for layer in sorted({layer for layer, _ in found}, key=_number):

@@ -13,8 +13,8 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from verl.utils.portable import finite_or_null, printable
@@ -67,8 +67,7 @@ def pack(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode("ascii"), 6)).decode("ascii")
 
 
-@cache
-def read_assets(folder: Any, *names: str) -> str:
+def read_assets(folder: Traversable, *names: str) -> str:
     """The text of these files of a package's folder, one after the other."""
     return "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 

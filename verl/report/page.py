@@ -52,14 +52,14 @@ def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYT
     return troubles
 
 
-def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES, live: bool = False) -> tuple[str, list[str]]:
-    """The text of the page, and what could not be read.
+def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES, version: str = "") -> tuple[str, list[str]]:
+    """The text of the page, and what could not be read. ``version``: as in :func:`build_page`.
 
     Raises:
         ConfigError: a folder holds no run.
     """
     runs = read_runs(folders)
-    text = build_page(runs, max_bytes, live)
+    text = build_page(runs, max_bytes, version)
     return text, [f"{run.path}/{line}" for run in runs for line in run.troubles]
 
 
@@ -85,8 +85,11 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
     ]
 
 
-def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, live: bool = False) -> str:
-    """The text of the page; everything that was read is ASCII. ``live``: for the server, which says when it changes."""
+def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, version: str = "") -> str:
+    """The text of the page; everything that was read is ASCII.
+
+    With a ``version`` it asks the server that it comes from for another one.
+    """
     samples = gather_samples(runs)
     groups, width = seed_groups(runs), bucket_steps(runs)
     panels, chunks = _pack_panels(make_panels(runs), runs, width)
@@ -102,8 +105,9 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, live:
         "options": len(chunks) - 1,
         "shaping": {"bounds": CHANGES, "runs": [_thinned(rows) for rows in samples.shaping]},
         "phases": [_phases(run) for run in runs],
+        "version": version,
     }
-    assets, title = page_assets(live), f"Run: {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
+    assets, title = page_assets(bool(version)), f"Run: {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
     room = max_bytes - len(assets.fill(title, index, chunks)) - 4096
     index["samples"], packed = pack_samples(samples, len(chunks), room)
     # Reading samples may have added lines.

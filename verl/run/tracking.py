@@ -17,7 +17,7 @@ import verl
 from verl.checkpoint.attempts import Attempt
 from verl.run.records import keep_records
 from verl.run.samples import drop_samples, set_aside_samples
-from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, Table, jsonl_sink
+from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, Sink, Table, jsonl_sink
 from verl.utils.files import replace_text
 
 TIMING_PREFIXES = ("timing_s/", "perf/")
@@ -59,6 +59,10 @@ class Tracker:
         for name in dict.fromkeys(loggers):
             if name in SINKS:
                 self._sinks.append(SINKS[name](RunInfo(folder, project, experiment, values, last_step)))
+
+    def add(self, sink: Sink) -> None:
+        """Record in another place too, after all others."""
+        self._sinks.append(sink)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Record the scalars of one step, under sorted names.

@@ -5,6 +5,9 @@ const shown = { runs: new Set(data.runs.keys()), together: false, layer: "", smo
 const paint = (style) => style[dark.matches ? "dark" : "light"];
 const severalRuns = data.runs.length > 1;
 
+// What gives a run its colour.
+const ownerOf = (run) => (shown.together ? data.groups[run.group] : run);
+
 // Numbers as short as they can be told apart.
 function short(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
@@ -17,6 +20,7 @@ const shownValue = (panel, value) => (panel.percent ? `${tenths(100 * value)}%` 
 // What is drawn: a line per run, or per group, and series, each [x, mean, low, high] by point.
 function linesOf(panel, curves) {
   const lines = [];
+  const alone = panel.series.length * (severalRuns ? shown.runs.size : 1) <= 6;
   panel.series.forEach((label, s) => {
     if (!shown.together) {
       for (const r of shown.runs) {
@@ -30,7 +34,7 @@ function linesOf(panel, curves) {
       if (members.length) lines.push(lineOf(panel, s, group, members.length > 1 ? joined(members) : members[0]));
     }
   });
-  return lines;
+  return lines.map((line) => ({ ...line, alone }));
 }
 
 function lineOf(panel, s, owner, [x, mean, low, high]) {
@@ -142,7 +146,7 @@ function strokes(line, y) {
   const path = (values) => line.x.map((x, i) => `${xOf(x).toFixed(1)},${y(values[i]).toFixed(1)}`).join(" ");
   const stroke = (values, more) => svg("polyline", { points: path(values), fill: "none", stroke: colour, "stroke-width": 1.8, "stroke-linejoin": "round", ...dash, ...more });
   const found = line.smooth ? [stroke(line.mean, { opacity: 0.28, "stroke-width": 1 }), stroke(line.smooth, {})] : [stroke(line.mean, {})];
-  if (line.x.length <= 24) found.push(...line.x.map((x, i) => marker(line.style.shape, xOf(x), y((line.smooth || line.mean)[i]), colour, Boolean(line.dash))));
+  if (line.x.length <= 24 && line.alone) found.push(...line.x.map((x, i) => marker(line.style.shape, xOf(x), y((line.smooth || line.mean)[i]), colour, Boolean(line.dash))));
   return found;
 }
 

@@ -82,7 +82,7 @@ function startTools() {
   const seeds = data.groups.length < data.runs.length;
   byId("together-tool").hidden = !seeds;
   shown.together = seeds;
-  byId("together").addEventListener("input", () => { shown.together = byId("together").checked; runChips(); redraw(); });
+  byId("together").addEventListener("input", () => { shown.together = byId("together").checked; runChips(); showOverview(); drawPrompt(); redraw(); });
   runChips();
 }
 

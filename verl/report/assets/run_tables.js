@@ -13,8 +13,14 @@ function duration(seconds) {
 }
 
 const atStep = (value, step) => el("span", {}, `${percent(value)}% `, el("small", {}, `step ${step.toLocaleString("en")}`));
+function stepsOf(run) {
+  const steps = run.steps.toLocaleString("en");
+  if (run.complete) return steps;
+  return `${steps}${run.planned > run.steps ? ` of ${run.planned.toLocaleString("en")}` : ""}, not finished`;
+}
+
 const COLUMNS = [
-  ["steps", (run) => (run.complete || run.planned === null ? run.steps.toLocaleString("en") : `${run.steps.toLocaleString("en")} of ${run.planned > 0 ? run.planned.toLocaleString("en") : "?"}, not finished`)],
+  ["steps", stepsOf],
   ["training pass@1", ({ figures }) => (figures.training === undefined ? null : `${percent(figures.training)}%`)],
   ["validation, first", ({ figures }) => figures.val && atStep(figures.val[0], figures.val[1])],
   ["last", ({ figures }) => figures.val && atStep(figures.val[2], figures.val[3])],
@@ -36,7 +42,7 @@ const COLUMNS = [
 function showOverview() {
   const columns = COLUMNS.filter(([, cell]) => data.runs.some((run) => cell(run)));
   const rows = data.runs.map((run) => el("tr", {},
-    el("th", { scope: "row", class: "name" }, el("span", { class: "owner" }, swatch({ style: run }), run.name)),
+    el("th", { scope: "row", class: "name" }, el("span", { class: "owner" }, swatch({ style: ownerOf(run) }), run.name)),
     ...columns.map(([, cell]) => el("td", {}, cell(run) || "–"))));
   byId("overview-table").replaceChildren(tableOf(["run", ...columns.map(([name]) => name)], 1, rows));
   const parts = ["Figures of training are means over its last 10 steps."];

@@ -49,10 +49,13 @@ function applyFilters() {
 
 async function promptItem(place) {
   const entry = browse.matches[place];
-  const tally = entry.shares.slice(0, 3).map((shares) => (shares.length > 1 ? `${percent0(shares[0])} → ${percent0(shares[shares.length - 1])}` : percent0(shares[0])));
+  // Of several runs, their mean.
+  const mean = (pick) => percent0(entry.shares.reduce((sum, shares) => sum + pick(shares), 0) / entry.shares.length);
+  const last = mean((shares) => shares[shares.length - 1]);
+  const tally = entry.shares.some((shares) => shares.length > 1) ? `${mean((shares) => shares[0])} → ${last}` : last;
   return el("div", { class: "item" },
     el("div", { class: "where" }, el("span", {}, `${entry.split === "val" ? "validation" : "training"} · ${entry.uid}${entry.source ? ` · ${visible(entry.source)}` : ""}`),
-      el("span", { class: "tally", title: "correct responses at the first and the last step" }, ...tally.map((text) => el("span", {}, text)))),
+      el("span", { class: "tally", title: "correct responses at the first and the last step" }, tally)),
     el("div", { class: "text", dir: "auto" }, visible(entry.text) || "(no prompt)"));
 }
 const percent0 = (share) => `${Math.round(100 * share)}%`;
@@ -64,8 +67,9 @@ async function openPrompt() {
   if (entry) {
     // The steps that were looked at stay, if this prompt has them.
     const { cells } = entry;
+    const own = cells.filter(([run]) => run === cells[0][0]);
     const first = cells.find((cell) => sameCell(cell, browse.sides[0])) || cells[0];
-    let last = cells.find((cell) => sameCell(cell, browse.sides[1])) || cells[cells.length - 1];
+    let last = cells.find((cell) => sameCell(cell, browse.sides[1])) || own[own.length - 1];
     if (last === first && cells.length > 1) last = cells[cells.length - 1] === first ? cells[0] : cells[cells.length - 1];
     browse.sides = [first, last].map((cell) => cell.slice(0, 2));
     browse.samples = [0, 0];
@@ -110,7 +114,7 @@ function stepStrip(entry) {
     const cells = entry.cells.filter((cell) => cell[0] === r);
     if (!cells.length) continue;
     const row = el("div", { class: "steps", role: "group", "aria-label": `Steps of ${run.name}` });
-    if (severalRuns) row.append(el("span", { class: "owner" }, swatch({ style: run }), run.name));
+    if (severalRuns) row.append(el("span", { class: "owner" }, swatch({ style: ownerOf(run) }), run.name));
     for (const cell of cells) {
       const [, step, correct, all] = cell;
       const sides = browse.sides.map((side) => sameCell(cell, side));

@@ -21,6 +21,7 @@ from verl.models.tokenizer import check_embeds_tokens, check_reads_tokens, load_
 from verl.models.value_models import check_value_architecture
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
+from verl.report.beside import PageWriter
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.rollout import check_engine_model, end_tokens, engine_environment
@@ -88,6 +89,7 @@ def run_ppo(config: PPOConfig) -> None:
         )
 
     with TrainingRun(config, steps, COLUMNS, device_type) as run:
+        page = PageWriter(run.folder, trainer.report_freq, run.display.say)
         if trainer.val_only and (run.folder / "summary.json").exists() and latest_checkpoint(run.folder) is None:
             changed = changed_options(run.folder / "config.yaml", asdict(config))
             if changed:
@@ -119,6 +121,7 @@ def run_ppo(config: PPOConfig) -> None:
         def train() -> RayPPOTrainer:
             verifiers = run.resources.enter_context(VerifierPool(config.reward_score))
             tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps, strings), environment)
+            tracker.add(page.sink())
             sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources)
             prompts = train_loader(train_set, data, pad_token_id, config.seed)
             store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
@@ -133,6 +136,7 @@ def run_ppo(config: PPOConfig) -> None:
         run.write_summary(_summary(config, ppo.step, ppo.validations, ppo.timer.totals))
     _show_validations(run.display, ppo.validations)
     run.report(ppo.timer.totals)
+    page.finish()
 
 
 def start_warnings(config: PPOConfig) -> list[str]:
