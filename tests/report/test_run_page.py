@@ -216,6 +216,8 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
         [
             {"value": COUNT},
             {"until": "document.querySelectorAll('#learning polyline').length === 6"},
+            # what nobody has scrolled to is drawn too
+            {"until": "document.querySelectorAll('section:not(#others) .panel:not([hidden]) > .waiting').length === 0"},
             {"value": "[...document.querySelectorAll('#option-table tbody th')].map((e) => e.textContent)"},
             {"value": "[...document.querySelectorAll('#phases tbody th')].map((e) => e.textContent)"},
             {"value": "document.querySelectorAll('#shaping [data-shaping] rect').length > 6"},
@@ -287,7 +289,7 @@ def test_tokens_are_coloured_by_what_is_known_of_them(browser, tmp_path: Path):
     assert values[0] == ["nothing", "log-probability", "entropy", "ER", "ERV", "ERA"]
     assert values[1] == ["0%", "14%", "29%", "43%", "58%", "72%"]
     # ER of the first prefix with the token: 1, 1, 4, 4, 6, and none for the sixth token
-    assert values[4] == ["0%", "0%", "43%", "43%", "72%", ""]
+    assert values[4] == ["7%", "7%", "46%", "46%", "72%", ""]
     # ERV: 4 - 1 = 3, 6 - (1 + 4) / 2 = 3.5; ERA: 3.5 - 3 = 0.5
     assert values[7] == ["", "", "62%", "62%", "72%", ""]
     assert values[10] == ["", "", "", "", "72%", ""]

@@ -121,7 +121,8 @@ def _learning(names: Sequence[str]) -> Iterator[Panel]:
 def _sources(names: Sequence[str]) -> Iterator[Panel]:
     sources = {match[1] for name in names if (match := re.fullmatch(r"(?:train|val)/(.+)/pass@1", name))}
     for source in sorted(sources):
-        for title, metric, percent in (("pass@1", "pass@1", True), ("score", "score/mean", False)):
+        kinds = (("pass@1", "pass@1", True), ("score", "score/mean", False), ("reward", "rewards/mean", False))
+        for title, metric, percent in kinds:
             both = {"training": f"train/{source}/{metric}", "validation": f"val/{source}/{metric}"}
             yield Panel("sources", f"{source}: {title}", _of(names, **both), percent)
 

@@ -103,6 +103,9 @@ function scaleOf(panel, lines) {
 
 const xOf = (step) => CHART.left + (step / Math.max(1, data.last)) * (CHART.width - CHART.left - CHART.right);
 
+const stepTicks = () => niceTicks(0, data.last || 1, 5).filter((step) => Number.isInteger(step)).map((step) =>
+  svg("text", { x: Math.min(xOf(step), CHART.width - 3 - 3.6 * step.toLocaleString("en").length), y: CHART.height - 8, "text-anchor": "middle" }, step.toLocaleString("en")));
+
 function drawPanel(figure, panel, curves) {
   const lines = linesOf(panel, curves);
   if (!lines.length) {
@@ -116,9 +119,7 @@ function drawPanel(figure, panel, curves) {
     picture.append(svg("line", { class: "grid", x1: CHART.left, x2: CHART.width - CHART.right, y1: y(tick), y2: y(tick) }),
       svg("text", { x: CHART.left - 6, y: y(tick) + 4, "text-anchor": "end" }, label(tick)));
   }
-  for (const step of niceTicks(0, data.last || 1, 5).filter((s) => Number.isInteger(s))) {
-    picture.append(svg("text", { x: xOf(step), y: CHART.height - 8, "text-anchor": "middle" }, step.toLocaleString("en")));
-  }
+  picture.append(...stepTicks());
   const bottom = CHART.height - CHART.bottom;
   picture.append(svg("line", { class: "axis", x1: CHART.left, x2: CHART.width - CHART.right, y1: bottom, y2: bottom }));
   const withBands = lines.filter((line) => line.low);
@@ -230,9 +231,7 @@ function stackedPanel(title, rows, names, colours) {
       below += share;
     });
   }
-  for (const step of niceTicks(0, data.last || 1, 5).filter((s) => Number.isInteger(s))) {
-    picture.append(svg("text", { x: xOf(step), y: CHART.height - 8, "text-anchor": "middle" }, step.toLocaleString("en")));
-  }
+  picture.append(...stepTicks());
   picture.addEventListener("pointermove", (event) => {
     const box = picture.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * CHART.width;

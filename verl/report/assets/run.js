@@ -1,11 +1,8 @@
 // The page of runs: sections of curves, drawn when they come into view, and what is chosen above them.
-const drawn = new Map();
-
 async function draw(figure) {
   const panel = data.panels[Number(figure.dataset.panel)];
   const curves = await chunk(panel.chunk);
   drawPanel(figure, panel, curves[panel.place]);
-  drawn.set(figure, panel);
 }
 
 const watcher = new IntersectionObserver((entries) => {
@@ -102,6 +99,15 @@ function runChips() {
   }));
 }
 
+// The panels that nobody has scrolled to, one after the other while nothing else happens: for printing, and for searching.
+function drawTheRest() {
+  const next = document.querySelector("section:not(#others) > .panels > [data-panel]:not([hidden]) > .waiting");
+  if (!next) return;
+  const figure = next.parentElement;
+  watcher.unobserve(figure);
+  draw(figure).then(() => requestIdleCallback(drawTheRest));
+}
+
 function start() {
   byId("troubles").hidden = !data.troubles.length;
   byId("troubles-count").textContent = `${plural(data.troubles.length, "thing")} could not be read`;
@@ -114,7 +120,6 @@ function start() {
   byId("option-filters").addEventListener("input", showOptions);
   byId("option-filters").addEventListener("submit", (event) => event.preventDefault());
   dark.addEventListener("change", () => { runChips(); showOverview(); redraw(); drawPrompt(); });
-  window.addEventListener("beforeprint", () => { for (const figure of document.querySelectorAll("section:not(#others) > .panels > [data-panel]:not([hidden])")) if (!drawn.has(figure)) draw(figure); });
 }
 
 start();
@@ -122,6 +127,7 @@ if ("DecompressionStream" in window) {
   Promise.all([showOptions(), startSamples()]).then(() => {
     performance.mark("ready");
     document.documentElement.setAttribute("data-ready", "");
+    requestIdleCallback(drawTheRest);
   });
 } else {
   trouble("This browser cannot unpack the data, because it lacks DecompressionStream. Browsers since 2023 have it.");

@@ -61,7 +61,9 @@ function scaleOfTokens(measure, responses) {
 function strength(measure, { low, high }, value) {
   if (measure.signed) return Math.max(-1, Math.min(1, value / high));
   const share = Math.max(0, Math.min(1, (value - low) / (high - low || 1)));
-  return measure.low ? 1 - share : share;
+  if (measure.low) return 1 - share;
+  // The lowest rank still differs from no rank.
+  return measure.key === "entropy" ? share : 0.1 + 0.9 * share;
 }
 
 function colourSpan(span, share) {
