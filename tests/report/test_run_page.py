@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.chromium import press, shows
@@ -14,6 +15,8 @@ from tests.evaluation.example_results import HOSTILE
 from tests.report.example_runs import long_run, of_tokens, response, write_metrics, write_run, write_samples
 from verl.config.errors import ConfigError
 from verl.report.page import MAX_PAGE_BYTES, make_page
+from verl.report.run_folder import read_run
+from verl.report.sample_rows import gather_samples
 from verl.utils.portable import valid_unicode
 
 COUNT = "document.getElementById('count').textContent"
@@ -175,6 +178,18 @@ def test_a_page_without_room_has_curves_but_no_samples(tmp_path: Path):
     page = Page([write_run(tmp_path / "run")], max_bytes=1)
     assert page.index["samples"]["prompts"] == 0 and page.curves("my/own")
     assert "it has 0 prompts, about 0%" in page.index["samples"]["limits"]
+
+
+def test_of_many_samples_some_prompts_are_shown_at_every_step(tmp_path: Path):
+    folder = write_run(tmp_path / "run", num_prompts=200)
+    run = read_run(folder, "run")
+    size = sum(pq.read_metadata(folder / "samples" / file.name).row_group(0).total_byte_size for file in run.samples)
+    found = gather_samples([run], size // 4)
+    assert 0.24 < found.fraction < 0.26 and 60 < len(found.prompts) < 140
+    assert {len(prompt.cells) for prompt in found.prompts if prompt.split == "val"} == {4}
+    assert {len(prompt.cells) for prompt in found.prompts if prompt.split == "train"} == {3}
+    # What rank shaping did is counted over all responses.
+    assert found.shaping[0][0] == [2, 0.335, 0.0, 0.665, 0.0, 0.0]
 
 
 def test_tokens_and_prefixes_are_kept_for_those_that_are_shown(tmp_path: Path):

@@ -214,7 +214,7 @@ def _rank(names: Sequence[str]) -> Iterator[Panel]:
         ):
             for metric in sorted({m[1] for n in names if (m := re.fullmatch(rf"(?:val/)?cal/{layer}/{kind}/(.+)", n))}):
                 both = {"training": f"cal/{layer}/{kind}/{metric}", "validation": f"val/cal/{layer}/{kind}/{metric}"}
-                yield Panel("rank", f"{metric} {title}", _of(names, **both), layer=layer)
+                yield Panel("rank", f"{_short(metric)} {title}", _of(names, **both), layer=layer)
 
 
 def _shaping(names: Sequence[str]) -> Iterator[Panel]:
@@ -249,7 +249,8 @@ def _shaping(names: Sequence[str]) -> Iterator[Panel]:
                 "deviation": "Deviation of the indicators from their baselines",
                 "mu": "Baselines of the indicators",
             }[metric]
-            yield Panel("shaping", title, _matching(names, rf"{prefix}/{layer}/(.+)/{metric}"), layer=layer)
+            found = _matching(names, rf"{prefix}/{layer}/(.+)/{metric}")
+            yield Panel("shaping", title, tuple((name, _short(label)) for name, label in found), layer=layer)
 
 
 def _speed(names: Sequence[str]) -> Iterator[Panel]:
@@ -260,6 +261,11 @@ def _speed(names: Sequence[str]) -> Iterator[Panel]:
     yield Panel("speed", "Peak memory by phase, GB", _matching(names, r"perf/memory/(.+(?<!reserved))_gb"))
     yield Panel("speed", "Speed of the model, share of the device's peak", _matching(names, r"perf/mfu/(.+)"), True)
     yield Panel("speed", "Model operations, 10¹² per second and worker", _matching(names, r"perf/tflops/(.+)"))
+
+
+def _short(metric: str) -> str:
+    """ER, ERV and ERA for the metrics of the paper."""
+    return RANK_NAMES[metric].partition(",")[0] if metric in RANK_NAMES else metric
 
 
 def _number(layer: str) -> int:

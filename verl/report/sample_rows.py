@@ -19,15 +19,18 @@ MAX_RAW_BYTES = 64 << 20
 MAX_FILES = 500
 """Files of a run and split that are read, spread over the steps."""
 
-MAX_FILE_BYTES = 1 << 30
-"""Of one file in memory."""
+MAX_FILE_BYTES = 8 << 30
+"""Of one file as it would be in memory."""
+
+BATCH_ROWS = 256
+"""Rows of a file that are in memory at once."""
 
 MAX_METRICS = 48
 """Columns of rank metrics."""
 
 FIGURES = ("score", "num_tokens", "logprob", "entropy", "reward", "advantage_0", "advantage", "phi")
 TEXTS = ("data_source", "ground_truth", "answer", "reason", "reward_extra_info")
-TOKENS = {"tokens": pa.types.is_string, "token_logprobs": pa.types.is_floating, "token_entropies": pa.types.is_floating}
+TOKENS = ("tokens", "token_logprobs", "token_entropies")
 
 PREFIX_ROWS = "prefix_rows"
 PREFIX = "prefix/"
@@ -81,21 +84,27 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
     prompts: dict[tuple[str, int, str], PromptSamples] = {}
     metrics: dict[str, None] = {}
     prefixes: dict[str, None] = {}
+    left = 8 * max_raw
     for number, (run, files) in enumerate(zip(runs, chosen, strict=True)):
         damaged: list[str] = []
         for file in files:
             path = run.path / SAMPLES / file.name
             try:
-                table = _read(path)
-                rows = list(_rows(table, found.fraction, file.split))
-                shares = _shaping_shares(table) if file.split == "train" else None
+                opened = _open(path)
+                rows = []
+                for row in _rows(opened, found.fraction, file.split):
+                    rows.append(row)
+                    left -= _size(row)
+                    if left < 0:
+                        raise ValueError("holds more than its metadata says")
+                shares = _shaping_shares(opened) if file.split == "train" else None
             except (OSError, pa.ArrowException, ValueError, KeyError, MemoryError) as error:
                 # A run that goes on removes files when it has kept too many.
                 if path.exists():
                     damaged.append(f"{file.name}: {_reason(error)}")
                 continue
             found.num_read += 1
-            metrics |= dict.fromkeys(name for name in table.column_names if name.startswith(METRIC_PREFIX))
+            metrics |= dict.fromkeys(name for name in _wanted(opened) if name.startswith(METRIC_PREFIX))
             if shares is not None:
                 found.shaping[number].append([file.step, *shares])
             for row in rows:
@@ -133,31 +142,35 @@ def _raw_bytes(path: Path) -> int:
         return 0
 
 
-def _read(path: Path) -> pa.Table:
-    """The columns of a file that the page shows."""
+def _open(path: Path) -> pq.ParquetFile:
+    """A file of samples that has what the page needs at least."""
     if not path.is_file():
         raise OSError("is not a regular file")
     if _raw_bytes(path) > MAX_FILE_BYTES:
         raise ValueError(f"more than {MAX_FILE_BYTES >> 30} GiB in memory")
     file = pq.ParquetFile(path)
-    names = file.schema_arrow.names
-    missing = {"uid", "prompt", "response", "correct"} - set(names)
+    missing = {"uid", "prompt", "response", "correct"} - set(file.schema_arrow.names)
     if missing:
         raise ValueError(f"column {min(missing)} is missing")
-    known = {"uid", "sample", "prompt", "response", "correct", "truncated", "learned", PREFIX_ROWS}
-    known |= {*FIGURES, *TEXTS, *TOKENS}
-    wanted = [n for n in names if n in known or n.startswith((METRIC_PREFIX, PREFIX))]
-    return file.read(columns=wanted)
+    return file
 
 
-def _rows(table: pa.Table, fraction: float, split: str) -> Iterator[Row]:
-    """The responses to those prompts that are shown."""
-    uids = table["uid"].cast(pa.int64()).fill_null(-1).to_pylist()
-    shown = [zlib.crc32(f"report {split} {uid}".encode()) < fraction * 2**32 for uid in uids]
-    part = table.filter(pa.array(shown, pa.bool_()))
-    columns = {name: part[name].to_pylist() for name in _plain_columns(part)}
-    for i in range(len(part)):
-        yield _row({name: values[i] for name, values in columns.items()})
+def _wanted(file: pq.ParquetFile) -> list[str]:
+    """The columns that the page shows."""
+    known = {"uid", "sample", "prompt", "response", "correct", "truncated", PREFIX_ROWS, *FIGURES, *TEXTS, *TOKENS}
+    return [name for name in file.schema_arrow.names if name in known or name.startswith((METRIC_PREFIX, PREFIX))]
+
+
+def _rows(file: pq.ParquetFile, fraction: float, split: str) -> Iterator[Row]:
+    """The responses to those prompts that are shown; never the whole file at once."""
+    for batch in file.iter_batches(BATCH_ROWS, columns=_wanted(file)):
+        table = pa.Table.from_batches([batch])
+        uids = table["uid"].cast(pa.int64()).fill_null(-1).to_pylist()
+        shown = [zlib.crc32(f"report {split} {uid}".encode()) < fraction * 2**32 for uid in uids]
+        part = table.filter(pa.array(shown, pa.bool_()))
+        columns = {name: part[name].to_pylist() for name in _plain_columns(part)}
+        for i in range(len(part)):
+            yield _row({name: values[i] for name, values in columns.items()})
 
 
 def _plain_columns(table: pa.Table) -> Iterator[str]:
@@ -222,14 +235,21 @@ def _add(prompts: dict[tuple[str, int, str], PromptSamples], run: int, file: Sam
     prompts[key].cells.setdefault((run, file.step), []).append(row)
 
 
-def _shaping_shares(table: pa.Table) -> list[float] | None:
+def _size(row: Row) -> int:
+    """About what a response takes in memory."""
+    return len(row["prompt"]) + len(row["response"]) + 32 * len(row["tokens"] or ()) + 256
+
+
+def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:
     """The share of responses in each class of relative change between the advantage before and after rank shaping.
 
     None if nothing is known of it, or no response has an advantage.
     """
-    if not {"advantage_0", "advantage"} <= set(table.column_names):
+    names = ["advantage_0", "advantage"]
+    if not set(names) <= set(file.schema_arrow.names):
         return None
-    before, after = (_floats(table[name]) for name in ("advantage_0", "advantage"))
+    table = file.read(columns=names)
+    before, after = (_floats(table[name]) for name in names)
     used = np.isfinite(before) & np.isfinite(after) & (before != 0)
     if not used.any():
         return None
