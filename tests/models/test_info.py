@@ -22,9 +22,9 @@ def test_facts_of_a_model(tiny_model, tmp_path):
     assert (info.num_layers, info.max_length, info.has_value_form) == (4, 512, True)
     assert info.causal_model.device.type == "meta" and info.causal_model.num_parameters() == 888_192
     T5Config(num_layers=1).save_pretrained(tmp_path / "t5")
-    with pytest.raises(ConfigError, match="t5: Unrecognized configuration class"):
+    with pytest.raises(ConfigError, match="t5': its config.json describes no model: Unrecognized configuration class"):
         _ = ModelInfo.read(str(tmp_path / "t5"), False).causal_model
-    with pytest.raises(ConfigError, match="no model there"):
+    with pytest.raises(ConfigError, match="cannot read its config.json: Unrecognized model"):
         ModelInfo.read(str(tmp_path), trust_remote_code=False)
 
 

@@ -365,7 +365,8 @@ def test_an_error_in_a_function_scores_0_if_asked(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit", "GeneratorExit"])
 @pytest.mark.parametrize("moment", ["", " later"])
-def test_no_error_of_a_function_ends_the_run_as_ctrl_c_would(error: str, moment: str):
+def test_no_error_of_a_function_ends_the_run_as_ctrl_c_would(error: str, moment: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("verl.rewards.custom.CUSTOM_KWARGS", {})
     with pytest.raises(CustomFunctionError, match=f"my_rewards:rude on data_source='mine' .*{error}"):
         custom_verdict("my_rewards:rude", "mine", error + moment, "5", None)
 

@@ -174,9 +174,7 @@ class OptimConfig:
         require(0 < self.lr <= 1, "optim.lr", self.lr, "must be greater than 0 and at most 1")
         two = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(two, "optim.betas", self.betas, "needs two numbers in [0, 1), such as [0.9,0.999]")
-        require(
-            1e-38 <= self.eps <= 1, "optim.eps", self.eps, "must be greater than 0 (1e-38, in float32) and at most 1"
-        )
+        require(self.eps >= 1e-38, "optim.eps", self.eps, "must be greater than 0 (1e-38, in float32)")
         fix = f"must be at least 0, and times optim.lr={self.lr:g} below 1, else it turns the sign of every weight"
         require(
             0 <= self.weight_decay and self.weight_decay * self.lr < 1, "optim.weight_decay", self.weight_decay, fix

@@ -92,10 +92,11 @@ def check_group_values(schema: Any, folder: Path, words: Sequence[str]) -> None:
         words: overrides in any spelling, and perhaps other arguments.
     """
     hints = get_type_hints(schema)
+    choices = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in folder.iterdir()}
     for word in words:
         group, has_value, _ = word.lstrip("+~").partition("=")
         group, name = group.partition("@")[0], group
-        files = sorted(path.stem for path in (folder / group).glob("*.yaml")) if re.fullmatch(r"\w+", group) else []
+        files = choices.get(group, [])
         is_group = bool(files) or is_dataclass(hints.get(group))
         if not has_value or not is_group or word.startswith(("-", "~")):
             continue

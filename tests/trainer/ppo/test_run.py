@@ -1,6 +1,7 @@
 """What run_ppo refuses before it starts Ray."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -132,7 +133,8 @@ def test_an_engine_is_on_one_machine(size: int):
 
 
 def test_other_models_need_the_policys_vocabulary_or_a_tokenizer(refused, tiny_model, tmp_path):
-    (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny_model / name, tmp_path)
     judge = ("reward_model.enable=true", f"reward_model.model.path={tmp_path}")
     refused("^reward_model.model.path=.*: no tokenizer there", *judge)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
