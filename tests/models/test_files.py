@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from verl.config import ConfigError
 from verl.models.files import check_weights
+from verl.models.hub import is_complete
 from verl.models.info import ModelInfo
 from verl.models.tokenizer import load_tokenizer
 
@@ -34,7 +37,18 @@ def write(name: str, content: bytes) -> Callable[[Path], None]:
 def index(**weight_map: Any) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "part.safetensors")
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+    return apply
+
+
+def without(name: str) -> Callable[[Path], None]:
+    """Weights in parts that lack a tensor of the index."""
+
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        index(**dict.fromkeys(tensors, "part.safetensors"))(folder)
+        save_file({other: tensor for other, tensor in tensors.items() if other != name}, folder / "part.safetensors")
 
     return apply
 
@@ -61,7 +75,10 @@ BROKEN = {
     "length too large": (write("model.safetensors", b"\xff" * 8 + b"{}"), "model.safetensors is broken or cut short"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "there are no weights (model.safetensors)"),
     "shard missing": (index(a="other.safetensors"), "other.safetensors is missing; fetch or copy the model again"),
-    "tensor missing": (index(a="part.safetensors"), "part.safetensors lacks a, which model.safetensors.index.json na"),
+    "tensor missing": (
+        without("model.norm.weight"),
+        "part.safetensors lacks model.norm.weight, which model.safetensors",
+    ),
     "shard elsewhere": (index(a="../part.safetensors"), "names '../part.safetensors', which is no file of the folder"),
     "index a list": (index(a=[1]), "cannot read model.safetensors.index.json"),
     "end token": (lambda f: options(f, GENERATION, eos_token_id=99999), "eos=99999: the model has tokens 0 to 261"),
@@ -104,7 +121,20 @@ def test_a_broken_model_is_named_in_one_line(name: str, tiny_model: Path, tmp_pa
 def test_a_model_in_parts_and_one_in_an_older_form_are_taken(tiny_model: Path, tmp_path: Path):
     for name in ("parts", "older"):
         shutil.copytree(tiny_model, tmp_path / name)
-    index(**{"model.norm.weight": "part.safetensors"})(tmp_path / "parts")
+    # Some published indices name a head that is the embedding, and which no file has.
+    index(**{"model.norm.weight": "part.safetensors", "lm_head.weight": "part.safetensors"})(tmp_path / "parts")
     (tmp_path / "older" / "model.safetensors").rename(tmp_path / "older" / "pytorch_model.bin")
     look(tmp_path / "parts")
     look(tmp_path / "older")
+    model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "parts", output_loading_info=True)
+    assert model.config.tie_word_embeddings and not report["missing_keys"]
+
+
+def test_a_copy_of_the_hub_with_a_broken_index_is_not_complete(tiny_model: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    index(**{"model.norm.weight": "part.safetensors"})(folder)
+    assert is_complete(folder)
+    for content in (b"[1]", b"{", b'{"weight_map": 1}', b'{"weight_map": {"a": 1}}', b"\xff"):
+        (folder / "model.safetensors.index.json").write_bytes(content)
+        assert not is_complete(folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from safetensors.torch import save_file
 from transformers import (
     FalconConfig,
     Gemma2Config,
@@ -47,6 +48,7 @@ def lora(*targets: str) -> dict[str, LoraConfig]:
 def check(model_config: ModelConfig, tmp_path: Path):
     def check(model: str, changes: dict[str, object], device_type: str = "cpu") -> None:
         MODELS[model].save_pretrained(tmp_path)
+        save_file({}, tmp_path / "model.safetensors")
         check_model(replace(model_config, path=str(tmp_path), **changes), "critic.model", device_type)
 
     return check

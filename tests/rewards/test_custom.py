@@ -1,5 +1,6 @@
 import json
 import math
+import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -119,6 +120,12 @@ class Result:
 def score(data_source, solution_str, ground_truth, extra_info=None):
     return Result({score}).score
 """
+
+
+@pytest.fixture(autouse=True)
+def no_functions_remain() -> Iterator[None]:
+    yield
+    use_custom_functions({})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -381,6 +388,8 @@ def test_what_a_function_started_ends_with_it(tmp_path: Path):
         with VerifierPool(config("mine=my_rewards:leave_children")) as pool:
             solutions = [folder.name for folder in folders]
             scores = pool.score_batch(["mine"] * 2, solutions, [str(folder) for folder in folders])
+            # The numbers of those that ended may be given to sessions of the user's own.
+            assert pool._started <= {process.pid for process in multiprocessing.active_children()}
         assert [score["reason"] for score in scores] == ["timeout", "crash"]
         pids = {file: int(file.read_text()) for folder in folders for file in folder.iterdir()}
         assert len(pids) == 8

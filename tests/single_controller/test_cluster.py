@@ -74,6 +74,23 @@ def test_a_cluster_is_not_found_by_a_file_that_anyone_can_write(monkeypatch: pyt
             assert cluster_address() == expected
 
 
+def test_whatever_lies_in_place_of_that_file_does_not_stop_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    file = tmp_path / "ray" / "ray_current_cluster"
+    file.parent.mkdir()
+    file.write_bytes(b"\xff\xfe")
+    assert cluster_address() == ""
+    file.write_text("a" * 2000)
+    assert cluster_address() == ""
+    file.unlink()
+    os.mkfifo(file)
+    assert cluster_address() == ""
+    file.unlink()
+    file.mkdir()
+    assert cluster_address() == ""
+
+
 def test_a_local_cluster_leaves_no_token(ray_session: None, monkeypatch: pytest.MonkeyPatch):
     # Otherwise the next `ray start` on this machine would demand it of everyone.
     assert os.environ["RAY_AUTH_MODE"] == "token" and ray.is_initialized()

@@ -1,9 +1,11 @@
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from verl.config.errors import ConfigError
 from verl.utils.umask import VARIABLE, make_private, private_files, private_folder, restore_umask
 
 
@@ -37,15 +39,37 @@ def test_a_token_that_others_could_read(tmp_path: Path):
     assert mode(token) == 0o600
 
 
-def test_the_folder_of_rays_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch):
+    """RAY_TMPDIR, with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_the_folder_of_rays_files(place: Path):
     folder = private_folder()
-    assert (folder, mode(folder)) == (tmp_path / f"verl-{os.getuid()}", 0o700)
+    assert (folder, mode(folder)) == (place / f"verl-{os.getuid()}", 0o700)
     folder.chmod(0o777)
     assert private_folder() == folder and mode(folder) == 0o700
-    # A link that another user may have put there is not followed.
-    folder.rmdir()
-    folder.symlink_to(tmp_path)
-    other = private_folder()
-    assert other.parent != tmp_path and mode(other) == 0o700
-    other.rmdir()
+
+
+def test_a_link_that_another_user_may_have_put_there_is_not_followed(place: Path):
+    shared = place / "shared"
+    shared.mkdir()
+    shared.chmod(0o775)
+    (place / f"verl-{os.getuid()}").symlink_to(shared)
+    folder = private_folder()
+    assert mode(shared) == 0o775
+    assert folder.parent == place and folder.name != f"verl-{os.getuid()}" and mode(folder) == 0o700
+
+
+def test_what_stands_in_ray_tmpdir(place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("RAY_TMPDIR", "here")
+    assert private_folder() == place / "here" / f"verl-{os.getuid()}"
+    monkeypatch.setenv("RAY_TMPDIR", "")
+    assert private_folder().parent == Path("/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", str(place / ("a" * 40)))
+    with pytest.raises(ConfigError, match=r"set RAY_TMPDIR to a folder of at most \d\d characters$"):
+        private_folder()

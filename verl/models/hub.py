@@ -85,8 +85,11 @@ def is_complete(folder: Path) -> bool:
         ("pytorch_model.bin.index.json", "*.bin"),
     ):
         if (folder / index).is_file():
-            names = set(json.loads((folder / index).read_text())["weight_map"].values())
-            return all((folder / name).is_file() for name in names)
+            try:
+                names = set(json.loads((folder / index).read_text())["weight_map"].values())
+                return all((folder / name).is_file() for name in names)
+            except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                return False  # the file may hold anything
         if any(folder.glob(weights)):
             return True
     return False

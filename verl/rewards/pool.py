@@ -265,6 +265,8 @@ class VerifierPool:
         """End what a user's function started and left behind; other verifiers start no processes."""
         if self._custom:
             kill_stragglers(self._mark, self._started)
+            # A number is given again, perhaps to a session of the user's own, once no process of its session is left.
+            self._started &= {process.pid for process in multiprocessing.active_children() if process.pid}
 
     def _check_open(self) -> None:
         if self._closed:

@@ -5,11 +5,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray._private.utils import read_ray_address
+from ray._private.utils import get_ray_address_file
 from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RpcError
 
@@ -20,6 +21,9 @@ TOKEN_FIX = (
     "set RAY_AUTH_TOKEN to the cluster's token, or RAY_AUTH_TOKEN_PATH to a file that holds it; the head has it there "
     "or in ~/.ray/auth_token"
 )
+
+LONGEST_ADDRESS = 1000
+"""Characters of a cluster's address that are read."""
 
 
 def cluster_address() -> str:
@@ -40,13 +44,22 @@ def cluster_address() -> str:
                 "train.sh and eval.sh, which submit a job"
             )
         return wanted
-    # Any user can write that file, and a head that was killed leaves it behind.
-    found = read_ray_address() or ""
+    found = _started_address()
     if found and _joined(found):
         return found
     if wanted == "auto":
         raise ConfigError("RAY_ADDRESS=auto: no Ray cluster runs on this machine; unset it, or set it to head:6379")
     return ""
+
+
+def _started_address() -> str:
+    """What ``ray start`` wrote down on this machine; any user can write it, and a killed head leaves it behind."""
+    file = Path(get_ray_address_file(None))
+    try:
+        # A pipe may never end.
+        return file.read_text().strip() if file.is_file() and file.stat().st_size <= LONGEST_ADDRESS else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _joined(address: str) -> bool:

@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from verl.config.errors import ConfigError
+
 VARIABLE = "VERL_UMASK"
 """Tells processes that start under a stricter mask which one the user has; scripts/cluster.sh sets it too."""
 PRIVATE = 0o077
+LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""Characters of the private folder: the system allows 107 for the path of a socket."""
 
 
 @contextmanager
@@ -35,18 +39,29 @@ def restore_umask() -> None:
 def private_folder() -> Path:
     """This user's own folder for the temporary files of Ray, which lets everyone write into those that it makes.
 
-    Its path is short: Ray's sockets lie below, and the system limits their paths to about a hundred characters.
+    It is in RAY_TMPDIR, or in /tmp.
+
+    Raises:
+        ConfigError: its path is too long for Ray's sockets, which lie below.
     """
-    folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"), f"verl-{os.getuid()}")  # noqa: S108
+    parent = Path(os.environ.get("RAY_TMPDIR") or "/tmp").absolute()  # noqa: S108
+    folder = parent / f"verl-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        make_private(folder)
+        # Somebody else may have made it, to see what is written there, or a link, which would change another folder.
+        if not folder.is_symlink():
+            make_private(folder)
         found = folder.lstat()
+        own = found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode) and not found.st_mode & PRIVATE
+        folder = folder if own else Path(tempfile.mkdtemp(prefix="verl-", dir=parent))
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="verl-"))
-    # Somebody else may have made it, to see what is written there.
-    own = found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode) and not found.st_mode & PRIVATE
-    return folder if own else Path(tempfile.mkdtemp(prefix="verl-"))
+        folder = Path(tempfile.mkdtemp(prefix="verl-"))
+    if len(os.fsencode(folder)) > LONGEST_FOLDER:
+        raise ConfigError(
+            f"{folder}: Ray's sockets below it would have longer paths than the system allows; set RAY_TMPDIR to a "
+            f"folder of at most {LONGEST_FOLDER - len(folder.name) - 1} characters"
+        )
+    return folder
 
 
 def make_private(path: Path) -> None:
