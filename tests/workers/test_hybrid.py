@@ -1,6 +1,7 @@
 """The hybrid worker with its real engines: Ray, FSDP2 over gloo, vLLM."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +57,9 @@ def test_the_engine_makes_room_for_checkpoints(tmp_path):
 def test_responses_end_at_the_stop_tokens_of_the_prompts_template(small_config):
     tokenizer = make_tiny_tokenizer()
     tokenizer.add_tokens(["</s>", "<|endoftext|>"])
+    # The model cannot sample these.
+    assert end_tokens(changed(small_config, data={"template": "abel"}), tokenizer) == [2]
+    small_config = replace(small_config, model=replace(small_config.model, override_config={"vocab_size": 264}))
     # The model's own end is 2, "</s>" is 262 and "<|endoftext|>" 263.
     expected = {"chat": [2], "raw": [2], "abel": [2, 262, 263], "qwen-boxed": [2, 263], "mistral": [2, 262]}
     for name, ids in expected.items():

@@ -41,11 +41,13 @@ def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[in
     """Tokens that end a response: the model's own, those of the prompts' template, and those that the options name.
 
     A string of ``rollout.stop`` that is a token of the model is one of them: the text in which engines look for strings
-    has no special tokens.
+    has no special tokens. Tokens of texts for which the model has no embedding are left out: it never samples them.
     """
-    vocabulary, options = tokenizer.get_vocab(), config.rollout
-    named = [*options.stop_token_ids, *(vocabulary[string] for string in options.stop if string in vocabulary)]
-    return ModelInfo.of(config.model).end_tokens(tokenizer, [*named, *stop_token_ids(config.data.template, tokenizer)])
+    info, vocabulary, options = ModelInfo.of(config.model), tokenizer.get_vocab(), config.rollout
+    of_texts = [vocabulary[string] for string in options.stop if string in vocabulary]
+    of_texts += stop_token_ids(config.data.template, tokenizer)
+    sampled = [token for token in of_texts if token < info.text_config.vocab_size]
+    return info.end_tokens(tokenizer, [*options.stop_token_ids, *sampled])
 
 
 def engine_environment(device_type: str, name: str = "vllm") -> dict[str, str]:
