@@ -134,7 +134,7 @@ make_token() { # a token of this cluster alone, which only this user may read; A
 }
 
 clear_folder() { # removes what this script has written there; the folder may be the user's own
-  rm -f "$cluster_folder"/{token,token.new,address} "$cluster_folder"/ray-*.log
+  rm -f "$cluster_folder"/{token,token.new,address,failed} "$cluster_folder"/ray-*.log
   rmdir "$cluster_folder" 2>/dev/null || true
 }
 
@@ -161,6 +161,8 @@ start_ray() { # ray start with these options, in the background; waits until it 
       exec "$python" -c "$DEAF" -m ray.scripts.scripts start "$@" --object-store-memory=268435456 --block
   ) >"$log" 2>&1 </dev/null &
   ray_process=$!
+  # Otherwise bash reports how stop_ray ends it.
+  disown "$ray_process"
   set +m
   trap stop_ray EXIT
   until grep -q "$ready" "$log"; do
@@ -186,7 +188,6 @@ stop_ray() {
   trap - EXIT
   [[ -n $ray_process ]] || return 0
   cluster_tool stop "$ray_process" || true
-  wait "$ray_process" 2>/dev/null || true
   ray_process=
 }
 

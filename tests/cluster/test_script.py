@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,11 @@ def line(text: str, name: str) -> str:
 
 def test_machines_join_and_leave_with_the_exit_code(machines, shared):
     one, two = machines
+    # What an earlier start left that was killed while it said so.
+    (shared / "cluster").mkdir()
+    mark = shared / "cluster" / "failed"
+    mark.write_text("ray start failed on machine1")
+    os.utime(mark, (time.time() - 60,) * 2)
     second = start(two, shared, 1, "seed=1")
     second.wait_for_line("waiting for machine 0 at machine1:6379")  # it is early
     first = start(one, shared, 0, "-x", "seed=1")
@@ -73,6 +79,7 @@ def test_machines_join_and_leave_with_the_exit_code(machines, shared):
     assert not [port for port in ports if port.endswith(":8265")]
     assert "machine 1 of 2 (machine2, 10.77.0.2) has joined 10.77.0.1:6379" in second.text
     assert line(first.text, "token") not in second.text
+    assert "Killed" not in first.text + second.text
     assert one.survivors() == two.survivors() == []
     assert not (shared / "cluster").exists()
     # Another run on the same machine does not take the cluster for its own.

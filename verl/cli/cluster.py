@@ -30,6 +30,10 @@ HEAD_LOST = os.EX_TEMPFAIL
 """Exit code (75) of a machine whose head is gone: the same command may be started again."""
 LOST_S = 30.0
 """Seconds without an answer of the head after which a machine gives up."""
+FAILED_S = 15.0
+"""Age in seconds at which the mark of a machine 0 that gave up counts no more; it removes it after 10 itself."""
+STOP_S = 5.0
+"""Seconds that killed processes have to be gone."""
 GOODBYE_S = 15.0
 """Seconds that the head waits for the others to have read the exit code."""
 
@@ -73,10 +77,15 @@ def wait(host: str, port: str, folder: str, limit_s: str) -> str:
     """Wait until the head answers and takes the token; returns its ``address:port``."""
     deadline, announced = time.monotonic() + float(limit_s), False
     head, problem, parent = "", "unknown", os.getppid()
+    mark = Path(folder) / "failed"
+    before = _time_of(mark)
     while time.monotonic() < deadline and os.getppid() == parent:
-        with suppress(OSError):
-            failure = (Path(folder) / "failed").read_text()
-            raise ConfigError(f"machine 0 at {host}:{port} gave up: {failure}")
+        # One that was there before is an earlier start's, unless it is new: the machines' clocks may differ.
+        made = _time_of(mark)
+        if made and (made != before or time.time() - made < FAILED_S):
+            with suppress(OSError):
+                failure = mark.read_text()
+                raise ConfigError(f"machine 0 at {host}:{port} gave up: {failure}")
         head, problem = _head(host, port, Path(folder))
         if head and not (problem := _not_yet(head)):
             check_head(head, PATIENCE_S)
@@ -86,6 +95,13 @@ def wait(host: str, port: str, folder: str, limit_s: str) -> str:
             announced = True
         time.sleep(0.5)
     raise ConfigError(f"machine 0 at {host}:{port} was not there within {float(limit_s):g} s: {problem}")
+
+
+def _time_of(path: Path) -> float:
+    """When it was written; 0 if it does not exist."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _head(host: str, port: str, folder: Path) -> tuple[str, str]:
@@ -118,12 +134,17 @@ def missing(head: str) -> str:
 
 
 def finish(head: str, code: str, others: str) -> None:
-    """Publish the exit code, and wait until all other machines have read it."""
-    client = GcsClient(address=head)
-    client.internal_kv_put(EXIT_CODE, code.encode(), True, NAMESPACE, timeout=10)
+    """Publish the exit code, and wait until all other machines have read it; if the head is gone, they know."""
+    if not reachable(head):
+        return
     deadline = time.monotonic() + GOODBYE_S
-    while len(client.internal_kv_keys(b"left ", NAMESPACE, timeout=10)) < int(others) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    with suppress(RpcError):
+        client = GcsClient(address=head)
+        client.internal_kv_put(EXIT_CODE, code.encode(), True, NAMESPACE, timeout=10)
+        while len(client.internal_kv_keys(b"left ", NAMESPACE, timeout=10)) < int(others):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
 
 
 def follow(head: str, rank: str, ray_process: str) -> int:
@@ -169,9 +190,20 @@ def stop(ray_process: str) -> None:
     """End ``ray start --block`` and all that it has started, which SIGTERM does not reach (scripts/cluster.sh)."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(int(ray_process))
-        for member in [process, *process.children(recursive=True)]:
+        family = [process, *process.children(recursive=True)]
+        for member in family:
             with suppress(psutil.NoSuchProcess):
                 member.kill()
+        deadline = time.monotonic() + STOP_S
+        while any(map(_runs, family)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        # Nobody may collect what has ended in a container.
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 COMMANDS: dict[str, Callable[..., str | int | None]] = {

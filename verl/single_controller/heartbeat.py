@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from verl.single_controller.failures import REQUEUE
+from verl.utils.network import listening_socket
 
 TOKEN_BYTES = 32
 HELLO_BYTES = TOKEN_BYTES + 4
@@ -47,9 +48,9 @@ class Heartbeat:
 
     def __init__(self, host: str, detection_s: float) -> None:
         self._detection_s = detection_s
-        self._listener = socket.create_server((host, 0))
+        self._listener = listening_socket(host, 0)
         self._listener.setblocking(False)
-        self.pulse = Pulse(self._listener.getsockname()[:2], secrets.token_bytes(TOKEN_BYTES), detection_s)
+        self.pulse = Pulse((host, self._listener.getsockname()[1]), secrets.token_bytes(TOKEN_BYTES), detection_s)
         self._heard: dict[int, float] = {}
         self._closed: dict[int, float] = {}
         self._stopped = threading.Event()
