@@ -38,12 +38,13 @@ def files_below(folder: Path) -> set[str]:
 
 def test_every_file_and_entry_point_is_there(installed: Path):
     assert files_below(ROOT / "verl") <= files_below(installed / "verl")
-    assert "evaluation/report/assets/page.html" in files_below(installed / "verl")
+    assert {"evaluation/report/assets/body.html", "report/assets/page.html"} <= files_below(installed / "verl")
     assert files_below(ROOT / "configs") == files_below(installed / "verl" / "configs")
     (metadata,) = installed.glob("verl_rank-*.dist-info")
     points = Distribution.at(metadata).entry_points.select(group="console_scripts")
     modules = {"train": "main_ppo", "sft": "main_sft", "eval": "main_eval", "export": "main_export"}
     expected = {f"verl-{name}": f"verl.trainer.{module}:main" for name, module in modules.items()}
+    expected["verl-report"] = "verl.cli.report:main"
     assert {point.name: point.value for point in points} == expected
 
 

@@ -3,17 +3,16 @@
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.chromium import READY
+from tests.chromium import READY, press
 from tests.report.example_runs import metrics_of, write_run
 from verl.report import serve
-from verl.report.serve import make_server
-
-Ask = Callable[..., tuple[int, str]]
+from verl.report.serve import LivePage, make_server
 
 
 @pytest.fixture
@@ -72,12 +71,32 @@ def test_the_page_changes_when_the_run_goes_on(served: tuple[Path, int]):
 
 
 @pytest.mark.slow
-def test_a_browser_follows_the_run(served: tuple[Path, int], browser):
+def test_a_browser_follows_the_run(served: tuple[Path, int], browser, monkeypatch: pytest.MonkeyPatch):
     folder, port = served
+    asked = count(1)
+    version = LivePage.version
+
+    def counted(page: LivePage) -> str:
+        # The page asks every three seconds: what is chosen below is chosen by then.
+        if next(asked) == 3:
+            go_on(folder)
+        return version(page)
+
+    monkeypatch.setattr(LivePage, "version", counted)
     steps = "document.querySelector('#overview-table tbody td').textContent"
-    timer = threading.Timer(4, go_on, [folder])
-    timer.start()
-    follow = [{"value": steps}, {"until": f"{steps} === '7, not finished'"}, READY, {"value": steps}]
-    values = browser(f"http://127.0.0.1:{port}/", follow)
-    timer.join()
-    assert values == ["6, not finished", "7, not finished"]
+    heading, smoothing = (
+        "document.querySelector('#detail h3').textContent",
+        "document.getElementById('smoothing').value",
+    )
+    follow = [
+        {"value": steps},
+        {"value": f"(window.name = {heading}, document.getElementById('smoothing').value = '5', 0)"},
+        press("j"),
+        {"until": f"{heading} !== window.name"},
+        # A window keeps its name.
+        {"value": f"window.name = {heading}"},
+        {"until": f"{steps} === '7, not finished'"},
+        READY,
+        {"until": f"{heading} === window.name && {smoothing} === '5'"},
+    ]
+    assert browser(f"http://127.0.0.1:{port}/", follow)[0] == "6, not finished"

@@ -188,7 +188,7 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
         "steps": run.last_step,
         "planned": int(planned) if planned and planned.isdigit() else None,
         "seed": run.option("seed"),
-        "model": printable(run.option("model.path") or "")[-60:],
+        "model": printable("/".join((run.option("model.path") or "").rstrip("/").split("/")[-2:]))[-60:],
         "estimator": printable(run.option("algorithm.adv_estimator") or ""),
         "version": printable(str(versions.get("verl", "")))[:40] if isinstance(versions, Mapping) else "",
         "revision": printable(str(run.summary.get("git_revision") or ""))[:50],

@@ -130,9 +130,16 @@ function drawPanel(figure, panel, curves) {
 }
 
 function panelHead(panel) {
-  const head = el("h3", {}, panel.title);
+  const head = el("h3", { title: panel.names.join("\n") }, enlarger(panel.title), panel.title);
   if (panel.nonfinite) head.append(" ", el("small", {}, `${plural(panel.nonfinite, "value")} not finite`));
   return head;
+}
+
+// A panel as wide as the page.
+function enlarger(title) {
+  const button = el("button", { type: "button", class: "enlarge", "aria-label": `Enlarge ${title}`, "aria-pressed": "false" }, "⤢");
+  button.addEventListener("click", () => button.setAttribute("aria-pressed", String(button.closest(".panel").classList.toggle("wide"))));
+  return button;
 }
 
 function bandOf(line, y) {
@@ -241,7 +248,7 @@ function stackedPanel(title, rows, names, colours) {
     placeTip(event.clientX, event.clientY);
   });
   picture.addEventListener("pointerleave", () => { byId("tip").hidden = true; });
-  return el("div", { class: "panel" }, el("h3", {}, title), picture,
+  return el("div", { class: "panel" }, el("h3", {}, enlarger(title), title), picture,
     el("div", { class: "keysOf" }, ...names.map((name, i) => el("span", {}, block(colours[i]), name))));
 }
 

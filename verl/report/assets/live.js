@@ -1,14 +1,48 @@
-// While the page is served: load it again when the run has gone on, unless somebody reads a token or types.
+// While the page is served: load it again when the run has gone on, unless somebody reads a value or types.
+const KEPT = "verl-report";
 let follows = true;
+
+// What was chosen, for the page after this one.
+function remember() {
+  const fields = [...document.querySelectorAll("select[id], input[id]")].filter(({ id }) => !["measure", "marks", "side-0", "side-1"].includes(id));
+  const entry = browse.matches[prompts.chosen];
+  sessionStorage.setItem(KEPT, JSON.stringify({
+    fields: fields.map((field) => [field.id, field.type === "checkbox" ? field.checked : field.value]),
+    entry: entry && [entry.split, entry.uid, entry.text], sides: browse.sides, samples: browse.samples, marks: browse.marks, measure: browse.measure,
+  }));
+}
+
+async function recall() {
+  const kept = JSON.parse(sessionStorage.getItem(KEPT) || "null");
+  sessionStorage.removeItem(KEPT);
+  if (!kept) return;
+  for (const [id, value] of kept.fields) {
+    const field = byId(id);
+    if (!field || field[field.type === "checkbox" ? "checked" : "value"] === value) continue;
+    field[field.type === "checkbox" ? "checked" : "value"] = value;
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+  Object.assign(browse, { marks: kept.marks, measure: kept.measure });
+  const place = browse.matches.findIndex(({ split, uid, text }) => kept.entry && split === kept.entry[0] && uid === kept.entry[1] && text === kept.entry[2]);
+  if (place < 0) return;
+  await prompts.choose(place);
+  const { cells } = browse.matches[place];
+  browse.sides = browse.sides.map((side, i) => (cells.some((cell) => sameCell(cell, kept.sides[i])) ? kept.sides[i] : side));
+  browse.samples = kept.samples;
+  await drawPrompt();
+}
+
 async function watch() {
   try {
     const version = await (await fetch("/version", { cache: "no-store" })).text();
     if (follows && version !== data.version && byId("tip").hidden && !document.activeElement.closest("input[type=search]")) {
+      remember();
       location.reload();
       return;
     }
+    byId("live-state").textContent = "";
   } catch {
-    byId("live-state").textContent = " the server does not answer";
+    byId("live-state").textContent = " (the server does not answer)";
   }
   setTimeout(watch, 3000);
 }
@@ -18,4 +52,4 @@ liveBox.checked = true;
 liveBox.addEventListener("change", () => { follows = liveBox.checked; });
 byId("live").append(el("label", {}, liveBox, " follow the run"), el("span", { id: "live-state" }));
 byId("live").hidden = false;
-watch();
+ready.then(recall).then(watch);

@@ -123,8 +123,9 @@ function start() {
 }
 
 start();
+let ready = Promise.resolve();
 if ("DecompressionStream" in window) {
-  Promise.all([showOptions(), startSamples()]).then(() => {
+  ready = Promise.all([showOptions(), startSamples()]).then(() => {
     performance.mark("ready");
     document.documentElement.setAttribute("data-ready", "");
     requestIdleCallback(drawTheRest);

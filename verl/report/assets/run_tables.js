@@ -62,7 +62,7 @@ function phaseTable() {
       const share = phases[name] / (totals[r] || 1);
       const bar = el("span", { class: "meter", "aria-hidden": "true" }, el("i"));
       bar.firstChild.style.width = `${100 * share}%`;
-      return el("td", {}, bar, ` ${duration(phases[name])} `, el("small", {}, `${percent(share)}%`));
+      return el("td", {}, bar, el("span", { class: "amount" }, `${duration(phases[name])} `, el("small", {}, `${percent(share)}%`)));
     })));
   const region = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Time by phase, table" });
   region.append(tableOf(["phase, all steps", ...data.runs.map(({ name }) => name)], 1, rows));
