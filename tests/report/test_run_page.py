@@ -236,6 +236,10 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
             {"value": "[...document.querySelectorAll('#option-table tbody th')].map((e) => e.textContent)"},
             {"value": "[...document.querySelectorAll('#phases tbody th')].map((e) => e.textContent)"},
             {"value": "document.querySelectorAll('#shaping [data-shaping] rect').length > 6"},
+            {"value": "document.querySelector('#learning .enlarge').click()"},
+            {"value": "document.querySelector('#learning .panel').className"},
+            press("Home", "document.querySelector('#learning svg[role]')"),
+            {"value": "document.getElementById('tip').innerText.split('\\n')[0]"},
             # a run is left out
             {"value": "document.querySelectorAll('#runs button')[1].click()"},
             {"until": "document.querySelectorAll('#learning polyline').length === 3"},
@@ -259,6 +263,7 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
     assert values[0] == "8 of 8 prompts"
     assert values[1] == ["actor.optim.lr", "trainer.default_local_dir", "trainer.experiment_name"]
     assert values[2:4] == [["gen", "update_actor"], True]
+    assert "panel wide" in values and "step 0" in values
     assert ["After 0 steps it is \\boxed{8}.", "After 6 steps it is \\boxed{7}."] in values
     assert ["0", "8", "6", "7"] in values
     assert values[-1] == ["ER, layer 1", "20", "26", "+6"]

@@ -188,8 +188,7 @@ function addCursor(picture, panel, lines, y) {
     byId("tip").hidden = true;
   };
   picture.addEventListener("pointermove", (event) => {
-    const box = picture.getBoundingClientRect();
-    const x = ((event.clientX - box.left) / box.width) * CHART.width;
+    const { x } = new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse());
     place(steps.reduce((best, step, i) => (Math.abs(xOf(step) - x) < Math.abs(xOf(steps[best]) - x) ? i : best), 0), event.clientX, event.clientY);
   });
   picture.addEventListener("pointerleave", hide);
@@ -240,8 +239,7 @@ function stackedPanel(title, rows, names, colours) {
   }
   picture.append(...stepTicks());
   picture.addEventListener("pointermove", (event) => {
-    const box = picture.getBoundingClientRect();
-    const x = ((event.clientX - box.left) / box.width) * CHART.width;
+    const { x } = new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse());
     const row = rows.reduce((best, one) => (Math.abs(xOf(one[0]) - x) < Math.abs(xOf(best[0]) - x) ? one : best));
     byId("tip").replaceChildren(el("div", {}, `step ${row[0].toLocaleString("en")}`),
       ...names.map((name, i) => el("div", {}, block(colours[i]), name, el("strong", {}, `${percent(row[i + 1])}%`))));
