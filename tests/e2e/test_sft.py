@@ -39,6 +39,7 @@ def test_held_out_figures_are_those_of_the_exported_model(tiny_model, tiny_token
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2, 3]
     assert records[2]["train/loss"] < records[0]["train/loss"]
+    assert "Loss (supervised)" in (run / "report.html").read_text()
     tokens = records[2]["perf/total_num_tokens"]
     assert records[2]["perf/train_throughput"] == pytest.approx(tokens / records[2]["timing_s/train"] / 2)
     assert records[2]["perf/tflops/train"] > 0 and "perf/mfu/train" not in records[2]

@@ -270,6 +270,25 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_seeds_are_one_line_with_a_band(browser, tmp_path: Path):
+    runs = [write_run(tmp_path / f"grpo_s{seed}", seed=seed) for seed in (0, 1, 2)]
+    lines, bands = (f"document.querySelectorAll('#learning {shape}').length" for shape in ("polyline", "polygon"))
+    values = browser(
+        make_page(runs)[0],
+        [
+            {"until": f"{lines} === 3 && {bands} === 3"},
+            press("End", "document.querySelector('#learning svg[role]')"),
+            {"value": "document.getElementById('tip').innerText.split('\\n')"},
+            {"value": "document.getElementById('together').click()"},
+            {"until": f"{lines} === 9 && {bands} === 0"},
+        ],
+    )
+    (tip,) = (value for value in values if isinstance(value, list))
+    # 0.5 + tanh(6 / 40) / 2 and 1 and 2 hundredths more
+    assert tip[0] == "step 6" and {"58.4%", "57.4% to 59.4%"} <= set(tip)
+
+
+@pytest.mark.slow
 def test_samples_are_read_by_keyboard(browser, tmp_path: Path):
     side = "document.getElementById('side-{}').selectedOptions[0].textContent"
     steps = []
