@@ -18,9 +18,9 @@ def read_version() -> str:
     raise ValueError('verl/__init__.py: no line __version__ = "..."')
 
 
-def read_requirements() -> list[str]:
-    """The dependencies that CPU and GPU share; torch and vLLM are installed beforehand, in the build that fits."""
-    lines = (ROOT / "requirements" / "common.txt").read_text().splitlines()
+def read_requirements(name: str) -> list[str]:
+    """The packages that ``requirements/<name>`` lists."""
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
@@ -47,7 +47,9 @@ setup(
     package_dir={"": "."},
     package_data={"verl.evaluation.report": ["assets/*"], "verl.report": ["assets/*"]},
     cmdclass={"build_py": BuildWithConfigs},
-    install_requires=read_requirements(),
+    # What CPU and GPU share; torch and vLLM are installed beforehand, in the build that fits.
+    install_requires=read_requirements("common.txt"),
+    extras_require={"analysis": read_requirements("analysis.txt")},
     entry_points={
         "console_scripts": [
             "verl-train = verl.trainer.main_ppo:main",
@@ -55,6 +57,7 @@ setup(
             "verl-export = verl.trainer.main_export:main",
             "verl-eval = verl.trainer.main_eval:main",
             "verl-report = verl.cli.report:main",
+            "verl-analysis = verl.trainer.main_analysis:main",
         ],
         "vllm.general_plugins": ["verl_hidden_states = vllm_patches:register"],
     },

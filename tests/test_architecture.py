@@ -23,6 +23,7 @@ STOREYS = [
     "run",
     "report",
     "trainer evaluation",
+    "analysis",
     "cli",
 ]
 """The packages (or modules) of verl, from the base up. Imports point down; siblings do not import each other. Entry
@@ -52,6 +53,7 @@ MODULES_BY_NAME = {
     "verl.trainer.ppo.run": "names the worker role of PPO: only Ray's processes import it",
     "verl.trainer.sft_trainer": "names the worker role of supervised fine-tuning",
     "verl.evaluation.evaluate": "names the worker role of evaluation",
+    "verl.analysis.analyse": "names the worker role of the analysis",
     "verl.single_controller.worker_group": "imports the worker role that it is given",
     "verl.rank.calculator": "names the function that reduces hidden states: vLLM's options are JSON",
     "vllm_patches.options": "imports the function that vLLM's options name",

@@ -19,7 +19,7 @@ def test_every_yaml_loads():
         if path.parent.name != "evaluation":  # test_evaluation.py has these
             config = load_config(PPOConfig, "ppo_trainer", [f"{path.parent.name}={path.stem}"])
             assert path.parent.name != "experiment" or config.trainer.experiment_name == path.stem
-    assert {path.stem for path in CONFIG_DIR.glob("*.yaml")} == {"ppo_trainer", "sft", "evaluation"}
+    assert {path.stem for path in CONFIG_DIR.glob("*.yaml")} == {"ppo_trainer", "sft", "evaluation", "analysis"}
     assert load_config(SFTConfig, "sft").data.messages_key == "messages"
 
 

@@ -159,7 +159,7 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         require_seed(self.seed)
         fix = "name at least one, or choose a set, such as evaluation=embedded"
-        require(len(self.benchmarks) > 0, "benchmarks", self.benchmarks, fix)
+        require(self.names_prompts, "benchmarks", self.benchmarks, fix)
         require_distinct("benchmarks", self.benchmarks)
         require_distinct("temperatures", self.temperatures)
         for name in self.benchmarks:
@@ -181,6 +181,11 @@ class EvaluationConfig:
             field = "rollout.tensor_parallel_size"
             check_divides(field, parallel, "trainer.n_gpus_per_node", trainer.n_gpus_per_node)
 
+    @property
+    def names_prompts(self) -> bool:
+        """Whether there is anything to evaluate."""
+        return len(self.benchmarks) > 0
+
     def _check_sampling(self) -> None:
         require(self.n_sampling >= 1, "n_sampling", self.n_sampling, "must be at least 1")
         check_truncation("", self.top_p, self.top_k, self.min_p, self.repetition_penalty)
@@ -192,7 +197,12 @@ class EvaluationConfig:
 
 
 def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
-    """As ``parse_config``, after every entry of ``runs`` is completed from ``model``; an entry may be only its path."""
+    """As ``parse_config``, after :func:`complete_runs`."""
+    return parse_config(EvaluationConfig, complete_runs(tree))
+
+
+def complete_runs(tree: DictConfig) -> DictConfig:
+    """``tree`` with every entry of ``runs`` completed from ``model``; an entry may be only its path."""
     runs: Any = tree.get("runs")
     if OmegaConf.is_dict(runs) and OmegaConf.is_dict(tree.get("model")):
         tree = OmegaConf.create({key: tree._get_node(key) for key in tree})
@@ -201,7 +211,7 @@ def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
             str(alias): {**defaults, **(run if OmegaConf.is_dict(run) else {"path": run})}
             for alias, run in runs.items()
         }
-    return parse_config(EvaluationConfig, tree)
+    return tree
 
 
 def _require_name(field: str, name: str) -> None:

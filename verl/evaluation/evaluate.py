@@ -103,8 +103,8 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
         display.say(f"note: {note}")
     for line in selection.errors:
         failures.add(line)
-    benchmarks = _load_benchmarks(config, failures)
-    tokenizers = _load_tokenizers(selection.targets, config, failures)
+    benchmarks = load_benchmarks(config, failures)
+    tokenizers = load_tokenizers(selection.targets, config, failures)
     if not benchmarks or not tokenizers:
         return
     default = Path(config.runs_dir, "evaluation", config.trainer.experiment_name, selection.folder_name)
@@ -151,7 +151,7 @@ def count_workers(config: EvaluationConfig, device_type: str) -> int:
     return available // size * size
 
 
-def _load_benchmarks(config: EvaluationConfig, failures: Failures) -> dict[str, list[Problem]]:
+def load_benchmarks(config: EvaluationConfig, failures: Failures) -> dict[str, list[Problem]]:
     """Name -> problems of the benchmarks that can be loaded."""
     loaded = {}
     for name in config.benchmarks:
@@ -163,7 +163,7 @@ def _load_benchmarks(config: EvaluationConfig, failures: Failures) -> dict[str, 
     return loaded
 
 
-def _load_tokenizers(
+def load_tokenizers(
     targets: Sequence[Target], config: EvaluationConfig, failures: Failures
 ) -> dict[Target, PreTrainedTokenizerBase]:
     """The targets whose tokenizer can be loaded and fits their template, so that others are reported at the start."""
@@ -195,12 +195,12 @@ def _evaluate_target(
     """Generate the missing samples of one model and score all; the results of the tasks that succeeded."""
     results = []
     with ExitStack() as stack:
-        stores = _open_stores(tasks, config, stack, failures) if tasks else {}
+        stores = open_stores(tasks, config, stack, failures) if tasks else {}
         try:
-            _generate(title, stores, config, session, display)
+            generate_target(title, stores, config, session, display)
         except (WorkerError, ConfigError) as error:
             # <folder>/<run>/step_N, above benchmark and temperature.
-            failures.add(_in_one_line(error, tasks[0].folder.parents[1] / ENGINE_ERROR), tasks[0].target.label)
+            failures.add(in_one_line(error, tasks[0].folder.parents[1] / ENGINE_ERROR), tasks[0].target.label)
             stores = {task: store for task, store in stores.items() if not store.missing(config.n_sampling)}
         for task, store in stores.items():
             display.phase(f"scoring {task.benchmark}")
@@ -212,7 +212,7 @@ def _evaluate_target(
     return results
 
 
-def _in_one_line(error: Exception, log: Path) -> str:
+def in_one_line(error: Exception, log: Path) -> str:
     """A worker's error in one line; its traceback goes to the file ``log``."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if len(lines) == 1:
@@ -221,7 +221,7 @@ def _in_one_line(error: Exception, log: Path) -> str:
     return f"{lines[0]} {lines[-1]}; its traceback is in {log}"
 
 
-def _open_stores(
+def open_stores(
     tasks: Sequence[EvaluationTask], config: EvaluationConfig, stack: ExitStack, failures: Failures
 ) -> dict[EvaluationTask, SampleStore]:
     """The stores of the tasks whose folders hold no other samples; prompts that the model does not take are told."""
@@ -245,7 +245,7 @@ def _open_stores(
     return stores
 
 
-def _generate(
+def generate_target(
     title: str,
     stores: Mapping[EvaluationTask, SampleStore],
     config: EvaluationConfig,

@@ -56,9 +56,8 @@ def generate_missing(
             task, problem, i = samples[found.key]
             left_of_problem[task, problem] -= 1
             problems_done += left_of_problem[task, problem] == 0
-            arrived[task].append(
-                StoredSample(problem, i, found.response, found.num_tokens, found.truncated, found.metrics)
-            )
+            text, length, cut = found.response, found.num_tokens, found.truncated
+            arrived[task].append(StoredSample(problem, i, text, length, cut, found.metrics, found.token_ids))
         for task, new in arrived.items():
             stores[task].append(new)
         display.generated(problems_done, len(finished), sum(found.num_tokens for found in finished))

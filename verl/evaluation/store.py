@@ -9,7 +9,7 @@ A folder holds the samples of one model on one benchmark at one temperature::
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,12 @@ class StoredSample:
     truncated: bool
     metrics: dict[str, float]
     """Rank metrics by name; empty if none were measured."""
+    token_ids: list[int] = field(default_factory=list)
+    """Empty where they are not kept."""
+
+    def record(self) -> dict[str, Any]:
+        """The line of the file."""
+        return {name: value for name, value in asdict(self).items() if name != "token_ids" or value}
 
 
 class SampleStore:
@@ -84,7 +90,7 @@ class SampleStore:
         for sample in samples:
             assert (sample.problem, sample.sample) not in self.samples, sample
             self.samples[sample.problem, sample.sample] = sample
-        append_lines(self._file, [asdict(sample) for sample in samples])
+        append_lines(self._file, [sample.record() for sample in samples])
 
     def _claim(self, settings: dict[str, Any], digests: list[str]) -> None:
         """Compare settings and prompts with those of the folder, or record them in a new one."""

@@ -193,6 +193,7 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig, limi
         min_p=config.min_p,
         repetition_penalty=config.repetition_penalty,
         seed=config.seed,
+        keep_tokens=settings.get("tokens", False),
     )
 
 

@@ -1,7 +1,7 @@
 """The requests and responses that travel between an evaluation and its workers. Imports nothing heavy."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class FinishedSample:
     """Cut at its maximal length."""
     metrics: dict[str, float]
     """Rank metrics by name, or by ``layer_1/<name>`` if several layers are captured. Only finite values."""
+    token_ids: list[int] = field(default_factory=list)
+    """The generated tokens, with ``keep_tokens`` alone."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class EngineModel:
     min_p: float
     repetition_penalty: float
     seed: int
+    keep_tokens: bool = False
+    """Return the tokens of responses, too."""
 
 
 def sample_seed(seed: int, benchmark: str, problem: int, sample: int) -> int:
@@ -58,3 +62,40 @@ def sample_seed(seed: int, benchmark: str, problem: int, sample: int) -> int:
 def resolve_dtype(dtype: str, on_cpu: bool) -> str:
     """``auto`` is float32 on a CPU and bfloat16 on a GPU."""
     return ("float32" if on_cpu else "bfloat16") if dtype == "auto" else dtype
+
+
+@dataclass(frozen=True)
+class PromptResponses:
+    """A prompt and the responses to it, to be read by a policy."""
+
+    key: int
+    """The caller's name for the prompt."""
+    prompt_ids: list[int]
+    token_ids: list[list[int]]
+    """Of each response, at least one token."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is known along one response."""
+
+    ends: list[int]
+    """Tokens after which rank metrics were measured; the whole response last."""
+    values: dict[str, list[float]]
+    """Rank metric of each of these prefixes by name; ``logprob`` and ``entropy``, means of the tokens since the prefix
+    before."""
+
+
+@dataclass(frozen=True)
+class MeasuredPrompt:
+    """What a policy makes of the responses to a prompt."""
+
+    key: int
+    responses: list[dict[str, list[float]]]
+    """Of each response, metrics by name, one value for each layer; of ``avg_log_probs`` and ``avg_logits_entropy`` one
+    value."""
+    stack: dict[str, list[float]]
+    """Rank metrics of all responses stacked, one value for each layer."""
+    distances: dict[str, float]
+    """Of the mean states."""
+    courses: list[Course]

@@ -94,6 +94,7 @@ class EvaluationWorker:
             num_tokens=len(completion.token_ids),
             truncated=completion.finish_reason == "length",
             metrics=_scalars(completion) if self.measures else {},
+            token_ids=list(completion.token_ids) if self.model.keep_tokens else [],
         )
 
 

@@ -1,0 +1,5 @@
+"""The paper's analysis: what exploration and exploitation look like in tokens and in hidden states.
+
+Imports inside point one way: responses, tokens, similarity <- sheets; correlations, sheets <- figures <- page; analyse
+on top.
+"""

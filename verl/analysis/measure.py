@@ -1,0 +1,108 @@
+"""Measuring stored responses: a policy reads them, and what it finds is stored prompt by prompt.
+
+The first line of ``measures.jsonl`` holds what the measurements depend on besides the samples; each later line is a
+prompt's. So an interrupted analysis resumes.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from verl.config.analysis import AnalysisConfig
+from verl.config.signal import CalculatorConfig
+from verl.evaluation.json_lines import append_lines, open_to_append, read_lines
+from verl.evaluation.store import StoredSample
+from verl.evaluation.tasks import EvaluationTask
+from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
+from verl.single_controller import WorkerGroup
+
+MEASURES_FILE = "measures.jsonl"
+
+PROMPTS_PER_CALL = 4
+"""Prompts that each worker reads between two writes of what was found."""
+
+Samples = Mapping[tuple[int, int], StoredSample]
+
+
+class MeasureFile:
+    """Measurements on disk; a context manager. A file that was made with other settings is emptied."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        path = folder / MEASURES_FILE
+        settings = json.loads(json.dumps(settings))
+        lines = list(read_lines(path))
+        current = bool(lines) and lines[0][1] == settings
+        self.found: dict[int, tuple[str, MeasuredPrompt]] = {}
+        for _, record in lines[1:] if current else []:
+            measured = record["measured"] | {"courses": [Course(**course) for course in record["measured"]["courses"]]}
+            self.found[record["measured"]["key"]] = (record["responses"], MeasuredPrompt(**measured))
+        self._file = open_to_append(path)
+        if not current:
+            self._file.truncate(0)
+            append_lines(self._file, [settings])
+
+    def __enter__(self) -> "MeasureFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def get(self, prompt: PromptResponses) -> MeasuredPrompt | None:
+        """What was measured of exactly these responses."""
+        digest, measured = self.found.get(prompt.key, ("", None))
+        return measured if digest == _digest(prompt) else None
+
+    def append(self, prompt: PromptResponses, measured: MeasuredPrompt) -> None:
+        """Add what was measured of ``prompt`` and write it down."""
+        digest = _digest(prompt)
+        self.found[prompt.key] = (digest, measured)
+        append_lines(self._file, [{"responses": digest, "measured": asdict(measured)}])
+
+
+def measure_settings(config: AnalysisConfig, on_cpu: bool) -> dict[str, Any]:
+    """Everything besides prompts and responses that the measurements depend on."""
+    model = config.policy.model_config("model", config.rollout.trust_remote_code, on_cpu)
+    how = {"param_dtype": model.param_dtype, "attn_implementation": model.attn_implementation}
+    return {"calculator": asdict(measuring(config)), "layer": config.analysis.layer, "policy": how}
+
+
+def measuring(config: AnalysisConfig) -> CalculatorConfig:
+    """The calculator's options, with the metrics of prefixes."""
+    options = asdict(config.calculator)
+    return CalculatorConfig(**(options | {"keep_prefixes": True}))
+
+
+def prompts_of(task: EvaluationTask, samples: Samples, n: int) -> list[PromptResponses]:
+    """The task's prompts with their first ``n`` responses."""
+    return [
+        PromptResponses(i, list(ids), [samples[i, j].token_ids for j in range(n)]) for i, ids in enumerate(task.prompts)
+    ]
+
+
+def measure_missing(
+    file: MeasureFile,
+    prompts: Sequence[PromptResponses],
+    temperature: float,
+    workers: WorkerGroup,
+    num_workers: int,
+) -> None:
+    """Measure the prompts that the file lacks."""
+    missing = [prompt for prompt in prompts if file.get(prompt) is None]
+    at_once = PROMPTS_PER_CALL * num_workers
+    for start in range(0, len(missing), at_once):
+        batch = missing[start : start + at_once]
+        # Every worker gets as many, because all of them gather the weights together: the last ones are read again.
+        size = -(-len(batch) // num_workers)
+        filled = [batch[min(i, len(batch) - 1)] for i in range(size * num_workers)]
+        shares = [filled[size * rank : size * (rank + 1)] for rank in range(num_workers)]
+        replies = [measured for part in workers.run("measure", shares, temperature or 1.0) for measured in part]
+        for prompt, measured in zip(batch, replies, strict=False):
+            assert measured.key == prompt.key, "workers reply in the order of the prompts"
+            file.append(prompt, measured)
+
+
+def _digest(prompt: PromptResponses) -> str:
+    return hashlib.blake2b(json.dumps([prompt.prompt_ids, prompt.token_ids]).encode(), digest_size=8).hexdigest()

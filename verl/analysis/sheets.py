@@ -1,0 +1,191 @@
+"""The two tables of an analysis, a row per response and a row per prompt, with the release's column names."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from verl.analysis.responses import count_words
+from verl.analysis.similarity import pairwise_similarity
+from verl.analysis.tokens import (
+    frequency_entropy,
+    jensen_shannon,
+    mean_over_pairs,
+    repetition_rate,
+    symmetric_kl,
+    token_shares,
+    top_confidence,
+)
+from verl.config.analysis import AnalysisConfig
+from verl.config.errors import ConfigError
+from verl.evaluation.benchmarks import Problem
+from verl.evaluation.store import StoredSample
+from verl.rewards import Score
+from verl.rollout.requests import MeasuredPrompt
+from verl.utils.files import replacing
+from verl.utils.portable import valid_unicode
+
+RESPONSE_SHEET = "exploit_data (per-rollout)"
+PROMPT_SHEET = "explore_data (per-prompt)"
+CORRELATION_SHEET = "correlations"
+
+PLACE = ("run", "step", "benchmark", "temperature", "prompt_id", "rollout_id", "data_source")
+"""Columns that say whose row it is. As in the release, ``rollout_id`` is -1 in rows of prompts."""
+
+TEXTS = ("question", "response")
+"""Columns of the parquet file alone: a workbook's cells are short, and start formulas."""
+
+OF_TOKENS = ("response_entropy", "avg_response_entropy", "response_confidence", "n_gram_repetition_rate")
+OF_RESPONSES = (
+    *("test_score_0", "correctness", "avg_log_probs", "avg_logits_entropy"),
+    *OF_TOKENS,
+    *("response_length", "reflection_words", "boxed", "truncated"),
+)
+"""Columns of a response besides its rank metrics."""
+
+STACKED = (
+    "response_entropy",
+    "avg_response_entropy",
+    "response_confidence",
+    "n_gram_repetition_rate",
+    "response_length",
+)
+OF_PAIRS = (
+    *("exploration_token_jsd", "pairwise_kl_div", "pairwise_euclidean_dist", "pairwise_cosine_sim", "dist_to_center"),
+    *("pairwise_rouge_l", "pairwise_rouge_l_text", "pairwise_rouge1_token", "pairwise_rouge1_text"),
+    *("pairwise_rouge2_token", "pairwise_rouge2_text", "pairwise_textual_similarity"),
+)
+"""Columns of a prompt that compare its responses."""
+
+
+@dataclass(frozen=True)
+class ResponseData:
+    """One response as it was generated and scored."""
+
+    sample: StoredSample
+    score: Score
+
+
+def rank_columns(config: AnalysisConfig) -> list[str]:
+    """Columns of a response's rank metrics: those of ``analysis.layer`` first."""
+    calculator = config.calculator
+    places = sorted(range(len(calculator.layers)), key=lambda place: (place != config.layer_place, place))
+    return [column(config, place, name) for place in places for name in calculator.metric_names]
+
+
+def column(config: AnalysisConfig, place: int, name: str) -> str:
+    """The column of a rank metric of the layer at ``place`` of ``calculator.layers``."""
+    return name if place == config.layer_place else f"layer_{place + 1}/{name}"
+
+
+def response_columns(config: AnalysisConfig) -> list[str]:
+    """Names of a response's metrics."""
+    return [*rank_columns(config), *OF_RESPONSES]
+
+
+def prompt_columns(config: AnalysisConfig) -> list[str]:
+    """Names of a prompt's metrics."""
+    ranks = rank_columns(config)
+    stacks = [name for name in ranks if not name.rpartition("/")[2].startswith("Curvature")]
+    averages = [f"{name}_avg" for name in OF_RESPONSES]
+    stacked = [f"{name}_stack" for name in STACKED]
+    return [*(f"{n} Avg" for n in ranks), *(f"{n} Stack" for n in stacks), *averages, *stacked, *OF_PAIRS]
+
+
+def check_pairs(config: AnalysisConfig) -> None:
+    """Raise ``ConfigError`` for a pair that names a metric which is not measured."""
+    for field, known in (("response_pairs", response_columns(config)), ("prompt_pairs", prompt_columns(config))):
+        for pair in getattr(config.analysis, field):
+            for name in pair:
+                if name not in known:
+                    near = get_close_matches(name, known, n=1)
+                    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+                    raise ConfigError(f"analysis.{field}={pair}: {name!r} is not measured; {hint}")
+
+
+def response_row(
+    config: AnalysisConfig, data: ResponseData, problem: Problem, measured: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """The metrics of one response, without its place."""
+    options, sample, tokens = config.analysis, data.sample, data.sample.token_ids
+    row: dict[str, Any] = {
+        column(config, place, name): measured[name][place]
+        for place in range(len(config.calculator.layers))
+        for name in config.calculator.metric_names
+    }
+    row = {name: row[name] for name in rank_columns(config)}
+    return row | {
+        "test_score_0": float(data.score["score"]),
+        "correctness": float(data.score["correctness"]),
+        "avg_log_probs": measured["avg_log_probs"][0],
+        "avg_logits_entropy": measured["avg_logits_entropy"][0],
+        **_token_metrics(config, [tokens]),
+        "response_length": len(tokens),
+        "reflection_words": count_words(sample.response, options.reflection_words),
+        "boxed": float(data.score["boxed"]),
+        "truncated": float(sample.truncated),
+        "question": valid_unicode(problem.question),
+        "response": valid_unicode(sample.response),
+    }
+
+
+def prompt_row(
+    config: AnalysisConfig,
+    responses: Sequence[ResponseData],
+    rows: Sequence[Mapping[str, Any]],
+    measured: MeasuredPrompt,
+) -> dict[str, Any]:
+    """The metrics of one prompt, without its place; ``rows`` are its responses'."""
+    tokens = [response.sample.token_ids for response in responses]
+    shares = [token_shares(ids) for ids in tokens]
+    stacked = _token_metrics(config, tokens) | {"response_length": sum(map(len, tokens))}
+    row = {f"{name} Avg": _mean(rows, name) for name in rank_columns(config)}
+    for place in range(len(config.calculator.layers)):
+        row |= {f"{column(config, place, name)} Stack": values[place] for name, values in measured.stack.items()}
+    row |= {f"{name}_avg": _mean(rows, name) for name in OF_RESPONSES}
+    row |= {f"{name}_stack": float(stacked[name]) for name in STACKED}
+    row["exploration_token_jsd"] = mean_over_pairs(shares, jensen_shannon)
+    row["pairwise_kl_div"] = mean_over_pairs(shares, partial(symmetric_kl, floor=config.analysis.kl_floor))
+    row |= measured.distances | pairwise_similarity(tokens, [response.sample.response for response in responses])
+    return {name: row[name] for name in prompt_columns(config)}
+
+
+def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
+    """Write each sheet that is not empty into ``analysis.xlsx`` and as parquet; the workbook."""
+    files = {RESPONSE_SHEET: "responses", PROMPT_SHEET: "prompts", CORRELATION_SHEET: "correlations"}
+    tables = {sheet: table for sheet, table in tables.items() if len(table)}
+    for sheet, table in tables.items():
+        with replacing(folder / f"{files[sheet]}.parquet") as temporary:
+            table.to_parquet(temporary, compression="zstd", index=False)
+    path = folder / "analysis.xlsx"
+    with (
+        replacing(path) as temporary,
+        temporary.open("wb") as file,
+        pd.ExcelWriter(file, engine="openpyxl") as workbook,
+    ):
+        for sheet, table in tables.items():
+            numbers = table.drop(columns=[name for name in TEXTS if name in table])
+            numbers.to_excel(workbook, sheet_name=sheet, index=False)
+    return path
+
+
+def _token_metrics(config: AnalysisConfig, responses: Sequence[Sequence[int]]) -> dict[str, float]:
+    """``OF_TOKENS`` of one response, or of several stacked."""
+    options, together = config.analysis, [token for tokens in responses for token in tokens]
+    entropy = frequency_entropy(together)
+    confidence = top_confidence(together, options.confidence_k)
+    return dict(
+        zip(OF_TOKENS, (entropy, entropy, confidence, repetition_rate(responses, options.repetition_n)), strict=True)
+    )
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Mean of the finite values; NaN if there are none."""
+    values = [float(row[name]) for row in rows if math.isfinite(row[name])]
+    return fmean(values) if values else math.nan

@@ -1,0 +1,149 @@
+"""Configuration of ``verl.trainer.main_analysis``: the schema of ``configs/analysis.yaml``."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from omegaconf import DictConfig
+
+from verl.config.checks import require, require_choice, require_literals, require_positive
+from verl.config.common import FSDPConfig, LoraConfig, ModelConfig
+from verl.config.evaluation import EvaluationConfig, complete_runs
+from verl.config.load import parse_config
+
+PER_RESPONSE = ("allin", "exploit")
+PER_PROMPT = ("allin", "explore")
+
+
+@dataclass(frozen=True)
+class ReadingPolicyConfig:
+    """The model that reads the responses again: for log-probabilities, entropies and hidden states."""
+
+    param_dtype: Literal["auto", "float32", "bfloat16"]
+    """Precision of matrix products; ``auto`` is float32 on a CPU and bfloat16 on a GPU."""
+    attn_implementation: str
+    """Attention kernel by its ``transformers`` name: ``sdpa``, ``eager``, ``flash_attention_2``, ..."""
+    micro_batch_size: int
+    """Responses read at once by each worker, at least 1."""
+    logits_chunk_size: int
+    """Tokens whose logits are in memory at the same time; 0: all of a micro-batch."""
+    fsdp: FSDPConfig
+
+    def __post_init__(self) -> None:
+        require_literals("policy", self)
+        require_positive("policy.micro_batch_size", self.micro_batch_size)
+
+    def model_config(self, path: str, trust_remote_code: bool, on_cpu: bool) -> ModelConfig:
+        """How the model at ``path`` is held."""
+        dtype = self.param_dtype
+        if dtype == "auto":
+            dtype = "float32" if on_cpu else "bfloat16"
+        return ModelConfig(
+            path=path,
+            override_config={},
+            param_dtype=dtype,
+            logits_dtype="auto",
+            attn_implementation=self.attn_implementation,
+            trust_remote_code=trust_remote_code,
+            gradient_checkpointing=False,
+            use_remove_padding=False,
+            use_liger=False,
+            ulysses_sequence_parallel_size=1,
+            logits_chunk_size=self.logits_chunk_size,
+            lora=LoraConfig(rank=0, alpha=1.0, target_modules=["all-linear"], dropout=0.0),
+            lora_adapter_path=None,
+            fsdp=self.fsdp,
+        )
+
+
+@dataclass(frozen=True)
+class AnalysisOptions:
+    """What is measured, correlated and drawn."""
+
+    mode: Literal["allin", "exploit", "explore"]
+    """Tables, by the release's names: ``exploit`` has a row per response, ``explore`` one per prompt, ``allin`` is
+    both."""
+    prompt_files: list[str]
+    """Files of prompts in veRL's layout (docs/data.md), each analysed like a benchmark under its file name; prompts are
+    a single user turn."""
+    layer: int
+    """The layer of ``calculator.layers`` whose metrics have the release's plain names, and whose states are compared
+    between responses. Other layers' metrics are ``layer_1/<name>`` and so on, in the order of ``calculator.layers``."""
+    confidence_k: int
+    """Most frequent tokens that ``response_confidence`` is the mean over, at least 1."""
+    repetition_n: int
+    """Length of the token sequences of ``n_gram_repetition_rate``, at least 1."""
+    kl_floor: float
+    """Shares of tokens below this count as this in ``pairwise_kl_div``, in (0, 1): two responses without a common token
+    are about -log(kl_floor) apart."""
+    reflection_words: list[str]
+    """Words and phrases counted in ``reflection_words``, in any case and only whole."""
+    response_pairs: list[list[str]]
+    """Pairs of metrics of a response: x (exploration) and y (exploitation) of a scatter, and correlated."""
+    prompt_pairs: list[list[str]]
+    """The same of a prompt."""
+    outcome: str
+    """The metric that all others are correlated with: ``correctness`` or ``test_score_0``."""
+    draws: int
+    """Bootstrap draws of the prompts for each interval, at least 1."""
+
+    def __post_init__(self) -> None:
+        require_literals("analysis", self)
+        for field in ("confidence_k", "repetition_n", "draws"):
+            require_positive(f"analysis.{field}", getattr(self, field))
+        require(0 < self.kl_floor < 1, "analysis.kl_floor", self.kl_floor, "must be above 0 and below 1")
+        require_choice("analysis.outcome", self.outcome, ("correctness", "test_score_0"))
+        names = [Path(name).stem for name in self.prompt_files]
+        fix = "two files have the same name; rename one"
+        require(len(set(names)) == len(names), "analysis.prompt_files", self.prompt_files, fix)
+        for field in ("response_pairs", "prompt_pairs"):
+            for pair in getattr(self, field):
+                require(len(pair) == 2, f"analysis.{field}", pair, "a pair is two metrics, x and y")
+
+    @property
+    def per_response(self) -> bool:
+        return self.mode in PER_RESPONSE
+
+    @property
+    def per_prompt(self) -> bool:
+        return self.mode in PER_PROMPT
+
+
+@dataclass(frozen=True)
+class AnalysisConfig(EvaluationConfig):
+    """Everything one run of ``verl.trainer.main_analysis`` depends on: an evaluation's options, and its own."""
+
+    policy: ReadingPolicyConfig
+    analysis: AnalysisOptions
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        calculator, options = self.calculator, self.analysis
+        require(calculator.enable, "calculator.enable", False, "the analysis is of rank metrics; set it to true")
+        fix = f"must be one of calculator.layers={calculator.layers}"
+        require(options.layer in calculator.layers, "analysis.layer", options.layer, fix)
+        fix = "pairs of responses need several; set n_sampling to at least 2, or analysis.mode=exploit"
+        require(self.n_sampling > 1 or not options.per_prompt, "n_sampling", self.n_sampling, fix)
+        clash = {Path(name).stem for name in options.prompt_files} & set(self.benchmarks)
+        fix = "a file is named like a benchmark; rename it"
+        require(not clash, "analysis.prompt_files", options.prompt_files, fix)
+
+    @property
+    def names_prompts(self) -> bool:
+        return super().names_prompts or bool(self.analysis.prompt_files)
+
+    def sampling(self, benchmarks: list[str]) -> EvaluationConfig:
+        """The evaluation that generates responses on ``benchmarks``; its engines measure nothing."""
+        values = {field.name: getattr(self, field.name) for field in fields(EvaluationConfig)}
+        values |= {"benchmarks": benchmarks, "calculator": replace(self.calculator, enable=False)}
+        return EvaluationConfig(**values)
+
+    @property
+    def layer_place(self) -> int:
+        """The place of ``analysis.layer`` in ``calculator.layers``."""
+        return self.calculator.layers.index(self.analysis.layer)
+
+
+def parse_analysis_config(tree: DictConfig) -> AnalysisConfig:
+    """As ``parse_config``, after :func:`verl.config.evaluation.complete_runs`."""
+    return parse_config(AnalysisConfig, complete_runs(tree))

@@ -1,0 +1,152 @@
+"""Rank metrics of the stacked responses to one prompt, measured without keeping the stack.
+
+Rows arrive response by response. Of those before, what their spectrum needs is kept: their number, their mean, and at
+most D rows with the same centred scatter matrix. With the Helmert contrasts z_k of all rows
+(:func:`verl.spectral.nested.contrasts`), S_k = sum_{i<=k} z_i z_i^T; a QR decomposition of the contrasts so far has D
+rows R with R^T R = S_k, and later prefixes only add to it. Nothing is squared, so results are those of the whole stack
+up to float64's rounding.
+
+Shapes: L layers, T rows of a response, D hidden width, J prefixes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from verl.config.signal import CalculatorConfig
+from verl.rank.dynamics import acceleration, base_metrics, velocity, with_whole
+from verl.spectral import SpectralOptions
+
+
+class StackedResponses:
+    """The metrics of a stack of responses, as ``calculator`` defines them for one; except the curvature, and without
+    ``max_seq_len``: every row counts."""
+
+    def __init__(self, config: CalculatorConfig) -> None:
+        self.config = config
+        self.names = [name for name in config.base_names if name != "Curvature"]
+        on_nonfinite = "raise" if config.on_nonfinite == "raise" else "mask"
+        self._options = SpectralOptions(on_nonfinite=on_nonfinite)
+        self._extra = 0 if config.prefix_rule == "at_stride_and_whole" else 1
+        self._rows = 0
+        self._mean = torch.zeros(0)
+        self._contrasts = torch.zeros(0)
+        """``[L, r, D]`` float64, r at most D."""
+        self._prefixes: dict[str, list[Tensor]] = {name: [] for name in self.names}
+        self._whole: dict[str, Tensor] = {}
+
+    @property
+    def kept_rows(self) -> int:
+        """Rows in memory."""
+        return self._contrasts.shape[1] if self._rows else 0
+
+    def add(self, states: Tensor) -> None:
+        """Put the states ``[T, L, D]`` of the next response, T at least 1, below those before."""
+        rows = states.detach().double().transpose(0, 1)
+        if self._rows == 0:
+            self._mean = torch.zeros_like(rows[:, 0])
+            self._contrasts = rows[:, :0]
+        fresh, means = _contrasts(rows, self._mean, self._rows)
+        before = self._contrasts
+        contrasts = torch.cat([before, fresh], dim=1)
+        last = self._rows + rows.shape[1]
+        # 1. The prefixes that end within this response, and the stack up to its end.
+        stride = self.config.diff_stride
+        first = (self._rows - self._extra) // stride + 1 if self._rows > self._extra else 1
+        ends = [j * stride + self._extra for j in range(first, (last - self._extra) // stride + 1)]
+        ends = ends if self.config.compute_diff else []
+        at = torch.tensor([1 + before.shape[1] + end - self._rows for end in [*ends, last]], device=rows.device)
+        # 2. Rows that have these contrasts.
+        virtual = _rows_of(contrasts)
+        lengths = torch.full((len(rows),), virtual.shape[1], device=rows.device)
+        found = base_metrics(virtual, lengths, at.expand(len(rows), -1), self.names, self._options)
+        for name, values in found.items():
+            self._prefixes[name].append(values[:, :-1].cpu())
+            self._whole[name] = values[:, -1].cpu()
+        # 3. What the next response needs.
+        self._mean, self._rows = means, last
+        if contrasts.shape[1] > contrasts.shape[2]:
+            contrasts = torch.linalg.qr(contrasts, mode="r").R
+        self._contrasts = contrasts
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Name -> float64 ``[L]`` of the stack so far, with velocity and acceleration where they are computed.
+
+        Raises:
+            ValueError: no response was added.
+        """
+        if self._rows == 0:
+            raise ValueError("a stack of no responses has no metrics")
+        found: dict[str, Tensor] = {}
+        for name in self.names:
+            found[name] = whole = self._whole[name]
+            if not self.config.compute_diff:
+                continue
+            values = torch.cat(self._prefixes[name], dim=1)
+            counts = torch.full((len(whole),), values.shape[1])
+            if self.config.prefix_rule != "after_stride":
+                values, counts = with_whole(values, counts, whole, self._ends_whole(values.shape[1]).expand(len(whole)))
+            masked = torch.where(whole.isnan(), torch.nan, 0.0)
+            found[f"{name} diff"] = velocity(values, counts) + masked
+            found[f"{name} diff 2"] = acceleration(values, counts) + masked
+        return found
+
+    def _ends_whole(self, count: int) -> Tensor:
+        """Whether the whole stack is the last prefix, by ``calculator.prefix_rule``."""
+        stride = self.config.diff_stride
+        if self.config.prefix_rule == "after_stride_and_whole":
+            return torch.tensor(self._rows >= 2 * stride)
+        return torch.tensor(count > 0 and count * stride < self._rows - 1)
+
+
+def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]:
+    """Helmert contrasts ``[L, T, D]`` of ``rows [L, T, D]`` that follow ``before`` rows with ``mean [L, D]``, and the
+    mean of all."""
+    counts = before + torch.arange(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    # Means relative to the mean so far: the offset that all rows share, often large, cancels first.
+    shifted = rows - (mean if before else rows[:, 0])[:, None]
+    sums = shifted.cumsum(1)
+    earlier = torch.cat([torch.zeros_like(sums[:, :1]), sums[:, :-1]], dim=1) / counts.clamp(min=1)[:, None]
+    contrasts = (counts / (counts + 1)).sqrt()[:, None] * (shifted - earlier)
+    origin = mean if before else rows[:, 0]
+    return contrasts, origin + sums[:, -1] / (before + rows.shape[1])
+
+
+def _rows_of(contrasts: Tensor) -> Tensor:
+    """Rows ``[L, 1 + r, D]``, the first of them 0, whose Helmert contrasts are 0 and ``contrasts [L, r, D]``.
+
+    x_{k+1} = mean of x_1..x_k + sqrt((k + 1) / k) z, and that of the first k + 1 is larger by z / sqrt(k (k + 1)).
+    """
+    k = torch.arange(1, contrasts.shape[1] + 1, dtype=contrasts.dtype, device=contrasts.device)[:, None]
+    means = (contrasts / (k * (k + 1)).sqrt()).cumsum(1)
+    means = torch.cat([torch.zeros_like(means[:, :1]), means[:, :-1]], dim=1)
+    rows = means + ((k + 1) / k).sqrt() * contrasts
+    return torch.cat([torch.zeros_like(contrasts[:, :1]), rows], dim=1)
+
+
+def mean_state_distances(mean_states: Tensor) -> dict[str, float]:
+    """How far the mean states ``[n, D]`` of the responses to a prompt are apart, by the release's names.
+
+    ``pairwise_euclidean_dist`` and ``pairwise_cosine_sim`` are means over the pairs, NaN for a single response;
+    ``dist_to_center`` is the mean distance to the mean of the n.
+    """
+    states = mean_states.double()
+    centre = torch.linalg.vector_norm(states - states.mean(dim=0), dim=1).mean()
+    if len(states) < 2:
+        return {"pairwise_euclidean_dist": torch.nan, "pairwise_cosine_sim": torch.nan, "dist_to_center": float(centre)}
+    units = torch.nn.functional.normalize(states, dim=1)
+    i, j = torch.triu_indices(len(states), len(states), offset=1)
+    return {
+        "pairwise_euclidean_dist": float(torch.linalg.vector_norm(states[i] - states[j], dim=1).mean()),
+        "pairwise_cosine_sim": float((units[i] * units[j]).sum(dim=1).mean()),
+        "dist_to_center": float(centre),
+    }
+
+
+def stack_metrics(states: Sequence[Tensor], config: CalculatorConfig) -> dict[str, Tensor]:
+    """The metrics of the stack of ``states``, ``[T, L, D]`` each, name -> ``[L]``."""
+    stack = StackedResponses(config)
+    for response in states:
+        stack.add(response)
+    return stack.metrics()
