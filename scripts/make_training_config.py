@@ -31,6 +31,7 @@ JOBS = {
         "Options of evaluation",
         "`bash eval.sh`, or `python -m verl.trainer.main_eval`",
     ),
+    "analysis": ("AnalysisConfig", "Options of the paper's analysis", "`python -m verl.trainer.main_analysis`"),
 }
 """File of configs/ -> its dataclass, the section's title, and the command."""
 

@@ -50,6 +50,7 @@ LATE_IMPORTS_ALLOWED = {"verl.run.sinks": "TensorBoard's writer is loaded only b
 MODULES_BY_NAME = {
     "verl.rollout": "the table of engines: each is imported only where it runs",
     "verl.rewards.registry": "the table of verifiers: a run imports only those that its data needs",
+    "verl.trainer.main_ppo": "becomes the analysis where flags of the paper's release ask for it",
     "verl.trainer.ppo.run": "names the worker role of PPO: only Ray's processes import it",
     "verl.trainer.sft_trainer": "names the worker role of supervised fine-tuning",
     "verl.evaluation.evaluate": "names the worker role of evaluation",

@@ -43,6 +43,7 @@ def test_every_file_and_entry_point_is_there(installed: Path):
     (metadata,) = installed.glob("verl_rank-*.dist-info")
     points = Distribution.at(metadata).entry_points.select(group="console_scripts")
     modules = {"train": "main_ppo", "sft": "main_sft", "eval": "main_eval", "export": "main_export"}
+    modules["analysis"] = "main_analysis"
     expected = {f"verl-{name}": f"verl.trainer.{module}:main" for name, module in modules.items()}
     expected["verl-report"] = "verl.cli.report:main"
     assert {point.name: point.value for point in points} == expected

@@ -227,7 +227,10 @@ def test_lists_may_be_written_as_in_python_or_hydra(value: str):
             "--diff_calculator_method optimized,batched -m",
             "--diff_calculator_method optimized,batched: batched sets other options and cannot be swept",
         ),
-        ("--motivation_mode allin", "--motivation_mode allin: the motivation experiment's Excel sheets are not part"),
+        (
+            "--motivation_mode allin",
+            "--motivation_mode allin: analyses a model instead of training it; set --val_only True",
+        ),
         ("--total_steps ten", "--total_steps ten: must be a whole number"),
         ("--remove_previous_ckpt 3", "--remove_previous_ckpt 3: must be true or false"),
         (
@@ -252,7 +255,7 @@ def test_what_cannot_be_translated_is_named(arguments: str, message: str):
         ("--return_prefill True", "--return_prefill True has no effect: the hidden states of prompts are not measured"),
         ("--svd_niter 4", "--svd_niter 4 has no effect: lowrank keeps the exact largest singular values"),
         ("++calculator.svd_niter=4", "--svd_niter 4 has no effect: lowrank keeps the exact largest singular values"),
-        ("--plot_layer 3", "--plot_layer 3 has no effect: it belongs to the motivation experiment"),
+        ("--plot_x_metrics ER", "--plot_x_metrics ER has no effect: the analysis measures every metric"),
         ("--critic_model_path x/y", "--critic_model_path is ignored: grpo has no critic"),
         ("--adv_estimator rloo --critic_model_path x/y", "--critic_model_path is ignored: rloo has no critic"),
     ],

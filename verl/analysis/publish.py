@@ -5,6 +5,8 @@ from pathlib import Path
 import pandas as pd
 
 from verl.analysis.correlations import correlation_table
+from verl.analysis.figures import draw_figures, write_figures
+from verl.analysis.page import build_page
 from verl.analysis.sheets import (
     CORRELATION_SHEET,
     PLACE,
@@ -15,7 +17,7 @@ from verl.analysis.sheets import (
 )
 from verl.config.analysis import AnalysisConfig
 from verl.evaluation.progress import EvaluationDisplay
-from verl.utils.files import replacing
+from verl.utils.files import replace_text, replacing
 
 MODEL = ("run", "step", "benchmark", "temperature")
 """Columns that tell one model on one benchmark from another: correlations are within."""
@@ -40,6 +42,17 @@ def publish(
     workbook = write_tables(folder, tables)
     with replacing(folder / "courses.parquet") as temporary:
         courses.to_parquet(temporary, compression="zstd", index=False)
+    figures = write_figures(folder / "figures", draw_figures(config, responses, prompts, courses, correlations))
+    models = ", ".join(f"{run}@{step}" for run, step in responses.groupby(["run", "step"], sort=False).groups)
+    lines = [
+        f"{models} on {', '.join(responses['benchmark'].unique())}: {config.n_sampling} responses to each prompt, "
+        f"{len(prompts)} prompts in all, rank metrics of layer {options.layer}, a prefix every "
+        f"{config.calculator.diff_stride} tokens.",
+        "Every number is in analysis.xlsx, and in the parquet files beside this page.",
+    ]
+    title = f"Exploration and exploitation: {config.trainer.experiment_name}"
+    replace_text(folder / "index.html", build_page(title, lines, folder / "figures", figures, correlations))
+    display.say(f"page: {folder}/index.html")
     display.say(f"tables: {workbook}, and as parquet beside it")
 
 

@@ -75,7 +75,8 @@ def sets(*options: str, convert: Callable[[str], str] = scalar) -> Flag:
     return Flag(", ".join(f"`{option}`" for option in options), translate)
 
 
-def _plain(markdown: str) -> str:
+def plain(markdown: str) -> str:
+    """Without the marks of code."""
     return markdown.replace("`", "")
 
 
@@ -92,18 +93,14 @@ def switch(becomes: str, overrides: Sequence[str]) -> Flag:
 
 def without_effect(reason: str) -> Flag:
     """A flag that is accepted but has no effect."""
-    return Flag(f"no effect: {reason}", lambda value, line: [], f"has no effect: {_plain(reason)}")
+    return Flag(f"no effect: {reason}", lambda value, line: [], f"has no effect: {plain(reason)}")
 
 
-def refused(unless: Sequence[str], reason: str) -> Flag:
-    """A flag that accepts only the values ``unless``, and sets nothing."""
-
-    def translate(value: str, line: CommandLine) -> list[str]:
-        if value.lower() not in unless:
-            raise FlagError(_plain(reason))
-        return []
-
-    return Flag(f"only {' or '.join(f'`{value}`' for value in unless)}: {reason}", translate)
+def _motivation_mode(value: str, line: CommandLine) -> list[str]:
+    """Other modes are an analysis, which :mod:`verl.cli.release_analysis` recognises before."""
+    if value.lower() != "disable":
+        raise FlagError(plain(NEEDS_VAL_ONLY))
+    return []
 
 
 def _dataset(value: str, line: CommandLine) -> list[str]:
@@ -208,11 +205,14 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 
 
 CAPTURED = "the hidden states of all response tokens are always measured, see `calculator.enable`"
-NO_SHEETS = (
-    "the motivation experiment's Excel sheets are not part of this project; `metrics.jsonl` has the rank metrics by "
-    "correctness"
+NEEDS_VAL_ONLY = (
+    "analyses a model instead of training it; set --val_only True, or leave the mode out to train, and analyse the run "
+    "with `python -m verl.trainer.main_analysis model.path=RUN`"
 )
-NO_PLOTS = "it belongs to the motivation experiment, see `--motivation_mode`"
+NO_PLOTS = (
+    "the analysis measures every metric; `analysis.response_pairs` and `analysis.prompt_pairs` choose the scatters"
+)
+OF_ANALYSIS = "with `--motivation_mode`: `analysis.{}`"
 
 FLAGS = {
     "model_name": Flag(
@@ -294,11 +294,15 @@ FLAGS = {
     "logger_config": sets("trainer.logger", convert=listed),
     "exp_name": Flag("`trainer.experiment_name`", _experiment_name),
     "suffix": Flag("is appended to `trainer.experiment_name` with `_`", _suffix),
-    "motivation_mode": refused(["disable"], NO_SHEETS),
+    "motivation_mode": Flag(
+        "with `--val_only True` runs `python -m verl.trainer.main_analysis`, [the paper's analysis](docs/analysis.md), "
+        "with `analysis.mode`; `disable`: trains",
+        _motivation_mode,
+    ),
     "plot_x_metrics": without_effect(NO_PLOTS),
     "plot_y_metrics": without_effect(NO_PLOTS),
-    "plot_layer": without_effect(NO_PLOTS),
-    "confidence_k": without_effect(NO_PLOTS),
+    "plot_layer": Flag(OF_ANALYSIS.format("layer"), lambda value, line: []),
+    "confidence_k": Flag(OF_ANALYSIS.format("confidence_k"), lambda value, line: []),
 }
 """Every flag of the release: name without dashes -> its translation."""
 

@@ -160,7 +160,8 @@ class EvaluationConfig:
         require_seed(self.seed)
         fix = "name at least one, or choose a set, such as evaluation=embedded"
         require(self.names_prompts, "benchmarks", self.benchmarks, fix)
-        require_distinct("benchmarks", self.benchmarks)
+        if self.benchmarks:
+            require_distinct("benchmarks", self.benchmarks)
         require_distinct("temperatures", self.temperatures)
         for name in self.benchmarks:
             _require_name("benchmarks", name)

@@ -4,12 +4,14 @@ Arguments are Hydra overrides of the options in ``configs/``, Hydra's own flags,
 options.
 """
 
+import os
 import sys
 
 import hydra
 from omegaconf import DictConfig
 
 from verl.cli.hydra_app import run_hydra
+from verl.cli.release_analysis import analysis_arguments
 from verl.cli.release_flags import translate
 from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
@@ -35,6 +37,9 @@ def run(tree: DictConfig) -> None:
 def main() -> None:
     """The command line."""
     try:
+        analysis = analysis_arguments(sys.argv[1:])
+        if analysis is not None:
+            os.execv(sys.executable, [sys.executable, "-m", "verl.trainer.main_analysis", *analysis])
         sys.argv[1:] = translate(sys.argv[1:])
     except (FlagError, ConfigError) as error:
         raise SystemExit(f"error: {error}") from None

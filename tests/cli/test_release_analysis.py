@@ -1,0 +1,58 @@
+"""The release's motivation experiment becomes a command line of the analysis, which its config accepts."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from verl.cli.release_analysis import analysis_arguments
+from verl.cli.values import FlagError
+from verl.config.analysis import AnalysisConfig, parse_analysis_config
+from verl.config.load import CONFIG_DIR
+
+ASKED = "--motivation_mode allin --val_only True"
+MODEL = "--model_name data/tiny_model --dataset_name arithmetic preset=embedded"
+
+
+def config_of(arguments: str) -> AnalysisConfig:
+    overrides = analysis_arguments(arguments.split())
+    assert overrides is not None
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return parse_analysis_config(compose("analysis", overrides=overrides))
+
+
+def test_both_sheets(capsys: pytest.CaptureFixture[str]):
+    flags = "--rollout_n 6 --temperature 0.8 --max_response_length 77 --confidence_k 3 --diff_stride 16 --exp_name mine"
+    config = config_of(f"{ASKED} {MODEL} {flags} calculator.layers=[1,-1] --plot_layer 2")
+    assert (config.analysis.mode, config.n_sampling, config.temperatures) == ("allin", 6, [0.8])
+    assert config.analysis.prompt_files == ["data/arithmetic/test.parquet"] and config.benchmarks == []
+    target = config.model
+    assert (target.path, target.template, target.max_response_length) == ("data/tiny_model", "chat", 77)
+    assert (config.calculator.layers, config.analysis.layer, config.layer_place) == ([1, -1], -1, 1)
+    assert (config.calculator.diff_stride, config.analysis.confidence_k) == (16, 3)
+    assert config.trainer.experiment_name == "mine" and config.calculator.enable
+    assert "note: --motivation_mode: runs `python -m verl.trainer.main_analysis`" in capsys.readouterr().err
+
+
+def test_exploit_is_greedy_and_has_one_response():
+    config = config_of(f"--motivation_mode=exploit trainer.val_only=true {MODEL} --rollout_n 6")
+    assert (config.analysis.mode, config.n_sampling, config.temperatures) == ("exploit", 1, [0.0])
+
+
+@pytest.mark.parametrize("arguments", ["", MODEL, "--motivation_mode disable --val_only True", "--motivation_mode ''"])
+def test_other_commands_train(arguments: str):
+    assert analysis_arguments([word.strip("'") for word in arguments.split()]) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--motivation_mode allin", "--motivation_mode allin: analyses a model instead of training it; set --val_only"),
+        ("--motivation_mode both --val_only True", "--motivation_mode both: must be one of disable, exploit, explore,"),
+        (f"{ASKED} {MODEL} --rollout_n 1", "--motivation_mode allin: compares the responses to a prompt; set --roll"),
+        (f"{ASKED} {MODEL} --plot_layer 2", "--plot_layer 2: counts the entries of calculator.layers=[-1] from 1"),
+        (f"{ASKED} {MODEL} --confidence_k x", "--confidence_k x: must be a whole number"),
+    ],
+)
+def test_what_cannot_be_analysed_is_named(arguments: str, message: str):
+    with pytest.raises(FlagError) as caught:
+        analysis_arguments(arguments.split())
+    assert str(caught.value).startswith(message)
