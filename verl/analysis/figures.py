@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from verl.analysis.sheets import rank_columns
+from verl.analysis.sheets import column
 from verl.config.analysis import AnalysisConfig
 from verl.evaluation.report.plots import COLOURS, CORRECT_COLOUR, MARKERS, STYLE, WRONG_COLOUR
 from verl.evaluation.results import safe_name
@@ -72,10 +72,9 @@ def draw_figures(
             f"{MIN_ALIVE}; band: 95% interval over prompts."
         )
         yield NamedFigure(f"along_{name}", course_figure(courses[_is(courses, place)], along, title), caption)
-    if len(config.calculator.layers) > 1:
-        yield NamedFigure(
-            "layers", layer_figure(config, responses), "Mean over responses; band: 95% interval over prompts."
-        )
+        if len(config.calculator.layers) > 1:
+            caption = "Mean over prompts of their responses' mean; band: 95% interval over prompts."
+            yield NamedFigure(f"layers_{name}", layer_figure(config, part, title), caption)
     if responses["step"].nunique() > 1:
         metrics = [c for c in responses.columns if c in _panel_columns(config) or c == "correctness"]
         caption = "Mean over prompts of their responses' mean; bar: 95% interval over prompts."
@@ -101,10 +100,12 @@ def scatter_figure(
     rows: pd.DataFrame, pairs: Sequence[Sequence[str]], correlations: pd.DataFrame, colour: str, title: str
 ) -> Figure:
     """Exploration (x) against exploitation (y) for each pair, with the histograms of both at the margins."""
-    figure = Figure(figsize=(4.2 * len(pairs), 4.4), layout="constrained")
+    columns = min(2, len(pairs))
+    lines = -(-len(pairs) // columns)
+    figure = Figure(figsize=(4.8 * columns, 4.3 * lines + 0.7), layout="constrained")
     points = rows.sample(MAX_POINTS, random_state=0) if len(rows) > MAX_POINTS else rows
     by_verdict = colour == "correctness"
-    for part, (x, y) in zip(np.atleast_1d(figure.subfigures(1, len(pairs))), pairs, strict=True):
+    for part, (x, y) in zip(figure.subfigures(lines, columns, squeeze=False).flat, pairs, strict=False):
         grid = part.add_gridspec(2, 2, width_ratios=(5, 1), height_ratios=(1, 5), wspace=0.04, hspace=0.04)
         axes = part.add_subplot(grid[1, 0])
         top, right = part.add_subplot(grid[0, 0], sharex=axes), part.add_subplot(grid[1, 1], sharey=axes)
@@ -119,12 +120,12 @@ def scatter_figure(
             _histograms(top, right, rows, x, y, "#4d4d4d")
         for margin in (top, right):
             margin.axis("off")
-        axes.set_xlabel(x)
-        axes.set_ylabel(y)
+        axes.set_xlabel(f"{x}  (exploration)")
+        axes.set_ylabel(f"{y}  (exploitation)")
         top.set_title(_correlation_line(correlations, x, y), fontsize=8.5, fontweight="normal")
-        if drawn is not None and part is figure.subfigs[-1]:
-            part.colorbar(drawn, ax=right, label="share correct", location="right")
-    _finish(figure, title, by_verdict)
+        if drawn is not None:
+            part.colorbar(drawn, ax=right, label=colour, location="right")
+    _finish(figure, title, by_verdict, lines=False)
     return figure
 
 
@@ -173,24 +174,21 @@ def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> 
     return figure
 
 
-def layer_figure(config: AnalysisConfig, responses: pd.DataFrame) -> Figure:
-    """Each rank metric over the layers, a row of panels per model, correct and wrong responses apart."""
-    names, layers = config.calculator.metric_names, config.calculator.layers
-    models = list(responses.groupby(MODEL, sort=False))
-    figure = Figure(figsize=(3.0 * len(names) + 0.4, 2.4 * len(models) + 0.7), layout="constrained")
-    columns = rank_columns(config)
-    for line, (place, part) in zip(figure.subplots(len(models), len(names), squeeze=False), models, strict=True):
-        for axes, name in zip(line, names, strict=True):
-            own_columns = [name if i == config.layer_place else f"layer_{i + 1}/{name}" for i in range(len(layers))]
-            assert set(own_columns) <= set(columns), "a column for each layer"
-            for _, value, own, _, style in VERDICTS:
-                of = part[part["correctness"] == value]
-                frames = [of[["prompt_id", column]].rename(columns={column: name}) for column in own_columns]
-                _band(axes, list(range(len(layers))), frames if len(of) else [], name, own, style)
-            axes.set_xticks(range(len(layers)), [str(layer) for layer in layers])
-            axes.set_title(f"{name}\n{_title(place)}", fontsize=9)
-            axes.set_xlabel("layer")
-    _finish(figure, "")
+def layer_figure(config: AnalysisConfig, rows: pd.DataFrame, title: str) -> Figure:
+    """Each rank metric over the layers, of correct and of wrong responses."""
+    layers = config.calculator.layers
+    # From the first layer to the last, whatever their order in the config.
+    places = sorted(range(len(layers)), key=lambda place: (layers[place] < 0, layers[place]))
+    figure = Figure(layout="constrained")
+    for axes, name in _panels(figure, config.calculator.metric_names, 3.0, 2.3):
+        for _, value, own, _, line in VERDICTS:
+            of = rows[rows["correctness"] == value]
+            columns = [column(config, place, name) for place in places]
+            frames = [of[["prompt_id", own_column]].rename(columns={own_column: name}) for own_column in columns]
+            _band(axes, range(len(layers)), frames if len(of) else [], name, own, line)
+        axes.set_xticks(range(len(layers)), [str(layers[place]) for place in places])
+        axes.set_xlabel("layer")
+    _finish(figure, title)
     return figure
 
 
@@ -268,13 +266,16 @@ def _panels(figure: Figure, names: Sequence[str], width: float, height: float) -
         panel.set_visible(False)
 
 
-def _finish(figure: Figure, title: str, legend: bool = True) -> None:
+def _finish(figure: Figure, title: str, legend: bool = True, lines: bool = True) -> None:
+    """Title and legend; ``lines``: the figure has lines, otherwise points."""
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
     if legend:
         handles = [
-            Line2D([], [], color=own, marker=m, linestyle=line, label=f"{name} responses", markersize=5)
-            for name, _, own, m, line in VERDICTS
+            Line2D([], [], color=own, linestyle=line, label=f"{name} responses")
+            if lines
+            else Line2D([], [], color=own, marker=m, linestyle="", fillstyle=fill, label=f"{name} responses")
+            for (name, _, own, m, line), fill in zip(VERDICTS, ("full", "none"), strict=True)
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, handlelength=3)
 
