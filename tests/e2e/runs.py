@@ -98,6 +98,12 @@ class Evaluation(Job):
     module = "verl.trainer.main_eval"
 
 
+class Analysis(Job):
+    """An analysis."""
+
+    module = "verl.trainer.main_analysis"
+
+
 class Run(Job):
     """A training run."""
 

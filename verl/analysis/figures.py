@@ -63,9 +63,10 @@ def draw_figures(
             caption = "Each point is a prompt, with all responses to it; colour: the share of them that is correct."
             figure = scatter_figure(of_prompts, options.prompt_pairs, _of(found, "prompt"), "correctness_avg", title)
             yield NamedFigure(f"scatter_prompts_{name}", figure, caption)
-        metrics = [c for c in part.columns if c in _panel_columns(config)]
+        metrics = [c for c in part.columns if c in _panel_columns(config) and part[c].nunique() > 1]
         caption = "Box: middle half and median; whiskers: 5th to 95th percentile of responses."
-        yield NamedFigure(f"correctness_{name}", correctness_figure(part, metrics, title), caption)
+        if metrics:
+            yield NamedFigure(f"correctness_{name}", correctness_figure(part, metrics, title), caption)
         along = [c for c in courses.columns if c not in (*MODEL, "prompt_id", "rollout_id", "correctness", "tokens")]
         caption = (
             "Mean over the responses that are still going on, while there are at least "
@@ -76,7 +77,8 @@ def draw_figures(
             caption = "Mean over prompts of their responses' mean; band: 95% interval over prompts."
             yield NamedFigure(f"layers_{name}", layer_figure(config, part, title), caption)
     if responses["step"].nunique() > 1:
-        metrics = [c for c in responses.columns if c in _panel_columns(config) or c == "correctness"]
+        wanted = {*_panel_columns(config), "correctness"}
+        metrics = [c for c in responses.columns if c in wanted and responses[c].nunique() > 1]
         caption = "Mean over prompts of their responses' mean; bar: 95% interval over prompts."
         yield NamedFigure("checkpoints", checkpoint_figure(responses, metrics), caption)
 
