@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray._private.utils import get_ray_address_file
+from ray._private.utils import get_ray_address_file  # type: ignore[attr-defined]
 from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RpcError
 
