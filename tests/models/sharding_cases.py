@@ -3,9 +3,11 @@
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ from verl.models.loading import load_and_shard, load_sharded_model, pretrained_o
 from verl.models.lora import adapters_disabled, is_adapter
 from verl.models.offload import full_tensor, is_offloaded
 from verl.models.value_models import load_sharded_value_model
+from verl.utils import distributed
 
 OPTIM = OptimConfig(
     1e-3, [0.9, 0.99], 1e-8, 0.1, "constant", 0, 0.0, min_lr_ratio=0.1, grad_clip=0.01, max_skipped_updates=4
@@ -148,6 +151,14 @@ def scored_between_updates(config: ModelConfig) -> list[Tensor]:
 
 def mesh_layouts() -> list[list[list[int]]]:
     return [sharding_mesh(mesh(), size).mesh.tolist() for size in (1, 2)]
+
+
+def time_limits() -> list[float]:
+    """Seconds that messages among copies of a model, and within one, may take in a world whose limit is 300."""
+    with patch.object(distributed, "_timeout", timedelta(seconds=300)):
+        found = sharding_mesh.__wrapped__(mesh(), 2)
+    backends = [found.get_group(name)._get_backend(torch.device("cpu")) for name in ("replicate", "shard")]
+    return [backend.options._timeout.total_seconds() for backend in backends]
 
 
 def loaded(config: ModelConfig) -> tuple[dict[str, Tensor], list[int]]:

@@ -56,6 +56,7 @@ def test_clipped_gradients_of_a_sharded_model_are_those_of_one_process(plain, ti
 
 def test_hybrid_sharding_changes_no_gradient(two, worlds, model_config, plain):
     assert worlds[4].run(cases.mesh_layouts)[0] == [[[0], [1], [2], [3]], [[0, 1], [2, 3]]]
+    assert worlds[4].run(cases.time_limits)[0] == [300, 300]
     for group, size in ((two, 1), (worlds[4], 2), (worlds[4], -1)):
         assert_same(group.run(cases.train, sharded(model_config, fsdp_size=size))[0], plain, 1e-6)
 

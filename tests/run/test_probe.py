@@ -38,6 +38,17 @@ def test_what_a_machine_lacks(request_here, changes, problem):
     assert os.listdir(folder) == ["marker"]
 
 
+def test_what_a_machine_fetches_has_the_permissions_that_the_user_wants(request_here, monkeypatch: pytest.MonkeyPatch):
+    """Ray runs under a stricter mask; a folder of models may be shared."""
+    monkeypatch.setenv("VERL_UMASK", "0027")
+    before = os.umask(0o077)
+    try:
+        look(request_here)
+        assert os.umask(0o077) == 0o027
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.parametrize(("sizes", "room"), [([], ROOM), ([1 << 20, 1 << 20], ROOM), ([1 << 20, 3 << 30], 3 << 30)])
 def test_the_room_for_a_checkpoint_is_that_of_the_latest(tmp_path: Path, sizes: list[int], room: int):
     for step, size in enumerate(sizes, start=9):

