@@ -43,7 +43,8 @@ def draw_weights(prompts: Sequence[int], draws: int, seed: int) -> Array:
     names, places = np.unique(np.asarray(prompts), return_inverse=True)
     generator = np.random.default_rng(seed)
     counts = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
-    return np.concatenate([np.ones((1, len(places))), counts[:, places]]).astype(np.float64)
+    weights: Array = np.concatenate([np.ones((1, len(places))), counts[:, places]]).astype(np.float64)
+    return weights
 
 
 def weighted_pearson(x: Array, y: Array, weights: Array) -> Array:
@@ -123,8 +124,8 @@ def correlation_table(
     for x, y in pairs:
         for group in groups:
             part = frame if group == "all" else frame[frame[correct] == (1.0 if group == "correct" else 0.0)]
-            values = [part[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in (x, y, length)]
-            found = correlate(*values, part["prompt_id"].tolist(), draws, seed)
+            first, second, third = (part[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in (x, y, length))
+            found = correlate(first, second, third, part["prompt_id"].tolist(), draws, seed)
             row = {"x": x, "y": y, "responses": group, "count": len(part)}
             for name, coefficient in found.items():
                 row |= {name: coefficient.value, f"{name}_low": coefficient.low, f"{name}_high": coefficient.high}

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,10 @@ from verl.evaluation.statistics.bootstrap import mean_estimates
 MODEL = ["run", "step", "benchmark", "temperature"]
 """Columns that tell one model on one benchmark from another."""
 
-VERDICTS = (("correct", 1.0, CORRECT_COLOUR, "o", "-"), ("wrong", 0.0, WRONG_COLOUR, "s", (0, (4, 2))))
+VERDICTS: tuple[tuple[str, float, str, str, Any], ...] = (
+    ("correct", 1.0, CORRECT_COLOUR, "o", "-"),
+    ("wrong", 0.0, WRONG_COLOUR, "s", (0, (4, 2))),
+)
 """Name, value of ``correctness``, colour, marker and line."""
 
 MAX_POINTS = 2000
@@ -219,7 +223,7 @@ def checkpoint_figure(responses: pd.DataFrame, metrics: Sequence[str]) -> Figure
 
 
 def _band(
-    axes: Axes, positions: Sequence[int], frames: Sequence[pd.DataFrame], name: str, colour: str, line: object
+    axes: Axes, positions: Sequence[int], frames: Sequence[pd.DataFrame], name: str, colour: str, line: Any
 ) -> None:
     """The mean of ``name`` in each frame at its position, with its interval."""
     if not frames:
@@ -239,7 +243,7 @@ def _estimate(rows: pd.DataFrame, name: str) -> tuple[float, float, float]:
 
 
 def _histograms(top: Axes, right: Axes, rows: pd.DataFrame, x: str, y: str, colour: str) -> None:
-    style = {"bins": 24, "color": colour, "alpha": 0.45, "linewidth": 0}
+    style: dict[str, Any] = {"bins": 24, "color": colour, "alpha": 0.45, "linewidth": 0}
     for axes, name, orientation in ((top, x, "vertical"), (right, y, "horizontal")):
         values = rows[name].dropna()
         if len(values):
@@ -276,8 +280,16 @@ def _finish(figure: Figure, title: str, legend: bool = True, lines: bool = True)
         handles = [
             Line2D([], [], color=own, linestyle=line, label=f"{name} responses")
             if lines
-            else Line2D([], [], color=own, marker=m, linestyle="", fillstyle=fill, label=f"{name} responses")
-            for (name, _, own, m, line), fill in zip(VERDICTS, ("full", "none"), strict=True)
+            else Line2D(
+                [],
+                [],
+                color=own,
+                marker=m,
+                linestyle="",
+                markerfacecolor=own if name == "correct" else "none",
+                label=f"{name} responses",
+            )
+            for name, _, own, m, line in VERDICTS
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, handlelength=3)
 
