@@ -50,8 +50,9 @@ def test_the_first_and_the_last_checkpoint(run: Path, tmp_path: Path):
     by_prompt = responses.groupby(["step", "prompt_id"])
     assert prompts["Effective Rank Avg"].tolist() == pytest.approx(by_prompt["Effective Rank"].mean().tolist())
     assert prompts["response_length_stack"].tolist() == by_prompt["response_length"].sum().tolist()
-    # A stack has more directions than its responses have on average.
-    assert (prompts["Effective Rank Stack"] > prompts["Effective Rank Avg"]).all()
+    # A stack has more directions than its responses have on average, or the same if they are all equal.
+    growth = prompts["Effective Rank Stack"] / prompts["Effective Rank Avg"]
+    assert growth.min() > 0.999 and growth.max() > 1.1
     pair = correlations[(correlations["x"] == "avg_logits_entropy") & (correlations["responses"] == "all")]
     pair = pair[pair["y"] == "avg_log_probs"]
     assert len(pair) == 2 and (pair["pearson"] < 0).all()

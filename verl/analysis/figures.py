@@ -244,10 +244,9 @@ def _estimate(rows: pd.DataFrame, name: str) -> tuple[float, float, float]:
 
 def _histograms(top: Axes, right: Axes, rows: pd.DataFrame, x: str, y: str, colour: str) -> None:
     style: dict[str, Any] = {"bins": 24, "color": colour, "alpha": 0.45, "linewidth": 0}
-    for axes, name, orientation in ((top, x, "vertical"), (right, y, "horizontal")):
-        values = rows[name].dropna()
-        if len(values):
-            axes.hist(values, orientation=orientation, **style)
+    if len(rows):
+        top.hist(rows[x].dropna(), **style)
+        right.hist(rows[y].dropna(), orientation="horizontal", **style)
 
 
 def _correlation_line(correlations: pd.DataFrame, x: str, y: str) -> str:

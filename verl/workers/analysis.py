@@ -115,7 +115,7 @@ def _course(scores: PolicyScores, row: int, length: int, layer: int) -> Course:
     """The rank metrics of a response's prefixes, and means of its tokens since the prefix before."""
     by_prefix = scores.rank_metrics.by_prefix
     assert by_prefix is not None, "calculator.keep_prefixes is on"
-    prefixes = {str(name): values[row, layer, :length] for name, values in by_prefix.items()}
+    prefixes: dict[str, Tensor] = {str(name): by_prefix[name][row, layer, :length] for name in by_prefix.keys()}
     measured = torch.stack([~values.isnan() for values in prefixes.values()]).any(dim=0)
     ends = (measured.nonzero()[:, 0] + 1).tolist()
     starts = [0, *ends[:-1]]
