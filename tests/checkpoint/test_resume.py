@@ -88,14 +88,16 @@ def test_a_damaged_config_costs_a_warning_and_is_kept(small_config, tmp_path, co
     assert find(named)[1][1].endswith("before cannot be told") and len(list(tmp_path.glob("config.yaml*"))) == 2
 
 
-def test_a_checkpoint_with_a_foreign_file_is_not_used(small_config, tmp_path):
+def test_a_checkpoint_with_a_foreign_file_is_refused_and_kept(small_config, tmp_path):
     for step in (2, 4):
         save(tmp_path, step)
-    (tmp_path / "global_step_4" / "actor" / "more.safetensors").write_text("new")
-    resumption, lines = find(with_trainer(small_config, tmp_path))
-    assert resumption is not None and resumption.step == 2
-    assert lines[0].endswith("is not of this checkpoint; remove it; this checkpoint is not used")
-    assert (tmp_path / "global_step_4.damaged" / "actor" / "more.safetensors").is_file()
+    foreign = tmp_path / "global_step_4" / "actor" / "more.safetensors"
+    foreign.write_text("new")
+    with pytest.raises(ConfigError, match="more.safetensors is not listed in manifest.json, .*; remove it$"):
+        find(with_trainer(small_config, tmp_path))
+    foreign.unlink()
+    resumption, _ = find(with_trainer(small_config, tmp_path))
+    assert resumption is not None and resumption.step == 4
 
 
 def test_a_run_that_cannot_be_resumed_is_not_overwritten(small_config, tmp_path):

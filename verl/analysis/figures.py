@@ -18,9 +18,10 @@ from matplotlib.lines import Line2D
 
 from verl.analysis.sheets import column
 from verl.config.analysis import AnalysisConfig
-from verl.evaluation.report.plots import COLOURS, CORRECT_COLOUR, MARKERS, STYLE, WRONG_COLOUR
+from verl.evaluation.report.plots import CORRECT_COLOUR, MARKERS, STYLE, WRONG_COLOUR
 from verl.evaluation.results import safe_name
 from verl.evaluation.statistics.bootstrap import mean_estimates
+from verl.report.colours import COLOURS
 
 MODEL = ["run", "step", "benchmark", "temperature"]
 """Columns that tell one model on one benchmark from another."""

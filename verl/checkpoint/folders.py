@@ -33,6 +33,10 @@ class DamagedCheckpoint(ConfigError):
     """A file of a checkpoint is missing or not what was written; the message names it."""
 
 
+class ForeignFile(DamagedCheckpoint):
+    """A checkpoint is intact, but holds a file that is not its own."""
+
+
 def begin_checkpoint(attempt: Attempt, step: int) -> Path:
     """Create a folder to write the checkpoint of ``step`` into. Its name has the attempt's number.
 
@@ -97,12 +101,10 @@ def verify_checkpoint(folder: Path) -> None:
     """Compare every file with the manifest.
 
     Raises:
-        DamagedCheckpoint: a file is missing, has another size or content, cannot be read, or is not listed.
+        DamagedCheckpoint: a file is missing, has another size or content, or cannot be read.
+        ForeignFile: a file is not listed.
     """
     expected = _read_manifest(folder / MANIFEST)
-    foreign = _first_foreign(folder, expected.keys())
-    if foreign is not None:
-        raise DamagedCheckpoint(f"{foreign} is not listed in {MANIFEST}, so it is not of this checkpoint; remove it")
     for name, record in expected.items():
         path = folder / name
         if not path.is_file():
@@ -110,6 +112,9 @@ def verify_checkpoint(folder: Path) -> None:
         size = path.stat().st_size
         if size != record.size:
             raise DamagedCheckpoint(f"{path} has {size} bytes instead of the {record.size} that were written")
+    foreign = _first_foreign(folder, expected.keys())
+    if foreign is not None:
+        raise ForeignFile(f"{foreign} is not listed in {MANIFEST}, so it is not of this checkpoint; remove it")
     # Sizes first: they cost nothing, while the checksums read everything.
     for name, record in expected.items():
         path = folder / name

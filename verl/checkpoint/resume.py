@@ -14,6 +14,7 @@ from verl.checkpoint.folders import (
     POINTER,
     STATE,
     DamagedCheckpoint,
+    ForeignFile,
     checkpoints,
     read_state,
     remove_unfinished,
@@ -56,7 +57,8 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
         say: prints a line: the checkpoint found, and each option that differs from those it was written with.
 
     Raises:
-        ConfigError: ``resume_from_path`` is not an intact checkpoint, or the run in the folder cannot be resumed.
+        ConfigError: ``resume_from_path`` is not an intact checkpoint, the run in the folder cannot be resumed, or a
+            checkpoint holds a file that is not its own.
     """
     trainer = config.trainer
     root = Path(trainer.default_local_dir)
@@ -123,6 +125,8 @@ def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
     for _, folder in sorted(found.items(), reverse=True):
         try:
             verify_checkpoint(folder)
+        except ForeignFile as error:
+            raise ConfigError(f"trainer.default_local_dir={str(root)!r}: {error}") from error
         except DamagedCheckpoint as error:
             say(f"warning: {error}; this checkpoint is not used")
             damaged.append(folder)
