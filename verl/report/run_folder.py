@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
+from verl.config.errors import ConfigError
+from verl.config.run_file import RUN_CONFIG, read_run_config
 from verl.run.samples import SAMPLES, SampleFile, sample_files
 from verl.run.tracking import METRICS
 
-MAX_CONFIG_BYTES = 1 << 20
 MAX_SUMMARY_BYTES = 16 << 20
 MAX_METRICS_BYTES = 1 << 30
 MAX_LINE_BYTES = 4 << 20
@@ -28,7 +28,7 @@ MAX_NAMES = 4000
 
 MAX_OPTIONS = 5000
 MAX_DEPTH = 16
-"""Of nested options. References in YAML can nest without end."""
+"""Of nested options."""
 
 MAX_VALUE = 400
 """Characters of an option's value that are shown."""
@@ -75,13 +75,13 @@ class RunFolder:
 
 def is_run(folder: Path) -> bool:
     """Whether there is anything of a run in ``folder``."""
-    return (folder / METRICS).is_file() or (folder / "config.yaml").is_file() or bool(sample_files(folder / SAMPLES))
+    return (folder / METRICS).is_file() or (folder / RUN_CONFIG).is_file() or bool(sample_files(folder / SAMPLES))
 
 
 def read_run(folder: Path, name: str) -> RunFolder:
     """Everything but the samples themselves."""
     run = RunFolder(folder, name)
-    run.options = _read_options(folder / "config.yaml", run.troubles)
+    run.options = _read_options(folder / RUN_CONFIG, run.troubles)
     run.summary = _read_summary(folder / "summary.json", run.troubles)
     run.metrics, run.num_steps = _read_metrics(folder / METRICS, run.troubles)
     try:
@@ -106,19 +106,10 @@ def _read_text(path: Path, limit: int, troubles: list[str]) -> str | None:
 
 
 def _read_options(path: Path, troubles: list[str]) -> dict[str, str]:
-    text = _read_text(path, MAX_CONFIG_BYTES, troubles)
-    if text is None:
-        if not troubles:
-            troubles.append(f"{path.name}: missing, so the options of this run are not known")
-        return {}
     try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = getattr(error, "problem", None) or type(error).__name__
-        troubles.append(f"{path.name}: is not valid YAML ({problem})")
-        return {}
-    if not isinstance(tree, Mapping):
-        troubles.append(f"{path.name}: holds no options")
+        tree = read_run_config(path)
+    except ConfigError as error:
+        troubles.append(f"{str(error).removeprefix(f'{path.parent}/')}; the options of this run are not known")
         return {}
     found: dict[str, str] = {}
     for name, value in _flat(tree):
