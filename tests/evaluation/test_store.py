@@ -31,7 +31,7 @@ def fill(folder: Path, *samples: StoredSample) -> Path:
 
 
 def test_samples_come_back_and_the_missing_ones_are_known(tmp_path: Path):
-    kept = [sample(0, 0), sample(1, 1, "half a pair: \ud83d")]
+    kept = [sample(0, 0), replace(sample(1, 1, "half a pair: \ud83d"), token_ids=[5, 6])]
     with SampleStore(tmp_path / "deep" / "folder", SETTINGS, PROMPTS) as store:
         assert store.missing(2) == [(0, 0), (0, 1), (1, 0), (1, 1)]
         store.append(kept)

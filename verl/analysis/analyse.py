@@ -161,7 +161,7 @@ def _measure(
     with ExitStack() as stack:
         for task, store in stores.items():
             file = stack.enter_context(MeasureFile(task.folder, measure_settings(config, on_cpu)))
-            prompts = prompts_of(task, store.samples, config.n_sampling)
+            prompts = prompts_of(task, store, config.n_sampling)
             missing = sum(file.get(prompt) is None for prompt in prompts)
             if missing and workers is None:
                 workers = _start_policy(task, config, session)
@@ -194,7 +194,9 @@ def _add_rows(
     found: Found,
 ) -> None:
     """Score the responses of a task, and add its rows to ``found``."""
-    keys = [(i, j) for i in range(len(task.problems)) for j in range(config.n_sampling)]
+    if not store.answered:
+        return
+    keys = [(i, j) for i in store.answered for j in range(config.n_sampling)]
     scores = []
     for start in range(0, len(keys), SCORED_AT_ONCE):
         batch = keys[start : start + SCORED_AT_ONCE]
@@ -212,7 +214,8 @@ def _add_rows(
             raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
     by_key = dict(zip(keys, scores, strict=True))
     rows, prompts, courses = [], [], []
-    for i, problem in enumerate(task.problems):
+    for i in store.answered:
+        problem = task.problems[i]
         place = {
             "run": task.target.run,
             "step": task.target.step,

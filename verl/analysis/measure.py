@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from verl.config.analysis import AnalysisConfig
+from verl.config.errors import ConfigError
 from verl.config.signal import CalculatorConfig
 from verl.evaluation.json_lines import append_lines, open_to_append, read_lines
-from verl.evaluation.store import StoredSample
+from verl.evaluation.store import SampleStore
 from verl.evaluation.tasks import EvaluationTask
 from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
 from verl.single_controller import WorkerGroup
@@ -23,8 +24,6 @@ MEASURES_FILE = "measures.jsonl"
 
 PROMPTS_PER_CALL = 4
 """Prompts that each worker reads between two writes of what was found."""
-
-Samples = Mapping[tuple[int, int], StoredSample]
 
 
 class MeasureFile:
@@ -36,9 +35,13 @@ class MeasureFile:
         lines = list(read_lines(path))
         current = bool(lines) and lines[0][1] == settings
         self.found: dict[int, tuple[str, MeasuredPrompt]] = {}
-        for _, record in lines[1:] if current else []:
-            measured = record["measured"] | {"courses": [Course(**course) for course in record["measured"]["courses"]]}
-            self.found[record["measured"]["key"]] = (record["responses"], MeasuredPrompt(**measured))
+        for place, record in lines[1:] if current else []:
+            try:
+                courses = [Course(**course) for course in record["measured"]["courses"]]
+                measured = MeasuredPrompt(**record["measured"] | {"courses": courses})
+                self.found[measured.key] = (record["responses"], measured)
+            except (KeyError, TypeError) as error:
+                raise ConfigError(f"{place} is damaged; remove that line and run the same command again") from error
         self._file = open_to_append(path)
         if not current:
             self._file.truncate(0)
@@ -75,10 +78,11 @@ def measuring(config: AnalysisConfig) -> CalculatorConfig:
     return CalculatorConfig(**(options | {"keep_prefixes": True}))
 
 
-def prompts_of(task: EvaluationTask, samples: Samples, n: int) -> list[PromptResponses]:
-    """The task's prompts with their first ``n`` responses."""
+def prompts_of(task: EvaluationTask, store: SampleStore, n: int) -> list[PromptResponses]:
+    """The task's prompts that were answered, with their first ``n`` responses."""
     return [
-        PromptResponses(i, list(ids), [samples[i, j].token_ids for j in range(n)]) for i, ids in enumerate(task.prompts)
+        PromptResponses(i, list(task.prompts[i]), [store.samples[i, j].token_ids for j in range(n)])
+        for i in store.answered
     ]
 
 

@@ -5,6 +5,7 @@ A process that is killed while it writes leaves its last line incomplete; reader
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import IO, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -42,10 +43,14 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def parse_record(kind: type[RecordT], record: Mapping[str, Any], place: str) -> RecordT:
-    """The dataclass ``kind`` with the fields of ``record``. Raises ``ConfigError`` if they are others, or of other
-    types."""
+    """The dataclass ``kind`` with the fields of ``record``; those that have defaults may be missing. Raises
+    ``ConfigError`` if they are others, or of other types."""
     hints = get_type_hints(kind)
-    if record.keys() != hints.keys() or not all(_fits(record[name], hint) for name, hint in hints.items()):
+    described: Any = kind  # a dataclass, for which there is no annotation
+    optional = {field.name for field in fields(described) if field.default_factory is not MISSING}
+    if not hints.keys() - optional <= record.keys() <= hints.keys():
+        raise _damaged(place)
+    if not all(_fits(value, hints[name]) for name, value in record.items()):
         raise _damaged(place)
     return kind(**record)
 
@@ -55,6 +60,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) is dict:
         _, item = get_args(hint)
         return isinstance(value, dict) and (item is Any or all(_fits(entry, item) for entry in value.values()))
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(entry, get_args(hint)[0]) for entry in value)
     return type(value) is hint or (hint is float and type(value) is int)
 
 

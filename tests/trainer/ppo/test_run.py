@@ -188,7 +188,8 @@ def test_validation_alone_names_no_model(small_config, checkpoint, tmp_path, mon
 
         def fit(self) -> None: ...
 
-    monkeypatch.setattr(run_module.TrainingRun, "start", lambda *_: (None, None))
+    tracker = SimpleNamespace(add=lambda sink: None)
+    monkeypatch.setattr(run_module.TrainingRun, "start", lambda *_: (tracker, None))
     monkeypatch.setattr(run_module, "Sampler", lambda *_: None)
     monkeypatch.setattr(run_module, "RayPPOTrainer", Validated)
     folder = tmp_path / "validation"
