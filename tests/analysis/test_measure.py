@@ -1,0 +1,40 @@
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from verl.analysis.measure import MeasureFile, prompts_of
+from verl.config import ConfigError
+from verl.evaluation.store import SampleStore, StoredSample
+from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
+
+PROMPT = PromptResponses(0, [1, 2], [[5, 6], [7]])
+MEASURED = MeasuredPrompt(0, [{"a": [1.0]}, {"a": [2.0]}], {"a": [3.0]}, {"d": 0.5}, [Course([2], {"a": [1.0]})])
+
+
+def test_prompts_that_were_not_answered_are_left_out(tmp_path: Path):
+    task = SimpleNamespace(prompts=[[1, 2], [3] * 9, [4]])
+    with SampleStore(tmp_path, {}, task.prompts, unanswered={1}) as store:
+        ids = {(0, 0): [5, 6], (0, 1): [7], (2, 0): [8], (2, 1): [9]}
+        store.append([StoredSample(i, j, "", len(row), False, {}, row) for (i, j), row in ids.items()])
+        assert prompts_of(task, store, 2) == [PROMPT, PromptResponses(2, [4], [[8], [9]])]
+
+
+def test_measurements_come_back_for_the_same_responses_and_settings(tmp_path: Path):
+    with MeasureFile(tmp_path, {"stride": 8}) as file:
+        assert file.get(PROMPT) is None
+        file.append(PROMPT, MEASURED)
+    with MeasureFile(tmp_path, {"stride": 8}) as file:
+        assert file.get(PROMPT) == MEASURED
+        assert file.get(PromptResponses(0, [1, 2], [[5, 6], [8]])) is None
+    with MeasureFile(tmp_path, {"stride": 4}) as file:
+        assert file.get(PROMPT) is None
+
+
+@pytest.mark.parametrize("line", ['{"measured": {}}', '{"measured": 1, "responses": ""}', "[1]", "{"])
+def test_a_damaged_line_is_named(tmp_path: Path, line: str):
+    MeasureFile(tmp_path, {})._file.close()
+    with (tmp_path / "measures.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(ConfigError, match="measures.jsonl, line 2 is damaged; remove that line and run"):
+        MeasureFile(tmp_path, {})
