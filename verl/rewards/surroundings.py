@@ -23,7 +23,7 @@ _MINUS = r"(?:(?<=[\s=$({*])|^)-"
 _BEFORE_NUMBER = re.compile(
     rf"(?:{_WORDS}|{_SIGNS}|{_TERM}|[0-9.,]{{0,20}}[0-9)]-|{_LETTER}(?!\$)|{_MINUS}(?=\\?[$£€*])){_GAP}\Z"
 )
-_BEFORE_BOX = re.compile(rf"(?:{_WORDS}|{_SIGNS}|{_MINUS}|[0-9.,]{{0,20}}[0-9)]){_GAP}\Z")
+_BEFORE_BOX = re.compile(rf"(?:{_WORDS}|{_SIGNS}|{_MINUS}){_GAP}\Z")
 _FILLED_IN = re.compile(r"[\s$]{0,5}(?:\\[,;: ]){0,3}(?:[+*×=<>-]|\\(?:times|cdot|leq?|geq?)(?![A-Za-z]))")
 """After a box inside a formula: 2 + \boxed{3} = 5."""
 
