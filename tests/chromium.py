@@ -1,16 +1,49 @@
-"""Pages in a real browser: fixtures that open one and take steps there, and the steps that several tests take."""
+"""Pages read from their text, and in a real browser: fixtures that open one and take steps there, and those steps."""
 
+import base64
 import importlib.util
 import json
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 DRIVER = Path(__file__).with_name("drive_chromium.py")
 READY = {"until": "document.documentElement.hasAttribute('data-ready')"}
+
+
+class PageText(HTMLParser):
+    """The elements of a page, and the data in its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.scripts: dict[str, str] = {}
+        self._script: str | None = None
+        self.feed(text)
+        self.index = json.loads(self.scripts["data"])
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attributes
+        self._script = dict(attributes).get("id", "") if tag == "script" else None
+
+    def handle_endtag(self, tag: str) -> None:
+        self._script = None
+
+    def handle_data(self, text: str) -> None:
+        if self._script is not None:
+            self.scripts[self._script] = self.scripts.get(self._script, "") + text
+
+    def chunk(self, number: int) -> Any:
+        return json.loads(zlib.decompress(base64.b64decode(self.scripts[f"chunk-{number}"])))
 
 
 def shows(expression: str, text: str) -> dict:

@@ -1,16 +1,13 @@
 """The page of runs: what is on it, that text of models is inert, and that it works in a browser."""
 
-import base64
 import json
-import zlib
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.chromium import press, shows
+from tests.chromium import PageText, press, shows
 from tests.evaluation.example_results import HOSTILE
 from tests.report.example_runs import long_run, of_tokens, response, write_metrics, write_run, write_samples
 from verl.config.errors import ConfigError
@@ -28,31 +25,12 @@ TEXTS_OF_MODELS = [valid_unicode(text) for text in HOSTILE.values()]
 """As samples are written."""
 
 
-class Page(HTMLParser):
-    """The tags of a page, and its data by the id of the script that holds it."""
+class Page(PageText):
+    """The page of runs."""
 
     def __init__(self, folders: list[Path], **options: Any) -> None:
-        super().__init__()
-        self.text, self.troubles = make_page(folders, **options)
-        self.tags: list[str] = []
-        self.scripts: dict[str, str] = {}
-        self._script: str | None = None
-        self.feed(self.text)
-        self.index = json.loads(self.scripts["data"])
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self._script = dict(attributes).get("id", "") if tag == "script" else None
-
-    def handle_endtag(self, tag: str) -> None:
-        self._script = None
-
-    def handle_data(self, text: str) -> None:
-        if self._script is not None:
-            self.scripts[self._script] = self.scripts.get(self._script, "") + text
-
-    def chunk(self, number: int) -> Any:
-        return json.loads(zlib.decompress(base64.b64decode(self.scripts[f"chunk-{number}"])))
+        text, self.troubles = make_page(folders, **options)
+        super().__init__(text)
 
     def curves(self, title: str) -> Any:
         (panel,) = (panel for panel in self.index["panels"] if panel["title"] == title)

@@ -14,13 +14,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from verl.evaluation.statistics.bootstrap import LEVEL
+
 Array = NDArray[np.float64]
 
 GROUPS = ("all", "correct", "wrong")
 """Responses over which correlations are computed apart."""
-
-LEVEL = 0.95
-"""Share of intervals that hold the true value."""
 
 MIN_VALUES = 3
 """Fewer values have no correlation."""

@@ -5,7 +5,7 @@ If one benchmark or model fails, a line says so, the others are evaluated, and t
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from verl.evaluation.report.publish import publish
 from verl.evaluation.results import TaskResult
 from verl.evaluation.scoring import score_samples
 from verl.evaluation.store import SampleStore
-from verl.evaluation.targets import Target, select_targets
+from verl.evaluation.targets import Selection, Target, select_targets
 from verl.evaluation.tasks import (
     EvaluationTask,
     engine_model,
@@ -80,16 +80,35 @@ def run_evaluation(config: EvaluationConfig) -> None:
         ConfigError: the config does not fit the machine, or another run is using the folder.
         SystemExit: with 1 if some evaluations failed; with 130 after an interrupt.
     """
+    run_to_end(lambda display, failures: _evaluate(config, display, failures), "samples")
+
+
+def run_to_end(job: Callable[[EvaluationDisplay, Failures], None], kept: str) -> None:
+    """Run ``job``; an interrupt says that what it ``kept`` stays.
+
+    Raises:
+        SystemExit: with 1 if some evaluations failed; with 130 after an interrupt.
+    """
     with EvaluationDisplay() as display:
         failures = Failures(display)
         try:
-            _evaluate(config, display, failures)
+            job(display, failures)
         except KeyboardInterrupt:
-            display.say("interrupted; samples are kept, and the same command resumes from them")
+            display.say(f"interrupted; {kept} are kept, and the same command resumes from them")
             sys.exit(INTERRUPTED)
         if failures.lines:
             failures.summarise()
             sys.exit(1)
+
+
+def choose_targets(config: EvaluationConfig, display: EvaluationDisplay, failures: Failures) -> Selection:
+    """The models to evaluate; tells what the user should know of them, and counts what cannot be used."""
+    selection = select_targets(config)
+    for note in selection.notes:
+        display.say(f"note: {note}")
+    for line in selection.errors:
+        failures.add(line)
+    return selection
 
 
 def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Failures) -> None:
@@ -98,11 +117,7 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
     machines = (trainer.nnodes, trainer.n_gpus_per_node or 1, trainer.machines_timeout_s)
     device_type = resolve_device(config.device, *machines)
     workers_per_node = count_workers(config, device_type)
-    selection = select_targets(config)
-    for note in selection.notes:
-        display.say(f"note: {note}")
-    for line in selection.errors:
-        failures.add(line)
+    selection = choose_targets(config, display, failures)
     benchmarks = load_benchmarks(config, failures)
     tokenizers = load_tokenizers(selection.targets, config, failures)
     if not benchmarks or not tokenizers:

@@ -1,14 +1,11 @@
-import base64
 import json
 import random
 import string
-import zlib
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
-from tests.chromium import READY, press, shows
+from tests.chromium import READY, PageText, press, shows
 from tests.evaluation.example_results import HOSTILE, TWO_RUNS, hostile_result, problem, result, sample
 from verl.evaluation.report.page import build_page
 from verl.evaluation.report.page_responses import LIMITS
@@ -22,33 +19,11 @@ FEW_ITEMS = "document.querySelectorAll('.item').length < 60"
 LIST = "document.getElementById('list')"
 
 
-class Page(HTMLParser):
-    """What a parser of HTML sees in a page: tags, and the text of each script by its id."""
+class Page(PageText):
+    """The page of results."""
 
     def __init__(self, results: list[TaskResult], **options: object) -> None:
-        super().__init__()
-        self.text = make_page(results, **options)
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.scripts: dict[str, str] = {}
-        self._script: str | None = None
-        self.feed(self.text)
-        self.index = json.loads(self.scripts["data"])
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attributes
-        self._script = dict(attributes).get("id", "") if tag == "script" else None
-
-    def handle_endtag(self, tag: str) -> None:
-        self._script = None
-
-    def handle_data(self, text: str) -> None:
-        if self._script is not None:
-            self.scripts[self._script] = self.scripts.get(self._script, "") + text
-
-    def chunk(self, number: int) -> Any:
-        return json.loads(zlib.decompress(base64.b64decode(self.scripts[f"chunk-{number}"])))
+        super().__init__(make_page(results, **options))
 
     def questions(self, benchmark: int = 0) -> Any:
         return self.chunk(self.index["benchmarks"][benchmark]["questions"])

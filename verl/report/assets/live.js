@@ -1,4 +1,4 @@
-// While the page is served: load it again when the run has gone on, unless somebody reads a value or types.
+// While the page is served: reload it once the run has moved on, unless the reader is inspecting a value or typing.
 const KEPT = "verl-report";
 let follows = true;
 
