@@ -38,3 +38,19 @@ def test_a_character_of_several_tokens_comes_with_the_last_of_them():
     assert token_pieces(ids, tokenizer) == ["7", "", "é", "8"]
     # A response that was cut inside a character.
     assert token_pieces(ids[:2], tokenizer) == ["7", "\ufffd"]
+
+
+def test_bytes_that_are_no_characters_take_linear_time():
+    tokenizer = make_tiny_tokenizer()
+    no_character = tokenizer("é")["input_ids"][:1]
+    ids = [*(no_character * 300), *tokenizer("7é")["input_ids"], *no_character]
+    read = []
+
+    class Counting:
+        def decode(self, own: list[int]) -> str:
+            read.append(len(own))
+            return tokenizer.decode(own)
+
+    pieces = token_pieces(ids, Counting())
+    assert len(pieces) == len(ids) and "".join(pieces) == tokenizer.decode(ids) == "\ufffd" * 300 + "7é\ufffd"
+    assert max(read) < 20

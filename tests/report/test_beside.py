@@ -57,3 +57,18 @@ def test_a_page_that_cannot_be_written_is_a_line(tmp_path: Path, freq: int):
     writer.finish()
     line = f"warning: the page was not written; `verl-report {folder}` makes it, and says why not"
     assert said == ([line] if freq == 0 else [])
+
+
+def test_a_run_that_fails_has_a_page_of_what_it_recorded(tmp_path: Path):
+    folder = write_run(tmp_path / "run")
+    said: list[str] = []
+    writer = PageWriter(folder, 50, said.append)
+    with pytest.raises(KeyboardInterrupt), writer.even_after_failure():
+        writer.sink().log(3, {})
+        raise KeyboardInterrupt
+    assert said == [f"page: {folder}/report.html"] and writer.page.exists()
+    # What fails before its first step, or after its last page, leaves the page that is there.
+    writer.page.unlink()
+    with pytest.raises(KeyboardInterrupt), writer.even_after_failure():
+        raise KeyboardInterrupt
+    assert len(said) == 1 and not writer.page.exists()

@@ -1,6 +1,7 @@
 """The page of runs: what is on it, that text of models is inert, and that it works in a browser."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,19 @@ def test_a_configuration_that_grows_is_cut_or_refused(tmp_path: Path):
     assert page.chunk(page.index["options"]) == []
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path):
+    folder = write_run(tmp_path / "run")
+    os.mkfifo(folder / "samples" / "val_000008.parquet")
+    assert any("val_000008.parquet: cannot be read (is not a regular file)" in line for line in Page([folder]).troubles)
+
+
+def test_samples_without_metrics_have_their_place_on_the_axis(tmp_path: Path):
+    folder = write_run(tmp_path / "run")
+    (folder / "metrics.jsonl").unlink()
+    page = Page([folder])
+    assert page.index["last"] == 6 and page.index["shaping"]["runs"][0][-1][0] == 6
+
+
 def test_a_folder_without_a_run_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match="nothing: holds no run"):
         make_page([tmp_path / "nothing"])
@@ -221,6 +235,8 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
             {"value": "document.querySelector('#learning .panel').className"},
             press("Home", "document.querySelector('#learning svg[role]')"),
             {"value": "document.getElementById('tip').innerText.split('\\n')[0]"},
+            press("ArrowLeft", "document.querySelector('#shaping [data-shaping] svg[role]')"),
+            {"value": "document.getElementById('tip').innerText.split('\\n').slice(0, 3)"},
             # a run is left out
             {"value": "document.querySelectorAll('#runs button')[1].click()"},
             {"until": "document.querySelectorAll('#learning polyline').length === 3"},
@@ -244,6 +260,7 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
     assert values[0] == "8 of 8 prompts"
     assert values[1] == ["actor.optim.lr", "trainer.default_local_dir", "trainer.experiment_name"]
     assert values[2:4] == [["gen", "update_actor"], True]
+    assert ["step 4", "unchanged", "50.0%"] in values
     assert "panel wide" in values and "step 0" in values
     assert ["After 0 steps it is \\boxed{8}.", "After 6 steps it is \\boxed{7}."] in values
     assert ["0", "8", "6", "7"] in values

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from itertools import count
@@ -53,6 +55,27 @@ def test_the_page_and_its_version_alone_are_served(served: tuple[Path, int]):
     assert ask(port, "/", host=f"example.org:{port}")[0] == 403
     assert ask(port, "/", host=f"localhost:{port}")[0] == 200
     assert ask(port, "/", method="POST")[0] == 501
+
+
+def test_the_last_page_stays_when_the_folder_is_gone(served: tuple[Path, int]):
+    folder, port = served
+    before = ask(port, "/")
+    folder.rename(folder.with_name("moved"))
+    assert ask(port, "/") == before and before[0] == 200
+    folder.with_name("moved").rename(folder)
+    go_on(folder)
+    assert '"steps":7,' in ask(port, "/")[1]
+
+
+def test_a_browser_that_goes_away_costs_no_line(served: tuple[Path, int], capfd: pytest.CaptureFixture[str]):
+    _, port = served
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            # Closing with unread data resets the connection.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1:%d\r\n" % port)
+    assert ask(port, "/")[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_only_this_machine_is_served(tmp_path: Path):

@@ -39,3 +39,12 @@ def test_shares_of_time_are_sorted():
     assert share_rows({"update": 1.0, "generate": 2.96, "save": 0.04}) == rows
     assert share_rows({}) == []
     assert share_rows({"save": 0.0}) == [["save", "0.0 s", "0%"]]
+
+
+def test_a_response_cannot_look_like_a_line_of_the_run(capsys: pytest.CaptureFixture[str]):
+    display = RunDisplay("run", 1, {})
+    display.sample({"answer": "1\nstep 9/9  reward +1.00", "reason": "x" * 1000}, "What?", "a:b:c\nstep 9/9\x1b[2J")
+    facts, *texts = capsys.readouterr().out.splitlines()
+    assert facts.startswith("answer 1\\nstep 9/9  reward +1.00 | reason xxx") and len(facts) < 300
+    # A name between colons stays what it is.
+    assert texts == ["    What?", "    > a:b:c", "    step 9/9\\x1b[2J"]

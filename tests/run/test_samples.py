@@ -1,6 +1,7 @@
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 import pandas as pd
 import pyarrow as pa
@@ -111,3 +112,30 @@ def test_a_full_disk_ends_the_keeping_with_one_line_and_not_the_run(tmp_path: Pa
 def test_a_mistake_in_the_program_is_an_error(tmp_path: Path):
     with pytest.raises(ZeroDivisionError), store(tmp_path) as samples:
         samples.keep("train", 1, lambda: 1 / 0)
+
+
+def test_what_was_kept_is_on_the_disk_after_flush(tmp_path: Path):
+    go_on = Event()
+
+    def slow() -> pa.Table:
+        go_on.wait(10)
+        return pa.table({"step": [1]})
+
+    with store(tmp_path) as samples:
+        samples.keep("train", 1, slow)
+        assert sample_files(tmp_path / "samples") == []
+        go_on.set()
+        samples.flush()
+        assert sample_files(tmp_path / "samples") == [SampleFile(1, "train")]
+
+
+def test_files_of_other_names_are_left_alone(tmp_path: Path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    for name in ("train_000002.parquet", "train_0000002.parquet", "val_00000\u0664.parquet", "notes.txt"):
+        (folder / name).write_text("")
+    # The folder may be a link to a larger disk.
+    (tmp_path / "samples").symlink_to(folder)
+    assert sample_files(tmp_path / "samples") == [SampleFile(2, "train")]
+    drop_samples(tmp_path, None)
+    assert len(list(folder.iterdir())) == 3 and sample_files(folder) == []

@@ -23,6 +23,10 @@ def decode_responses(
     return [cut_at_stop(text, stop_strings) for text in texts]
 
 
+INCOMPLETE = 8
+"""Tokens that end in an incomplete character before the first of them are looked at apart."""
+
+
 def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """What each token adds to the text of all, special tokens included; joined they are that text.
 
@@ -33,6 +37,14 @@ def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str
         # Tokens from ``start`` on give the context that the text of one token may depend on.
         before, text = str(tokenizer.decode(ids[start:read])), str(tokenizer.decode(ids[start:end]))
         unfinished = text.endswith("\ufffd") and end < len(ids)
+        if unfinished and end - read > INCOMPLETE:
+            # No character is that long: these bytes are none. Go on behind the first of them, or the time is quadratic.
+            split = end - INCOMPLETE // 2
+            first = str(tokenizer.decode(ids[start:split]))
+            if first + str(tokenizer.decode(ids[split:end])) == text:
+                pieces.append(first[len(before) :])
+                start = read = split
+                continue
         pieces.append("" if unfinished else text[len(before) :])
         if not unfinished:
             start, read = read, end

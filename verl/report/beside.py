@@ -6,7 +6,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
@@ -36,6 +37,18 @@ class PageWriter:
         self.page = folder / PAGE
         self._folder, self._freq, self._say = folder, freq, say
         self._process: subprocess.Popen[bytes] | None = None
+        self._behind = False
+        """Something was recorded since :meth:`finish`."""
+
+    @contextmanager
+    def even_after_failure(self) -> Iterator[None]:
+        """If the block ends with an exception, write the page of what the run recorded until then."""
+        try:
+            yield
+        except BaseException:
+            if self._behind:
+                self.finish()
+            raise
 
     def sink(self) -> Sink:
         """The place among a tracker's that starts the page after a step was recorded."""
@@ -43,6 +56,7 @@ class PageWriter:
 
     def after_step(self, step: int) -> None:
         """Start to write the page if it is due, unless the one before is not finished yet."""
+        self._behind = True
         if self._freq > 0 and step > 0 and step % self._freq == 0:
             if self._process is not None and self._process.poll() is None:
                 return
@@ -50,6 +64,7 @@ class PageWriter:
 
     def finish(self) -> None:
         """Write the page of the whole run, and say where it is."""
+        self._behind = False
         self.stop()
         if self._freq < 0:
             return

@@ -99,7 +99,8 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, versi
         "groups": [{"name": printable(name), **_style(place)} for place, name in enumerate(group_names(runs, groups))],
         "styles": [_style(place) for place in range(len(COLOURS))],
         "width": width,
-        "last": max((run.last_step for run in runs), default=0),
+        # Samples may be there without metrics.
+        "last": max([*(run.last_step for run in runs), *(rows[-1][0] for rows in samples.shaping if rows)], default=0),
         "sections": SECTIONS,
         "panels": panels,
         "options": len(chunks) - 1,

@@ -135,6 +135,8 @@ def _spread_files(files: Sequence[SampleFile]) -> list[SampleFile]:
 
 def _raw_bytes(path: Path) -> int:
     """The size of a file's content in memory, as it says itself; 0 if it does not."""
+    if not path.is_file():  # a pipe would wait for its writer
+        return 0
     try:
         facts = pq.read_metadata(path)
         return sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))

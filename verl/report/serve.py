@@ -1,13 +1,16 @@
 """The page of runs that go on, for a browser on this machine."""
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 from time import monotonic
+from typing import Any
 
+from verl.config.errors import ConfigError
 from verl.report.page import make_page
 from verl.run.samples import SAMPLES
 from verl.run.tracking import METRICS
@@ -16,6 +19,14 @@ HOST = "127.0.0.1"
 
 REBUILT_EVERY = 5.0
 """Least seconds between two pages, and least times the seconds that one takes to make."""
+
+
+class Server(ThreadingHTTPServer):
+    """Whoever goes away before the end of an answer is not worth a line."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 class LivePage:
@@ -39,13 +50,18 @@ class LivePage:
         """The page of now, or of a few seconds ago.
 
         Raises:
-            ConfigError: a folder holds no run.
+            ConfigError: a folder has never held a run.
         """
         with self._lock:
             start = monotonic()
             found = version_of(self.folders)
             if found != self._version and start >= self._next:
-                self._text = make_page(self.folders, version=found)[0].encode()
+                try:
+                    self._text = make_page(self.folders, version=found)[0].encode()
+                except ConfigError:
+                    # A folder was moved away: the last page stays.
+                    if not self._text:
+                        raise
                 self._version = found
                 took = monotonic() - start
                 self._next = monotonic() + REBUILT_EVERY * max(1.0, took)
@@ -109,4 +125,4 @@ def make_server(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: the console is the user's."""
 
-    return ThreadingHTTPServer((HOST, port), Handler)
+    return Server((HOST, port), Handler)

@@ -14,6 +14,9 @@ from verl.utils.portable import visible
 MAX_SHOWN = 2000
 """Characters of a prompt or a response that are shown."""
 
+MAX_FACT = 200
+"""Characters of what is shown beside them."""
+
 Columns = Mapping[str, tuple[str, str]]
 """The metrics that a progress bar shows: header -> (metric name, format)."""
 
@@ -62,7 +65,7 @@ class RunDisplay:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a finished step."""
@@ -79,8 +82,11 @@ class RunDisplay:
 
     def sample(self, facts: Mapping[str, str], prompt: str, response: str) -> None:
         """Show a response with a line of facts; of long texts the beginning and the end."""
-        self.say(" | ".join(f"{name} {visible(value)}" for name, value in facts.items()))
-        self.say(textwrap.indent(f"{_shortened(visible(prompt))}\n> {_shortened(visible(response))}", "    "))
+        # On one line, so that no text of a model looks like a line of the run's own.
+        shown = {name: _shortened(visible(value).replace("\n", "\\n"), MAX_FACT) for name, value in facts.items()}
+        self.say(" | ".join(f"{name} {value}" for name, value in shown.items()))
+        texts = (_shortened(visible(text), MAX_SHOWN) for text in (prompt, response))
+        self.say(textwrap.indent("\n> ".join(texts), "    "))
 
     def table(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table: the first column is text, the others are figures."""
@@ -92,11 +98,11 @@ class RunDisplay:
         self.console.print(table)
 
 
-def _shortened(text: str) -> str:
-    left_out = len(text) - MAX_SHOWN
+def _shortened(text: str, limit: int) -> str:
+    left_out = len(text) - limit
     if left_out <= 0:
         return text
-    half = MAX_SHOWN // 2
+    half = limit // 2
     return f"{text[:half]} [... {left_out} characters ...] {text[-half:]}"
 
 

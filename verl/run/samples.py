@@ -4,7 +4,6 @@ A file appears once it is complete. They are read together by what reads parquet
 """
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
@@ -30,7 +29,7 @@ PREFIX = "prefix/"
 
 Split = Literal["train", "val"]
 
-_NAME = re.compile(r"(train|val)_(\d{6,})\.parquet")
+_NAME = re.compile(r"(train|val)_([0-9]{6}|[1-9][0-9]{6,11})\.parquet")
 
 
 class SampleFile(NamedTuple):
@@ -78,7 +77,7 @@ class SampleStore:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
-            self._wait()
+            self.flush()
         finally:
             self._thread.shutdown()
 
@@ -93,11 +92,16 @@ class SampleStore:
         Raises:
             StaleAttempt: a newer attempt has taken over the folder.
         """
-        self._wait()
+        self.flush()
         if self.wants(split, step):
             self._pending = self._thread.submit(self._write, SampleFile(step, split), make_table)
 
-    def _wait(self) -> None:
+    def flush(self) -> None:
+        """Wait until everything given to :meth:`keep` is on the disk.
+
+        Raises:
+            StaleAttempt: a newer attempt has taken over the folder.
+        """
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -141,11 +145,8 @@ def _halvings(step: int) -> int:
 def drop_samples(root: Path, last_step: int | None) -> None:
     """Remove the samples of steps after ``last_step`` of the run in ``root``; all for None."""
     folder = root / SAMPLES
-    if last_step is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
     for file in sample_files(folder):
-        if file.step > last_step:
+        if last_step is None or file.step > last_step:
             (folder / file.name).unlink()
 
 

@@ -179,8 +179,9 @@ def run_sft(config: SFTConfig) -> None:
     steps = trainer.num_steps(len(loader))
     check_profile_steps(trainer.profile_steps, steps)
 
-    with TrainingRun(config, steps, COLUMNS, device_type) as run:
-        page = PageWriter(run.folder, trainer.report_freq, run.display.say)
+    run = TrainingRun(config, steps, COLUMNS, device_type)
+    page = PageWriter(run.folder, trainer.report_freq, run.display.say)
+    with page.even_after_failure(), run:
         resumption = run.find_resumption("sft", len(train_set), {"actor": config.model})
         if resumption is not None:
             state = resumption.state

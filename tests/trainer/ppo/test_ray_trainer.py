@@ -149,3 +149,17 @@ def test_the_policy_learns_after_the_warm_up_from_weights_with_a_mean_of_1():
         RayPPOTrainer._update_actor(trainer, rollout, outputs, signal)
     assert [batch.advantages.tolist() for batch in learned] == [[[2.0, 2.0]]]
     assert trainer.metrics["rollout_corr/rollout_is_batch_norm_factor"] == 3.0
+
+
+def test_the_samples_of_a_step_are_on_the_disk_before_its_checkpoint():
+    done: list[str] = []
+    trainer = SimpleNamespace(
+        step=3,
+        validations={},
+        timer=SimpleNamespace(phase=lambda name: nullcontext()),
+        samples=SimpleNamespace(store=SimpleNamespace(flush=lambda: done.append("samples"))),
+        saver=SimpleNamespace(save=lambda *_: done.append("checkpoint")),
+        _state=dict,
+    )
+    RayPPOTrainer._save(trainer)
+    assert done == ["samples", "checkpoint"]

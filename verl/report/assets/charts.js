@@ -40,7 +40,7 @@ function linesOf(panel, curves) {
 function lineOf(panel, s, owner, [x, mean, low, high]) {
   // With several runs a colour is a run and a dash a series; with one, a colour is a series.
   const style = severalRuns ? owner : data.styles[panel.series.length > 1 ? s % data.styles.length : 0];
-  const dash = severalRuns || s >= data.styles.length ? DASHES[s % DASHES.length] : null;
+  const dash = DASHES[(severalRuns ? s : Math.floor(s / data.styles.length)) % DASHES.length];
   const name = [severalRuns ? owner.name : "", panel.series[s]].filter(Boolean).join(": ") || panel.title;
   return { name, style, dash, x, mean, low, high, smooth: smoothed(mean, shown.smoothing) };
 }
@@ -125,7 +125,8 @@ function drawPanel(figure, panel, curves) {
   const withBands = lines.filter((line) => line.low);
   if (withBands.length <= 6) for (const line of withBands) picture.append(bandOf(line, y));
   for (const line of lines) picture.append(...strokes(line, y));
-  addCursor(picture, panel, lines, y);
+  const steps = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+  addCursor(picture, steps, (step, left, top) => showValues(panel, lines, step, left, top));
   figure.replaceChildren(panelHead(panel), picture, legendOf(panel, lines));
 }
 
@@ -172,16 +173,16 @@ function legendOf(panel, lines) {
   return el("div", { class: "keysOf" }, ...panel.series.map((name, s) => el("span", {}, swatch({ style: grey, dash: DASHES[s % DASHES.length] }), name)));
 }
 
-function addCursor(picture, panel, lines, y) {
+// The values at a step, `show(step, left, top)`, under the pointer or where the arrow keys are.
+function addCursor(picture, steps, show) {
   const cursor = svg("line", { class: "axis", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden", "stroke-dasharray": "2 2" });
-  picture.prepend(cursor);
-  const steps = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+  picture.append(cursor);
   let at = -1;
   const place = (index, left, top) => {
     at = Math.max(0, Math.min(index, steps.length - 1));
     for (const side of ["x1", "x2"]) cursor.setAttribute(side, xOf(steps[at]));
     cursor.setAttribute("visibility", "visible");
-    showValues(panel, lines, steps[at], left, top);
+    show(steps[at], left, top);
   };
   const hide = () => {
     cursor.setAttribute("visibility", "hidden");
@@ -220,7 +221,7 @@ function showValues(panel, lines, step, left, top) {
 
 // Shares that add up to one, over steps, as bars one above the other.
 function stackedPanel(title, rows, names, colours) {
-  const picture = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img",
+  const picture = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", tabindex: 0,
     "aria-label": `${title}: at the last step ${names.map((name, i) => `${name} ${percent(rows[rows.length - 1][i + 1])}%`).join(", ")}` });
   const inner = CHART.height - CHART.top - CHART.bottom;
   const y = (v) => CHART.top + inner * (1 - v);
@@ -238,14 +239,12 @@ function stackedPanel(title, rows, names, colours) {
     });
   }
   picture.append(...stepTicks());
-  picture.addEventListener("pointermove", (event) => {
-    const { x } = new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse());
-    const row = rows.reduce((best, one) => (Math.abs(xOf(one[0]) - x) < Math.abs(xOf(best[0]) - x) ? one : best));
-    byId("tip").replaceChildren(el("div", {}, `step ${row[0].toLocaleString("en")}`),
-      ...names.map((name, i) => el("div", {}, block(colours[i]), name, el("strong", {}, `${percent(row[i + 1])}%`))));
-    placeTip(event.clientX, event.clientY);
+  addCursor(picture, rows.map(([step]) => step), (step, left, top) => {
+    const [, ...shares] = rows.find((row) => row[0] === step);
+    byId("tip").replaceChildren(el("div", {}, `step ${step.toLocaleString("en")}`),
+      ...names.map((name, i) => el("div", {}, block(colours[i]), name, el("strong", {}, `${percent(shares[i])}%`))));
+    placeTip(left, top);
   });
-  picture.addEventListener("pointerleave", () => { byId("tip").hidden = true; });
   return el("div", { class: "panel" }, el("h3", {}, enlarger(title), title), picture,
     el("div", { class: "keysOf" }, ...names.map((name, i) => el("span", {}, block(colours[i]), name))));
 }

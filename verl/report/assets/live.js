@@ -8,6 +8,7 @@ function remember() {
   const entry = browse.matches[prompts.chosen];
   sessionStorage.setItem(KEPT, JSON.stringify({
     fields: fields.map((field) => [field.id, field.type === "checkbox" ? field.checked : field.value]),
+    hidden: data.runs.flatMap(({ name }, r) => (shown.runs.has(r) ? [] : [name])),
     entry: entry && [entry.split, entry.uid, entry.text], sides: browse.sides, samples: browse.samples, marks: browse.marks, measure: browse.measure,
   }));
 }
@@ -16,6 +17,9 @@ async function recall() {
   const kept = JSON.parse(sessionStorage.getItem(KEPT) || "null");
   sessionStorage.removeItem(KEPT);
   if (!kept) return;
+  data.runs.forEach(({ name }, r) => { if (kept.hidden.includes(name)) shown.runs.delete(r); });
+  runChips();
+  redraw();
   for (const [id, value] of kept.fields) {
     const field = byId(id);
     if (!field || field[field.type === "checkbox" ? "checked" : "value"] === value) continue;

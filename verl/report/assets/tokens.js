@@ -11,8 +11,8 @@ function measuresOf() {
     const metric = name.endsWith("/Effective Rank") ? ["ER", "ERV", "ERA"] : [name, `velocity of ${name}`, `acceleration of ${name}`];
     const kinds = [
       [metric[0] + called, "value of the first measured prefix that contains the token", false],
-      [metric[1] + called, "value of that prefix less the mean of the prefixes before it; the mean of these differences is the velocity of the response", true],
-      [metric[2] + called, "change of that difference from the prefix before; the mean of these changes is the acceleration of the response", true],
+      [metric[1] + called, "value of that prefix less the mean of the prefixes before it, a term of the response's velocity", true],
+      [metric[2] + called, "change of that difference from the prefix before, a term of the response's acceleration", true],
     ];
     kinds.forEach(([label, about, signed], order) => found.push({ key: `${name}/${order}`, name: label, about, signed, values: (t) => alongPrefixes(t, p, order) }));
   });
@@ -40,9 +40,10 @@ function alongPrefixes(t, p, order) {
   const own = t.prefixes[p];
   if (!own || !own.length || own.includes(null)) return null;
   const values = prefixValues(own, order);
+  let j = 0;
   return t.lengths.map((_, i) => {
-    const j = t.rows.findIndex((rows) => rows > numberOf(t, i));
-    return j < 0 ? null : values[j];
+    while (j < t.rows.length && t.rows[j] <= numberOf(t, i)) j++;
+    return j < t.rows.length ? values[j] : null;
   });
 }
 
@@ -122,12 +123,14 @@ function fillText(pre, response, marks, measure, scale) {
 // The values of the token under the pointer, or of the one that the arrow keys reach.
 function watchTokens(pre, t) {
   let at = -1;
+  let known = null;
   const show = (i, x, y) => {
+    known ||= measures.map((one) => [one, one.values(t)]).filter(([, values]) => values);
     at = i;
     for (const old of pre.querySelectorAll(".at")) old.classList.remove("at");
     const spans = pre.querySelectorAll(`[data-token="${i}"]`);
     for (const span of spans) span.classList.add("at");
-    const rows = measuresOf().map((one) => [one, one.values(t)]).filter(([, values]) => values && values[i] !== null && values[i] !== undefined)
+    const rows = known.filter(([, values]) => values[i] !== null && values[i] !== undefined)
       .map(([one, values]) => el("div", {}, one.name, el("strong", {}, short(values[i])), one.unit || ""));
     const name = [...spans].map((span) => span.textContent).join("").replace(/\n/g, "↵").replace(/ /g, "·");
     byId("tip").replaceChildren(el("div", {}, `token ${numberOf(t, i) + 1} `, el("code", {}, name)), ...rows);

@@ -422,6 +422,8 @@ class RayPPOTrainer:
     def _save(self) -> None:
         scores = {step: metrics[BEST_BY] for step, metrics in self.validations.items()}
         with self.timer.phase("save_checkpoint"):
+            # A resumed run does not sample these steps again.
+            self.samples.store.flush()
             self.saver.save(self.step, self._state(), scores)
 
     def _save_now(self) -> None:

@@ -88,8 +88,9 @@ def run_ppo(config: PPOConfig) -> None:
             "policy; lower it"
         )
 
-    with TrainingRun(config, steps, COLUMNS, device_type) as run:
-        page = PageWriter(run.folder, trainer.report_freq, run.display.say)
+    run = TrainingRun(config, steps, COLUMNS, device_type)
+    page = PageWriter(run.folder, trainer.report_freq, run.display.say)
+    with page.even_after_failure(), run:
         if trainer.val_only and (run.folder / "summary.json").exists() and latest_checkpoint(run.folder) is None:
             changed = changed_options(run.folder / "config.yaml", asdict(config))
             if changed:

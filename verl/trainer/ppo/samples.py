@@ -108,7 +108,7 @@ class SampleKeeper:
             "uid": np.repeat([record.uid for record in records], n),
             "group": np.repeat(np.arange(len(records)), n),
             "sample": np.tile(np.arange(n), len(records)),
-            "data_source": _texts([record.data_source for record in records], n),
+            "data_source": _texts([valid_unicode(record.data_source) for record in records], n),
             "prompt": _texts(prompts, n),
             "response": _texts([valid_unicode(text) for batch in batches for text in batch.texts]),
             "ground_truth": _texts(truths, n),
