@@ -268,6 +268,32 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_the_figures_of_an_axis_are_seen_whole(browser, tmp_path: Path):
+    folder = write_run(tmp_path / "run", samples=False)
+    phases = {f"timing_s/phase{i}": 1.0 for i in range(9)}
+    own = {"actor/lr": 1.25e-7, "actor/pg_loss": -0.003125, "response_length/clip_ratio": 0.0}
+    write_metrics(folder, [{"step": s, **phases, **{k: v * s for k, v in own.items()}} for s in range(5)])
+    texts = "[...document.querySelectorAll('.panel svg[role] text')]"
+    outside = "((b) => b.x < 0 || b.x + b.width > 380)(e.getBBox())"
+    # What the last phase is drawn with, and the first.
+    lines = "[...[...document.querySelectorAll('#speed .panel')].find((e) => e.innerText.includes('phase8')).querySelectorAll('polyline')]"
+    strokes = f"{lines}.map((e) => e.getAttribute('stroke') + e.getAttribute('stroke-dasharray'))"
+    values = browser(
+        make_page([folder])[0],
+        [
+            {"until": "document.querySelectorAll('section:not(#others) .panel:not([hidden]) > .waiting').length === 0"},
+            {"value": f"{texts}.filter((e) => {outside}).map((e) => e.textContent)"},
+            {"value": f"{texts}.map((e) => e.textContent).filter((t) => t.includes('e−') || t.startsWith('−'))"},
+            {"value": f"new Set({strokes}).size"},
+        ],
+    )
+    assert values[0] == []
+    # Rates are never below zero.
+    assert values[1] == ["−0.01", "−0.005", "2e−7", "4e−7"]
+    assert values[2] == 9
+
+
+@pytest.mark.slow
 def test_seeds_are_one_line_with_a_band(browser, tmp_path: Path):
     runs = [write_run(tmp_path / f"grpo_s{seed}", seed=seed) for seed in (0, 1, 2)]
     lines, bands = (f"document.querySelectorAll('#learning {shape}').length" for shape in ("polyline", "polygon"))

@@ -1,5 +1,5 @@
 // Curves over steps: one panel per figure, one line per run (or per group of seeds) and series.
-const CHART = { width: 380, height: 220, left: 52, right: 14, top: 10, bottom: 26 };
+const CHART = { width: 380, height: 220, left: 68, right: 14, top: 10, bottom: 26 };
 const DASHES = [null, "6 3", "2 3", "9 3 2 3", "12 4", "1 4", "4 2 1 2 1 2", "3 6"];
 const shown = { runs: new Set(data.runs.keys()), together: false, layer: "", smoothing: 0 };
 const paint = (style) => style[dark.matches ? "dark" : "light"];
@@ -12,7 +12,7 @@ const ownerOf = (run) => (shown.together ? data.groups[run.group] : run);
 function short(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 1e6 || (size < 1e-3 && size > 0)) return value.toExponential(2).replace("e+", "e").replace("-", "−");
+  if (size >= 1e6 || (size < 1e-3 && size > 0)) return Number(value.toExponential(2)).toExponential().replace("e+", "e").replaceAll("-", "−");
   return Number(value.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 6 }).replace("-", "−");
 }
 const shownValue = (panel, value) => (panel.percent ? `${tenths(100 * value)}%` : short(value));
@@ -93,7 +93,8 @@ function scaleOf(panel, lines) {
   if (panel.percent && low >= 0) low = 0;
   else if (low > 0 && low < 0.4 * high) low = 0;
   const least = Math.max(Math.abs(high), Math.abs(low)) * 1e-3 || 1;
-  if (high - low < least) [low, high] = [low - least / 2, high + least / 2];
+  if (low === 0 && high < least) high = least;
+  else if (high - low < least) [low, high] = [low - least / 2, high + least / 2];
   if (low !== 0) low -= 0.04 * (high - low);
   high += 0.04 * (high - low);
   const ticks = niceTicks(low, high, 5);
