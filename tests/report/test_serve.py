@@ -111,6 +111,7 @@ def test_a_browser_follows_the_run(served: tuple[Path, int], browser, monkeypatc
         "document.querySelector('#detail h3').textContent",
         "document.getElementById('smoothing').value",
     )
+    samples = "document.getElementById('samples')"
     follow = [
         {"value": steps},
         {"value": f"(window.name = {heading}, document.getElementById('smoothing').value = '5', 0)"},
@@ -118,8 +119,12 @@ def test_a_browser_follows_the_run(served: tuple[Path, int], browser, monkeypatc
         {"until": f"{heading} !== window.name"},
         # A window keeps its name.
         {"value": f"window.name = {heading}"},
+        {"value": "document.querySelector('#learning .enlarge').click()"},
+        {"value": f"{samples}.scrollIntoView({{behavior: 'instant'}})"},
         {"until": f"{steps} === '7, not finished'"},
         READY,
         {"until": f"{heading} === window.name && {smoothing} === '5'"},
+        {"until": "document.querySelector('#learning .panel').className === 'panel wide'"},
+        {"until": f"{samples}.getBoundingClientRect().top < 200"},
     ]
     assert browser(f"http://127.0.0.1:{port}/", follow)[0] == "6, not finished"

@@ -6,9 +6,14 @@ let follows = true;
 function remember() {
   const fields = [...document.querySelectorAll("select[id], input[id]")].filter(({ id }) => !["measure", "marks", "side-0", "side-1"].includes(id));
   const entry = browse.matches[prompts.chosen];
+  const section = [...document.querySelectorAll("section")].findLast((one) => one.getBoundingClientRect().top < 200);
+  history.scrollRestoration = "manual";
   sessionStorage.setItem(KEPT, JSON.stringify({
     fields: fields.map((field) => [field.id, field.type === "checkbox" ? field.checked : field.value]),
     hidden: data.runs.flatMap(({ name }, r) => (shown.runs.has(r) ? [] : [name])),
+    open: [...document.querySelectorAll("details")].map((one) => one.open),
+    wide: [...document.querySelectorAll(".panel.wide[data-panel]")].map(({ dataset }) => data.panels[dataset.panel].title),
+    section: section && [section.id, section.getBoundingClientRect().top], inside: byId("detail").scrollTop,
     entry: entry && [entry.split, entry.uid, entry.text], sides: browse.sides, samples: browse.samples, marks: browse.marks, measure: browse.measure,
   }));
 }
@@ -28,12 +33,21 @@ async function recall() {
   }
   Object.assign(browse, { marks: kept.marks, measure: kept.measure });
   const place = browse.matches.findIndex(({ split, uid, text }) => kept.entry && split === kept.entry[0] && uid === kept.entry[1] && text === kept.entry[2]);
-  if (place < 0) return;
-  await prompts.choose(place);
-  const { cells } = browse.matches[place];
-  browse.sides = browse.sides.map((side, i) => (cells.some((cell) => sameCell(cell, kept.sides[i])) ? kept.sides[i] : side));
-  browse.samples = kept.samples;
-  await drawPrompt();
+  if (place >= 0) {
+    await prompts.choose(place);
+    const { cells } = browse.matches[place];
+    browse.sides = browse.sides.map((side, i) => (cells.some((cell) => sameCell(cell, kept.sides[i])) ? kept.sides[i] : side));
+    browse.samples = kept.samples;
+    await drawPrompt();
+    byId("detail").scrollTop = kept.inside;
+  }
+  document.querySelectorAll("details").forEach((one, i) => { one.open = kept.open[i]; });
+  for (const panel of document.querySelectorAll("[data-panel]")) {
+    if (kept.wide.includes(data.panels[panel.dataset.panel].title)) panel.querySelector(".enlarge").click();
+  }
+  // By the section in view: what is above it may have another height now.
+  const [id, top] = kept.section || [];
+  if (id && byId(id)) window.scrollBy({ top: byId(id).getBoundingClientRect().top - top, behavior: "instant" });
 }
 
 async function watch() {
