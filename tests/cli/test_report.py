@@ -1,11 +1,13 @@
 """``verl-report``: what it writes, and what it says of mistakes."""
 
+import resource
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.report.example_runs import write_run
+from verl.cli import report
 from verl.cli.report import main
 
 
@@ -47,3 +49,16 @@ def test_mistakes_are_named(tmp_path, monkeypatch, arguments, message):
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, *arguments)
     assert str(stopped.value).startswith(message)
+
+
+def test_folders_that_unpack_to_any_size_are_read_within_a_limit(tmp_path, monkeypatch, capsys):
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+
+    def write(folders: list[Path], out: Path) -> list[str]:
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == 4 << 30
+        raise MemoryError
+
+    monkeypatch.setattr(report, "write_page", write)
+    with pytest.raises(SystemExit, match="error: the page takes more than 4 GiB of memory; name fewer runs"):
+        run(monkeypatch, tmp_path)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before

@@ -324,6 +324,13 @@ def test_samples_are_read_by_keyboard(browser, tmp_path: Path):
         ("/", "document.activeElement.id", "filter-text"),
     ):
         steps += [press(key), shows(expression, text)]
+    # A step that is chosen with the keyboard draws the prompt again; the keyboard stays there.
+    steps += [
+        {"value": "document.querySelectorAll('.step')[1].focus()"},
+        {"value": "document.activeElement.click()"},
+        shows(side.format(1), "step 2"),
+        {"until": "document.activeElement === document.querySelectorAll('.step')[1]"},
+    ]
     browser(make_page([write_run(tmp_path / "run")])[0], [choose("filter-split", "val"), *steps])
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from verl.config.errors import ConfigError
+from verl.report.beside import MEMORY_BYTES, limited_memory
 from verl.report.page import PAGE, write_page
 from verl.report.serve import HOST, make_server
 
@@ -12,18 +13,25 @@ from verl.report.serve import HOST, make_server
 def main() -> None:
     """The command line."""
     arguments = _parser().parse_args()
-    folders: list[Path] = arguments.runs
-    if arguments.serve:
-        serve(folders, arguments.port)
-        return
+    with limited_memory():
+        if arguments.serve:
+            serve(arguments.runs, arguments.port)
+        else:
+            write(arguments.runs, arguments.out)
+
+
+def write(folders: list[Path], out: Path | None) -> None:
+    """Write the page, and say where it is."""
+    out = out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
     try:
-        out = arguments.out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
         for line in write_page(folders, out):
             print(f"warning: {line}", file=sys.stderr)
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
     except OSError as error:
         raise SystemExit(f"error: {out}: cannot be written ({error.strerror})") from None
+    except MemoryError:
+        raise SystemExit(f"error: the page takes more than {MEMORY_BYTES >> 30} GiB of memory; name fewer runs") from None
     print(f"page: {out}")
 
 

@@ -18,7 +18,7 @@ PR_SET_PDEATHSIG = 1
 """Linux ``prctl`` option: the signal that this process gets when the thread that started it ends."""
 
 MEMORY_BYTES = 4 << 30
-"""Most memory of the process."""
+"""Most memory of a process that makes a page: a file of some kilobytes may unpack to any size."""
 
 LAST_PAGE_S = 120.0
 """Most seconds that the end of a run waits for its page."""
@@ -98,16 +98,26 @@ class PageWriter:
             self._say(f"warning: the page of the run cannot be made ({error.strerror})")
 
 
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    """Within the block, what would take more than ``MEMORY_BYTES`` fails."""
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = MEMORY_BYTES if soft == resource.RLIM_INFINITY else min(MEMORY_BYTES, soft)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
 def main(folder: Path) -> None:
     """The process: write the page, out of the training's way."""
     os.nice(19)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    write_page([folder], folder / PAGE)
+    with limited_memory():
+        write_page([folder], folder / PAGE)
 
 
 if __name__ == "__main__":

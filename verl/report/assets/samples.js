@@ -99,12 +99,26 @@ async function drawPrompt() {
   const measure = measures.find(({ key }) => key === browse.measure);
   const scale = measure ? scaleOfTokens(measure, responses) : null;
   const panes = (single ? [0] : [0, 1]).map((side) => pane(entry, side, held[side], numbers[side], responses[side], marks && marks[side], measure, scale));
+  const focus = keptFocus(detail);
   detail.replaceChildren(
     el("h3", {}, `${entry.split === "val" ? "Validation" : "Training"} prompt ${entry.uid}`),
     el("p", { class: "prose prompt", dir: "auto" }, visible(record.prompt) || "(no prompt)"),
     el("p", { class: "facts" }, el("span", {}, "Ground truth ", el("b", {}, visible(record.truth) || "none"))),
     stepStrip(entry), tools(responses, measure, scale, marks === null, single),
     el("div", { class: `panes ${single ? "single" : ""}` }, ...panes), figureTable(responses, single));
+  focus();
+}
+
+// Where the keyboard is inside `box`; what is returned goes there again once the box is drawn again.
+function keptFocus(box) {
+  const focused = document.activeElement;
+  if (!focused || focused === box || !box.contains(focused)) return () => {};
+  const name = focused.id ? `#${focused.id}` : `.${focused.classList[0]}`;
+  const place = [...box.querySelectorAll(name)].indexOf(focused);
+  return () => {
+    const found = box.querySelectorAll(name);
+    if (found.length) found[Math.min(place, found.length - 1)].focus({ preventScroll: true });
+  };
 }
 
 // One button for every step (and run), as dark as the share of correct responses.
