@@ -13,11 +13,16 @@ def valid_unicode(text: str) -> str:
 
 def finite_or_null(value: Any) -> Any:
     """``value`` with every float that is not finite replaced by None, so that it is valid JSON."""
-    if isinstance(value, Mapping):
-        return {str(key): finite_or_null(item) for key, item in value.items()}
+    # Numbers and texts first: pages have millions of them, and to ask for a mapping takes long.
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
     if isinstance(value, list | tuple):
         return [finite_or_null(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, Mapping):
+        return {str(key): finite_or_null(item) for key, item in value.items()}
+    return value
 
 
 def printable(text: str) -> str:
