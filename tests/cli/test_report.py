@@ -59,6 +59,6 @@ def test_folders_that_unpack_to_any_size_are_read_within_a_limit(tmp_path, monke
         raise MemoryError
 
     monkeypatch.setattr(report, "write_page", write)
-    with pytest.raises(SystemExit, match="error: the page takes more than 4 GiB of memory; name fewer runs"):
+    with pytest.raises(SystemExit, match="error: the page needs more than 4 GiB; name fewer runs"):
         run(monkeypatch, tmp_path)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before

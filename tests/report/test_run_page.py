@@ -275,8 +275,9 @@ def test_the_figures_of_an_axis_are_seen_whole(browser, tmp_path: Path):
     write_metrics(folder, [{"step": s, **phases, **{k: v * s for k, v in own.items()}} for s in range(5)])
     texts = "[...document.querySelectorAll('.panel svg[role] text')]"
     outside = "((b) => b.x < 0 || b.x + b.width > 380)(e.getBBox())"
-    # What the last phase is drawn with, and the first.
-    lines = "[...[...document.querySelectorAll('#speed .panel')].find((e) => e.innerText.includes('phase8')).querySelectorAll('polyline')]"
+    # With more lines than colours, what each is drawn with.
+    panel = "[...document.querySelectorAll('#speed .panel')].find((e) => e.innerText.includes('phase8'))"
+    lines = f"[...{panel}.querySelectorAll('polyline')]"
     strokes = f"{lines}.map((e) => e.getAttribute('stroke') + e.getAttribute('stroke-dasharray'))"
     values = browser(
         make_page([folder])[0],

@@ -31,7 +31,7 @@ def write(folders: list[Path], out: Path | None) -> None:
     except OSError as error:
         raise SystemExit(f"error: {out}: cannot be written ({error.strerror})") from None
     except MemoryError:
-        raise SystemExit(f"error: the page takes more than {MEMORY_BYTES >> 30} GiB of memory; name fewer runs") from None
+        raise SystemExit(f"error: the page needs more than {MEMORY_BYTES >> 30} GiB; name fewer runs") from None
     print(f"page: {out}")
 
 

@@ -109,12 +109,10 @@ def run_ppo(config: PPOConfig) -> None:
                 return
         first = tokenizer.decode(train_set[0].input_ids)
         run.display.say(f"the first of {len(train_set)} training prompts: {first!r:.500}")
-        for kind, lines in notes.items():
-            for line in lines:
-                run.display.say(f"warning: {kind}: {line}")
-        run.display.say(trainer.length_note(len(loader)))
-        for line in start_warnings(config):
+        told = [f"{kind}: {line}" for kind, lines in notes.items() for line in lines]
+        for line in [*told, *start_warnings(config)]:
             run.display.say(f"warning: {line}")
+        run.display.say(trainer.length_note(len(loader)))
         environment = engine_environment(device_type, config.rollout.name)
         strings = [*config.rollout.stop, *stop_strings(config.data.template, tokenizer)]
         sources = logged_sources(record.data_source for record in train_set.records)
