@@ -140,6 +140,10 @@ def test_samples_without_metrics_have_their_place_on_the_axis(tmp_path: Path):
     assert page.index["last"] == 6 and page.index["shaping"]["runs"][0][-1][0] == 6
 
 
+def test_a_run_without_samples_says_nothing_of_their_limits(tmp_path: Path):
+    assert Page([write_run(tmp_path / "run", samples=False)]).index["samples"]["limits"] == ""
+
+
 def test_a_folder_without_a_run_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match="nothing: holds no run"):
         make_page([tmp_path / "nothing"])

@@ -57,10 +57,11 @@ def _limits(found: GatheredSamples, shown: int) -> str:
         parts.append(f"To keep the page small, it has {shown:,} prompts, about {share:.0%}, the same at every step.")
     if found.num_read < found.num_files:
         parts.append(f"{found.num_read:,} of {found.num_files:,} files were read, spread over the steps.")
-    parts.append(
-        f"Of responses longer than {MAX_TEXT:,} characters the beginning and the end are shown, and of a step at most "
-        f"{MAX_RESPONSES} responses to a prompt; samples/ has all of them in full."
-    )
+    if shown:
+        parts.append(
+            f"Of responses longer than {MAX_TEXT:,} characters the beginning and the end are shown, and of a step at "
+            f"most {MAX_RESPONSES} responses to a prompt; samples/ has all of them in full."
+        )
     return " ".join(parts)
 
 

@@ -85,7 +85,7 @@ async function drawPrompt() {
   const detail = byId("detail");
   const entry = browse.matches[prompts.chosen];
   if (!entry) {
-    detail.replaceChildren(el("p", { class: "empty" }, browse.entries.length ? "No prompt matches the filters." : "There are no samples: trainer.samples.freq=1 keeps those of every step."));
+    detail.replaceChildren(el("p", { class: "empty" }, browse.entries.length ? "No prompt matches the filters." : "There are no samples. Reinforcement learning keeps those of every step with trainer.samples.freq=1; supervised fine-tuning has none."));
     return;
   }
   const record = (await chunk(entry.chunkId))[entry.place];
