@@ -7,7 +7,7 @@ N: responses (or prompts), D: draws.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +24,10 @@ GROUPS = ("all", "correct", "wrong")
 MIN_VALUES = 3
 """Fewer values have no correlation."""
 
-BLOCK = 1 << 22
-"""Responses times draws that are computed at once: 32 MiB an array."""
+BLOCK = 1 << 19
+"""Responses times draws that are computed at once: 4 MiB for each column, and as much for its ranks."""
+
+COEFFICIENTS = ("pearson", "spearman", "pearson_partial", "spearman_partial")
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,24 @@ def draw_weights(prompts: Sequence[int], draws: int, seed: int) -> Array:
 
 def weighted_pearson(x: Array, y: Array, weights: Array) -> Array:
     """Pearson's correlation under each row of ``weights [D, N]`` -> ``[D]``; ``x``, ``y`` are ``[N]`` or ``[D, N]``."""
-    total = weights.sum(axis=1, keepdims=True)
+    return _product(_unit(x, weights), _unit(y, weights))
+
+
+def _unit(values: Array, weights: Array) -> Array:
+    """Deviations ``[D, N]`` from the weighted mean, times the root of their weight, of length 1; NaN if constant."""
+    total = weights.sum(axis=1)
+    means = (weights @ values if values.ndim == 1 else np.einsum("dn,dn->d", weights, values)) / total
+    deviations = (values - means[:, None]) * np.sqrt(weights)
+    squares = np.einsum("dn,dn->d", deviations, deviations)
     # A column that is constant within a draw has only the rounding of its mean left.
-    tiny = [1e-13 * np.abs(values).max(initial=0.0) for values in (x, y)]
-    x, y = (values - (weights * values).sum(axis=1, keepdims=True) / total for values in (x, y))
-    covariance, x_square, y_square = ((weights * a * b).sum(axis=1) for a, b in ((x, y), (x, x), (y, y)))
-    varies = (x_square > total[:, 0] * tiny[0] ** 2) & (y_square > total[:, 0] * tiny[1] ** 2)
+    tiny = 1e-13 * np.abs(values).max(initial=0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(varies, covariance / np.sqrt(x_square * y_square), np.nan)
+        deviations /= np.where(squares > total * tiny**2, np.sqrt(squares), np.nan)[:, None]
+    return deviations
+
+
+def _product(x: Array, y: Array) -> Array:
+    return np.clip(np.einsum("dn,dn->d", x, y), -1, 1)
 
 
 def weighted_ranks(values: Array, weights: Array) -> Array:
@@ -83,35 +95,19 @@ def partial(xy: Array, xz: Array, yz: Array) -> Array:
 def correlate(
     x: Array, y: Array, length: Array, prompts: Sequence[int], draws: int, seed: int
 ) -> dict[str, Coefficient]:
-    """``pearson``, ``spearman``, and both with ``length`` held fixed, of values ``[N]`` each.
+    """``COEFFICIENTS`` of values ``[N]``: Pearson's and Spearman's, and both with ``length`` held fixed.
 
     Rows where one of the three is not finite are left out.
     """
-    kept = np.isfinite(x) & np.isfinite(y) & np.isfinite(length)
-    names = ("pearson", "spearman", "pearson_partial", "spearman_partial")
-    if kept.sum() < MIN_VALUES:
-        return dict.fromkeys(names, Coefficient(math.nan, math.nan, math.nan))
-    columns = [values[kept].astype(np.float64) for values in (x, y, length)]
-    weights = draw_weights(np.asarray(prompts)[kept].tolist(), draws, seed)
-    found: dict[str, list[Array]] = {name: [] for name in names}
-    size = max(1, BLOCK // int(kept.sum()))
-    for start in range(0, len(weights), size):
-        block = weights[start : start + size]
-        for name, (a, b, c) in {
-            "pearson": columns,
-            "spearman": [weighted_ranks(values, block) for values in columns],
-        }.items():
-            ab, ac, bc = (weighted_pearson(one, two, block) for one, two in ((a, b), (a, c), (b, c)))
-            found[name].append(ab)
-            found[f"{name}_partial"].append(partial(ab, ac, bc))
-    several = len(set(np.asarray(prompts)[kept].tolist())) > 1
-    return {name: _coefficient(np.concatenate(parts), several) for name, parts in found.items()}
+    columns = {"x": x, "y": y, "length": length}
+    ((_, found),) = _correlate_pairs(columns, [("x", "y")], "length", prompts, draws, seed)
+    return found
 
 
 def correlation_table(
     frame: pd.DataFrame, pairs: Sequence[tuple[str, str]], length: str, correct: str | None, draws: int, seed: int
 ) -> pd.DataFrame:
-    """A row for each pair of columns and group of rows of ``frame``.
+    """A row for each pair of columns and group of rows of ``frame``; ``count`` is of the rows that both are known of.
 
     Args:
         frame: with a column ``prompt_id``.
@@ -119,17 +115,74 @@ def correlation_table(
         correct: the column that tells correct from wrong rows; None: no such groups.
     """
     groups = GROUPS if correct is not None else GROUPS[:1]
+    found = {}
+    for group in groups:
+        part = frame if group == "all" else frame[frame[correct] == (1.0 if group == "correct" else 0.0)]
+        names = dict.fromkeys([length, *(name for pair in pairs for name in pair)])
+        columns = {name: part[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in names}
+        found[group] = _correlate_pairs(columns, pairs, length, part["prompt_id"].tolist(), draws, seed)
     rows = []
-    for x, y in pairs:
+    for place, (x, y) in enumerate(pairs):
         for group in groups:
-            part = frame if group == "all" else frame[frame[correct] == (1.0 if group == "correct" else 0.0)]
-            first, second, third = (part[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in (x, y, length))
-            found = correlate(first, second, third, part["prompt_id"].tolist(), draws, seed)
-            row = {"x": x, "y": y, "responses": group, "count": len(part)}
-            for name, coefficient in found.items():
+            count, coefficients = found[group][place]
+            row = {"x": x, "y": y, "responses": group, "count": count}
+            for name, coefficient in coefficients.items():
                 row |= {name: coefficient.value, f"{name}_low": coefficient.low, f"{name}_high": coefficient.high}
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _correlate_pairs(
+    columns: Mapping[str, Array],
+    pairs: Sequence[tuple[str, str]],
+    length: str,
+    prompts: Sequence[int],
+    draws: int,
+    seed: int,
+) -> list[tuple[int, dict[str, Coefficient]]]:
+    """For each pair of ``columns``, each ``[N]``, the number of its rows and its ``COEFFICIENTS``."""
+    places = np.asarray(prompts)
+    finite = {name: np.isfinite(values) for name, values in columns.items()}
+    # Pairs over the same rows share the draws, and what is computed of each column.
+    by_rows: dict[bytes, list[int]] = {}
+    for number, (x, y) in enumerate(pairs):
+        by_rows.setdefault((finite[x] & finite[y] & finite[length]).tobytes(), []).append(number)
+    undefined = dict.fromkeys(COEFFICIENTS, Coefficient(math.nan, math.nan, math.nan))
+    found: list[tuple[int, dict[str, Coefficient]]] = [(0, undefined)] * len(pairs)
+    for rows, numbers in by_rows.items():
+        kept = np.frombuffer(rows, dtype=bool)
+        count, several = int(kept.sum()), len(set(places[kept].tolist())) > 1
+        if count < MIN_VALUES:
+            drawn = [undefined] * len(numbers)
+        else:
+            weights = draw_weights(places[kept].tolist(), draws, seed)
+            own = {name: values[kept] for name, values in columns.items()}
+            values = _draw_pairs(own, [pairs[number] for number in numbers], length, weights)
+            drawn = [dict(zip(COEFFICIENTS, (_coefficient(v, several) for v in of), strict=True)) for of in values]
+        for number, coefficients in zip(numbers, drawn, strict=True):
+            found[number] = count, coefficients
+    return found
+
+
+def _draw_pairs(
+    columns: Mapping[str, Array], pairs: Sequence[tuple[str, str]], length: str, weights: Array
+) -> NDArray[np.float64]:
+    """``[pairs, coefficients, D + 1]`` under ``weights [D + 1, N]``, block by block."""
+    found = np.empty((len(pairs), len(COEFFICIENTS), len(weights)))
+    size = max(1, BLOCK // weights.shape[1])
+    for start in range(0, len(weights), size):
+        block = weights[start : start + size]
+        for kind, ranked in enumerate((False, True)):
+            units = {
+                name: _unit(weighted_ranks(columns[name], block) if ranked else columns[name], block)
+                for name in dict.fromkeys([length, *(name for pair in pairs for name in pair)])
+            }
+            with_length = {name: _product(values, units[length]) for name, values in units.items()}
+            for number, (x, y) in enumerate(pairs):
+                xy = _product(units[x], units[y])
+                found[number, kind, start : start + size] = xy
+                found[number, kind + 2, start : start + size] = partial(xy, with_length[x], with_length[y])
+    return found
 
 
 def _coefficient(values: Array, several: bool) -> Coefficient:

@@ -1,11 +1,12 @@
 """The release's motivation experiment: ``train.sh --motivation_mode allin --val_only True`` is an analysis."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
-from verl.cli.release_flags import NEEDS_VAL_ONLY, plain, sort_arguments, translate
-from verl.cli.values import FlagError, literal, note
+from verl.cli.release_flags import sort_arguments, translate
+from verl.cli.values import FlagError, literal, note, override_key
+from verl.config.evaluation import EvaluationEngineConfig
 from verl.config.load import load_config
 from verl.config.ppo import PPOConfig
 
@@ -16,6 +17,12 @@ OWN_FLAGS = ("motivation_mode", "val_only", "plot_x_metrics", "plot_y_metrics", 
 NOT_IN_ANALYSIS = ("enable", "source", "metric_indices_add", "keep_prefixes")
 """Options of the calculator that an analysis sets itself."""
 
+TRUST = "trust_remote_code"
+"""Training has it in ``model``, an evaluation in ``rollout``."""
+
+OF_TRAINER = ("project_name", "experiment_name", "logger", "nnodes", "n_gpus_per_node", "machines_timeout_s", "env")
+"""Options of the trainer that an analysis has too."""
+
 
 def analysis_arguments(arguments: Sequence[str]) -> list[str] | None:
     """The command line of ``verl.trainer.main_analysis`` for arguments of ``train.sh`` that ask for an analysis.
@@ -23,10 +30,10 @@ def analysis_arguments(arguments: Sequence[str]) -> list[str] | None:
     The prompts are those of the validation files, the settings those of the rollout. ``exploit`` is greedy.
 
     Returns:
-        None for arguments that ask for a training.
+        None for arguments that ask for a training, as those without ``--val_only`` do.
 
     Raises:
-        FlagError: a flag is unknown or has an unsupported value; the mode comes without ``--val_only``.
+        FlagError: a flag is unknown or has an unsupported value, or an option has no counterpart in an analysis.
         ConfigError: an override that does not fit.
     """
     if not any(argument.partition("=")[0] == "--motivation_mode" for argument in arguments):
@@ -37,52 +44,88 @@ def analysis_arguments(arguments: Sequence[str]) -> list[str] | None:
         return None
     if mode not in MODES:
         raise FlagError(f"--motivation_mode {mode}: must be one of disable, {', '.join(MODES)}")
-    named = [*(o.partition("=")[2] for o in line.overrides if o.startswith("trainer.val_only=")), ""]
-    if (line.flags.get("val_only") or named[0]).lower() != "true":
-        raise FlagError(f"--motivation_mode {mode}: {plain(NEEDS_VAL_ONLY)}")
+    # As elsewhere, an override wins over the flag.
+    named = [o.partition("=")[2] for o in line.overrides if override_key(o) == "trainer.val_only"]
+    if [line.flags.get("val_only", ""), *named][-1].lower() != "true":
+        return None
     flags = [f"--{name}={value}" for name, value in line.flags.items() if name not in OWN_FLAGS]
-    overrides = [o for o in line.overrides if not o.startswith("trainer.val_only=")]
+    overrides = [o for o in line.overrides if override_key(o) != "trainer.val_only"]
     config = load_config(PPOConfig, "ppo_trainer", translate([*flags, *overrides]))
     note("--motivation_mode: runs `python -m verl.trainer.main_analysis`; docs/analysis.md says what it measures")
-    return [*(f"{key}={literal(value)}" for key, value in _options(config, mode, line.flags).items()), *line.hydra]
+    options = _options(config, mode, line.flags)
+    if "trainer.default_local_dir" in line.keys:
+        options["trainer.default_local_dir"] = config.trainer.default_local_dir
+    return [*(override for option, value in options.items() for override in _overrides(option, value)), *line.hydra]
 
 
 def _options(config: PPOConfig, mode: str, flags: dict[str, str]) -> dict[str, Any]:
     """Option of the analysis -> value."""
-    rollout, data, trainer = config.rollout, config.data, config.trainer
+    rollout, data, trainer, model = config.rollout, config.data, config.trainer, config.model
     greedy = mode == "exploit"
     if not greedy and rollout.n < 2:
         raise FlagError(f"--motivation_mode {mode}: compares the responses to a prompt; set --rollout_n to at least 2")
+    _check_counterparts(config)
     layer = _number(flags, "plot_layer", 1)
     layers = config.calculator.layers
     if not 1 <= layer <= len(layers):
         raise FlagError(f"--plot_layer {layer}: counts the entries of calculator.layers={layers} from 1")
+    engine = {field.name: getattr(rollout, field.name) for field in fields(EvaluationEngineConfig) if field.name != TRUST}
     return {
-        "model.path": config.model.path,
+        "model.path": model.path,
         "model.template": data.template,
+        "model.apply_chat_template_kwargs": data.apply_chat_template_kwargs,
         "model.max_response_length": data.max_response_length,
         "analysis.prompt_files": data.val_files,
         "analysis.mode": mode,
         "analysis.layer": layers[layer - 1],
         "analysis.confidence_k": _number(flags, "confidence_k", 5),
+        "data.max_problems": data.val_sample_size,
         "n_sampling": 1 if greedy else rollout.n,
         "temperatures": [0.0 if greedy else rollout.temperature],
         "top_p": rollout.top_p,
         "top_k": rollout.top_k,
         "min_p": rollout.min_p,
+        "repetition_penalty": rollout.repetition_penalty,
         "seed": config.seed,
         "device": config.device,
-        "reward_score.mode": config.reward_score.mode,
-        "rollout.tensor_parallel_size": rollout.tensor_parallel_size,
-        "rollout.gpu_memory_utilization": rollout.gpu_memory_utilization,
-        "rollout.trust_remote_code": config.model.trust_remote_code,
-        "trainer.experiment_name": trainer.experiment_name,
-        "trainer.nnodes": trainer.nnodes,
-        "trainer.n_gpus_per_node": trainer.n_gpus_per_node,
-        **{f"calculator.{k}": v for k, v in asdict(config.calculator).items() if k not in NOT_IN_ANALYSIS},
+        "policy.attn_implementation": model.attn_implementation,
+        **_prefixed("policy.fsdp", asdict(model.fsdp)),
+        **_prefixed("reward_score", asdict(config.reward_score)),
+        **_prefixed("rollout", engine | {TRUST: model.trust_remote_code}),
+        **_prefixed("trainer", {name: getattr(trainer, name) for name in OF_TRAINER}),
+        **_prefixed("calculator", {k: v for k, v in asdict(config.calculator).items() if k not in NOT_IN_ANALYSIS}),
         "calculator.compute_global_metrics": False,
         "calculator.compute_cumulative_global_metrics": False,
     }
+
+
+def _check_counterparts(config: PPOConfig) -> None:
+    """Raise ``FlagError`` for an option that would change the responses and that an analysis does not have."""
+    rollout, data, model = config.rollout, config.data, config.model
+    for option, value, usual in (
+        ("rollout.name", rollout.name, "vllm"),
+        ("rollout.stop", rollout.stop, []),
+        ("rollout.stop_token_ids", rollout.stop_token_ids, []),
+        ("data.prompt_key", data.prompt_key, "prompt"),
+        ("data.reward_fn_key", data.reward_fn_key, "data_source"),
+        ("model.override_config", model.override_config, {}),
+        ("model.lora_adapter_path", model.lora_adapter_path, None),
+    ):
+        if value != usual:
+            raise FlagError(f"{option}={value}: an analysis has no such option; leave it out with --motivation_mode")
+    if data.val_sample_size != -1:
+        note("--val_sample_size: an analysis takes the first prompts of each file")
+
+
+def _prefixed(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{group}.{name}": value for name, value in values.items()}
+
+
+def _overrides(option: str, value: object) -> list[str]:
+    """Hydra's overrides that set ``option``; the entries of a mapping, which may be new, are set one by one."""
+    if isinstance(value, Mapping):
+        return [override for name, of in value.items() for override in _overrides(f"{option}.{name}", of)]
+    return [f"++{option}={literal(value)}"]
 
 
 def _number(flags: dict[str, str], name: str, default: int) -> int:

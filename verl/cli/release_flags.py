@@ -97,10 +97,17 @@ def without_effect(reason: str) -> Flag:
 
 
 def _motivation_mode(value: str, line: CommandLine) -> list[str]:
-    """Other modes are an analysis, which :mod:`verl.cli.release_analysis` recognises before."""
+    """With ``--val_only`` it is an analysis, which :mod:`verl.cli.release_analysis` recognises before."""
     if value.lower() != "disable":
-        raise FlagError(plain(NEEDS_VAL_ONLY))
+        note(f"--motivation_mode {value}: {plain(TRAINS)}")
     return []
+
+
+def _val_only(value: str, line: CommandLine) -> list[str]:
+    """Without a mode the release analyses, in its default ``allin``; here ``trainer.val_only`` validates."""
+    if value.lower() == "true" and "motivation_mode" not in line.flags:
+        note("--val_only: validates; for the release's spreadsheets add --motivation_mode allin")
+    return [f"trainer.val_only={scalar(value)}"]
 
 
 def _dataset(value: str, line: CommandLine) -> list[str]:
@@ -205,9 +212,9 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 
 
 CAPTURED = "the hidden states of all response tokens are always measured, see `calculator.enable`"
-NEEDS_VAL_ONLY = (
-    "analyses a model instead of training it; set --val_only True, or leave the mode out to train, and analyse the run "
-    "with `python -m verl.trainer.main_analysis model.path=RUN`"
+TRAINS = (
+    "trains, with validations as usual; once it has checkpoints, `python -m verl.trainer.main_analysis model.path=RUN` "
+    "analyses them, and `--val_only True` analyses a model without training it"
 )
 NO_PLOTS = (
     "the analysis measures every metric; `analysis.response_pairs` and `analysis.prompt_pairs` choose the scatters"
@@ -289,14 +296,14 @@ FLAGS = {
     "remove_previous_ckpt": switch("`trainer.max_ckpt_to_keep=1`", ["trainer.max_ckpt_to_keep=1"]),
     "test_freq": sets("trainer.test_freq"),
     "val_before_train": sets("trainer.val_before_train"),
-    "val_only": sets("trainer.val_only"),
+    "val_only": Flag("`trainer.val_only`", _val_only),
     "remove_clip": sets("trainer.remove_clip"),
     "logger_config": sets("trainer.logger", convert=listed),
     "exp_name": Flag("`trainer.experiment_name`", _experiment_name),
     "suffix": Flag("is appended to `trainer.experiment_name` with `_`", _suffix),
     "motivation_mode": Flag(
         "with `--val_only True` runs `python -m verl.trainer.main_analysis`, [the paper's analysis](docs/analysis.md), "
-        "with `analysis.mode`; `disable`: trains",
+        "with `analysis.mode`; without that flag, or with `disable`: trains",
         _motivation_mode,
     ),
     "plot_x_metrics": without_effect(NO_PLOTS),
