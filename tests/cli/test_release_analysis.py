@@ -37,7 +37,30 @@ def test_exploit_is_greedy_and_has_one_response():
     assert (config.analysis.mode, config.n_sampling, config.temperatures) == ("exploit", 1, [0.0])
 
 
-@pytest.mark.parametrize("arguments", ["", MODEL, "--motivation_mode disable --val_only True", "--motivation_mode ''"])
+def test_what_decides_the_responses_and_their_scores_is_carried(capsys: pytest.CaptureFixture[str]):
+    overrides = """+data.apply_chat_template_kwargs.enable_thinking=false rollout.repetition_penalty=1.2
+    reward_score.custom_functions=["*=rewards.py:score"] +reward_score.custom_kwargs.k=3 reward_score.timeout_s=3
+    reward_score.overlong_buffer.enable=true +rollout.engine_kwargs.swap_space=2 model.attn_implementation=eager
+    trainer.logger=[console,tensorboard] trainer.default_local_dir=there --val_sample_size 7"""
+    config = config_of(f"{ASKED} {MODEL} {overrides}")
+    assert config.model.apply_chat_template_kwargs == {"enable_thinking": False}
+    score = config.reward_score
+    assert (score.custom_functions, score.custom_kwargs, score.timeout_s) == (["*=rewards.py:score"], {"k": 3}, 3)
+    assert score.overlong_buffer.enable and config.policy.attn_implementation == "eager"
+    assert (config.repetition_penalty, config.rollout.engine_kwargs) == (1.2, {"swap_space": 2})
+    assert (config.trainer.logger, config.trainer.default_local_dir) == (["console", "tensorboard"], "there")
+    assert config.data.max_problems == 7 and "takes the first prompts of each file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *("", MODEL, "--motivation_mode disable --val_only True", "--motivation_mode ''", "--motivation_mode allin"),
+        "--motivation_mode allin --val_only False",
+        # As elsewhere, an override wins over the flag.
+        "--motivation_mode allin --val_only True trainer.val_only=false",
+    ],
+)
 def test_other_commands_train(arguments: str):
     assert analysis_arguments([word.strip("'") for word in arguments.split()]) is None
 
@@ -45,10 +68,10 @@ def test_other_commands_train(arguments: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--motivation_mode allin", "--motivation_mode allin: analyses a model instead of training it; set --val_only"),
         ("--motivation_mode both --val_only True", "--motivation_mode both: must be one of disable, exploit, explore,"),
         (f"{ASKED} {MODEL} --rollout_n 1", "--motivation_mode allin: compares the responses to a prompt; set --roll"),
         (f"{ASKED} {MODEL} --plot_layer 2", "--plot_layer 2: counts the entries of calculator.layers=[-1] from 1"),
+        (f"{ASKED} {MODEL} rollout.stop=[Question:]", "rollout.stop=['Question:']: an analysis has no such option"),
         (f"{ASKED} {MODEL} --confidence_k x", "--confidence_k x: must be a whole number"),
     ],
 )

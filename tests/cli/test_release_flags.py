@@ -227,10 +227,6 @@ def test_lists_may_be_written_as_in_python_or_hydra(value: str):
             "--diff_calculator_method optimized,batched -m",
             "--diff_calculator_method optimized,batched: batched sets other options and cannot be swept",
         ),
-        (
-            "--motivation_mode allin",
-            "--motivation_mode allin: analyses a model instead of training it; set --val_only True",
-        ),
         ("--total_steps ten", "--total_steps ten: must be a whole number"),
         ("--remove_previous_ckpt 3", "--remove_previous_ckpt 3: must be true or false"),
         (
@@ -282,3 +278,20 @@ def test_data_and_models_are_found_below_the_releases_folders(tmp_path: Path, mo
     assert config.data.val_files == ["/sets/level 3/test.parquet"]
     assert config.model.path == str(tmp_path / "my models" / "Qwen2.5-1.5B")
     assert config_of("--model_name", "Qwen/Qwen2.5-1.5B").model.path == "Qwen/Qwen2.5-1.5B"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            "--motivation_mode allin",
+            "note: --motivation_mode allin: trains, with validations as usual; once it has che",
+        ),
+        ("--val_only True", "note: --val_only: validates; for the release's spreadsheets add --motivation_mode allin"),
+        ("--val_only True --motivation_mode disable", ""),
+        ("--val_only False", ""),
+    ],
+)
+def test_the_releases_modes_of_validation_are_explained(arguments: str, said: str, capsys: pytest.CaptureFixture[str]):
+    translate(arguments.split())
+    assert capsys.readouterr().err[: len(said) or None] == said

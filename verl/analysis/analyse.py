@@ -19,6 +19,7 @@ from verl.checkpoint.run_lock import run_lock
 from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
+from verl.config.load import require_folder
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.evaluate import (
     Failures,
@@ -39,8 +40,11 @@ from verl.models.info import ModelInfo
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import MeasuredPrompt
 from verl.run.session import RaySession
+from verl.run.sinks import check_trackers
+from verl.run.tracking import SUMMARY
 from verl.single_controller import WorkerError, WorkerGroup
 from verl.single_controller.cluster import resolve_device
+from verl.utils.portable import valid_unicode
 
 SCORED_AT_ONCE = 1024
 """Responses whose verdicts are asked for together."""
@@ -68,6 +72,7 @@ def run_analysis(config: AnalysisConfig) -> None:
 
 def _analyse(config: AnalysisConfig, display: EvaluationDisplay, failures: Failures) -> None:
     trainer = config.trainer
+    check_trackers(trainer.logger)
     machines = (trainer.nnodes, trainer.n_gpus_per_node or 1, trainer.machines_timeout_s)
     device_type = resolve_device(config.device, *machines)
     selection = choose_targets(config, display, failures)
@@ -77,6 +82,7 @@ def _analyse(config: AnalysisConfig, display: EvaluationDisplay, failures: Failu
         return
     default = Path(config.runs_dir, "analysis", trainer.experiment_name, selection.folder_name)
     folder = Path(trainer.default_local_dir or default).resolve()
+    require_folder("trainer.default_local_dir", str(folder))
     count = sum(map(len, benchmarks.values()))
     display.say(
         f"{', '.join(target.label for target in tokenizers)} on {', '.join(benchmarks)}: {config.n_sampling} responses "
@@ -86,6 +92,8 @@ def _analyse(config: AnalysisConfig, display: EvaluationDisplay, failures: Failu
     sampling = config.sampling(list(benchmarks))
     found = Found([], [], [])
     with run_lock(folder):
+        # The mark of a complete analysis.
+        (folder / SUMMARY).unlink(missing_ok=True)
         session = RaySession(trainer.nnodes, count_workers(config, device_type), device_type, trainer, folder)
         with session, closing(VerifierPool(config.reward_score)) as verifiers:
             for target, tokenizer in tokenizers.items():
@@ -98,7 +106,8 @@ def _analyse(config: AnalysisConfig, display: EvaluationDisplay, failures: Failu
                 except (ConfigError, WorkerError) as error:
                     failures.add(in_one_line(error, folder / "error.log"), target.label)
         if found.responses:
-            publish(folder, config, display, *map(pd.concat, (found.responses, found.prompts, found.courses)))
+            tables = map(pd.concat, (found.responses, found.prompts, found.courses))
+            publish(folder, config, display, failures.lines, *tables)
 
 
 def _load_prompt_files(config: AnalysisConfig, failures: Failures) -> dict[str, list[Problem]]:
@@ -127,11 +136,11 @@ def _analyse_target(
     with ExitStack() as stack:
         stores = open_stores(tasks, sampling, stack, failures)
         generate_target(tasks[0].target.label, stores, sampling, session, display)
+        display.finish()
         measured = _measure(stores, config, session, display)
         for task, store in stores.items():
-            display.phase(f"scoring {task.benchmark}")
+            display.say(f"{task.label}: scoring and comparing the responses")
             _add_rows(task, store, measured[task], config, verifiers, found)
-        display.finish()
 
 
 def _measure(
@@ -210,16 +219,16 @@ def _add_rows(
             "prompt_id": i,
         }
         data = [ResponseData(store.samples[i, j], by_key[i, j]) for j in range(config.n_sampling)]
-        own = []
+        own, source = [], valid_unicode(problem.data_source)
         for j, response in enumerate(data):
             own.append(response_row(config, response, problem, measured[i].responses[j]))
             at = place | {"rollout_id": j}
-            rows.append(at | {"data_source": problem.data_source} | own[-1])
+            rows.append(at | {"data_source": source} | own[-1])
             course = measured[i].courses[j]
             correct = {"correctness": own[-1]["correctness"], "tokens": course.ends}
             courses.append(pd.DataFrame(at | correct | course.values))
         prompt = prompt_row(config, data, own, measured[i])
-        prompts.append(place | {"rollout_id": -1, "data_source": problem.data_source} | prompt)
+        prompts.append(place | {"rollout_id": -1, "data_source": source} | prompt)
     found.responses.append(pd.DataFrame(rows))
     found.prompts.append(pd.DataFrame(prompts))
     found.courses.append(pd.concat(courses))

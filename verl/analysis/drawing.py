@@ -46,14 +46,17 @@ def scatter_figure(
         axes = part.add_subplot(grid[1, 0])
         top, right = part.add_subplot(grid[0, 0], sharex=axes), part.add_subplot(grid[1, 1], sharey=axes)
         drawn = None
-        for name, value, own, marker, _ in VERDICTS if by_verdict else ():
+        edges = [_edges(rows[name]) for name in (x, y)]
+        # The rarer verdict is drawn on top.
+        verdicts = sorted(VERDICTS, key=lambda verdict: -int((points[colour] == verdict[1]).sum()))
+        for name, value, own, marker, _ in verdicts if by_verdict else ():
             of = points[points[colour] == value]
             fill = own if name == "correct" else "none"
             axes.scatter(of[x], of[y], s=14, marker=marker, facecolors=fill, edgecolors=own, alpha=0.55, linewidths=0.8)
-            _histograms(top, right, rows[rows[colour] == value], x, y, own)
+            _histograms(top, right, rows[rows[colour] == value], x, y, edges, own)
         if not by_verdict:
             drawn = axes.scatter(points[x], points[y], s=18, c=points[colour], cmap="cividis", vmin=0, vmax=1)
-            _histograms(top, right, rows, x, y, "#4d4d4d")
+            _histograms(top, right, rows, x, y, edges, "#4d4d4d")
         for margin in (top, right):
             margin.axis("off")
         axes.set_xlabel(f"{x}  (exploration)")
@@ -172,11 +175,17 @@ def _estimate(rows: pd.DataFrame, name: str) -> tuple[float, float, float]:
     return estimate.value, estimate.low, estimate.high
 
 
-def _histograms(top: Axes, right: Axes, rows: pd.DataFrame, x: str, y: str, colour: str) -> None:
-    style: dict[str, Any] = {"bins": 24, "color": colour, "alpha": 0.45, "linewidth": 0}
+def _histograms(top: Axes, right: Axes, rows: pd.DataFrame, x: str, y: str, edges: Sequence[Any], colour: str) -> None:
+    style: dict[str, Any] = {"color": colour, "alpha": 0.45, "linewidth": 0}
     if len(rows):
-        top.hist(rows[x].dropna(), **style)
-        right.hist(rows[y].dropna(), orientation="horizontal", **style)
+        top.hist(rows[x].dropna(), bins=edges[0], **style)
+        right.hist(rows[y].dropna(), bins=edges[1], orientation="horizontal", **style)
+
+
+def _edges(values: pd.Series) -> Any:
+    """Edges of the bins that all histograms of a metric share."""
+    found = values.to_numpy(dtype=np.float64)
+    return np.histogram_bin_edges(found[np.isfinite(found)], bins=24)
 
 
 def _correlation_line(correlations: pd.DataFrame, x: str, y: str) -> str:

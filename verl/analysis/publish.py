@@ -1,5 +1,7 @@
 """What an analysis leaves behind: tables, correlations, figures, the page."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -13,26 +15,40 @@ from verl.analysis.sheets import (
     PROMPT_SHEET,
     RESPONSE_SHEET,
     TEXTS,
+    prompt_columns,
+    response_columns,
     write_tables,
 )
 from verl.config.analysis import AnalysisConfig
 from verl.evaluation.progress import EvaluationDisplay
+from verl.evaluation.report.publish import record
 from verl.utils.files import replace_text, replacing
 
 MODEL = ("run", "step", "benchmark", "temperature")
 """Columns that tell one model on one benchmark from another: correlations are within."""
+
+UPLOADED = ("index.html", "analysis.xlsx")
+"""Files that are added to the tracker's run on wandb."""
+
+MANY = 0.02
+"""Share of responses without acceleration that is worth a warning."""
 
 
 def publish(
     folder: Path,
     config: AnalysisConfig,
     display: EvaluationDisplay,
+    failed: Sequence[str],
     responses: pd.DataFrame,
     prompts: pd.DataFrame,
     courses: pd.DataFrame,
 ) -> None:
-    """Write everything into ``folder`` and say where it is."""
+    """Write everything into ``folder`` and log the figures to the trackers; ``summary.json`` comes last.
+
+    ``failed``: a line for each model or benchmark that failed.
+    """
     options = config.analysis
+    display.say(f"correlating {len(responses)} responses to {len(prompts)} prompts")
     correlations = correlate_all(config, responses, prompts)
     tables = {
         RESPONSE_SHEET: responses if options.per_response else responses[:0],
@@ -40,6 +56,7 @@ def publish(
         CORRELATION_SHEET: correlations,
     }
     workbook = write_tables(folder, tables)
+    display.say("drawing the figures")
     with replacing(folder / "courses.parquet") as temporary:
         courses.to_parquet(temporary, compression="zstd", index=False)
     figures = write_figures(folder / "figures", draw_figures(config, responses, prompts, courses, correlations))
@@ -48,12 +65,53 @@ def publish(
         f"{models} on {', '.join(responses['benchmark'].unique())}: {config.n_sampling} responses to each prompt, "
         f"{len(prompts)} prompts in all, rank metrics of layer {options.layer}, a prefix every "
         f"{config.calculator.diff_stride} tokens.",
+        *_too_short(config, responses),
         "Every number is in analysis.xlsx, and in the parquet files beside this page.",
     ]
     title = f"Exploration and exploitation: {config.trainer.experiment_name}"
     replace_text(folder / "index.html", build_page(title, lines, folder / "figures", figures, correlations))
+    figures_by_label, by_step = _figures(config, responses, prompts)
+    record(folder, config, by_step, {"figures": figures_by_label, "failed": list(failed)}, UPLOADED)
+    for line in _too_short(config, responses):
+        display.say(f"warning: {line}")
     display.say(f"page: {folder}/index.html")
     display.say(f"tables: {workbook}, and as parquet beside it")
+
+
+def _too_short(config: AnalysisConfig, responses: pd.DataFrame) -> list[str]:
+    """A sentence on responses without acceleration, whose zeros are no measurements; none if they are few."""
+    calculator = config.calculator
+    if not calculator.compute_diff:
+        return []
+    share = float((responses[f"{calculator.base_names[0]} diff 2"] == 0).mean())
+    if share < MANY:
+        return []
+    return [
+        f"{share:.0%} of the responses have fewer than three prefixes, one every {calculator.diff_stride} tokens: "
+        "their acceleration is 0 by definition, and correlations with it say little. Lower calculator.diff_stride."
+    ]
+
+
+def _figures(
+    config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame
+) -> tuple[dict[str, dict[str, dict[str, float]]], dict[int, dict[str, float]]]:
+    """The mean of every metric over prompts: by model and benchmark for the summary, and by step for trackers."""
+    own = prompt_columns(config) if config.analysis.per_prompt else []
+    compared = [name for name in own if not name.endswith((" Avg", "_avg"))]
+    several = responses["temperature"].nunique() > 1
+    by_label: dict[str, dict[str, dict[str, float]]] = {}
+    by_step: dict[int, dict[str, float]] = {}
+    for place, part in responses.groupby(list(MODEL), sort=False):
+        run, step, benchmark, temperature = place
+        means = part.groupby("prompt_id")[response_columns(config)].mean().mean()
+        of_prompts = prompts[(prompts[list(MODEL)] == pd.Series(dict(zip(MODEL, place, strict=True)))).all(axis=1)]
+        found = {**means.to_dict(), **of_prompts[compared].mean().to_dict()}
+        found = {name: float(value) for name, value in found.items() if math.isfinite(value)}
+        suffix = f" T={temperature:g}" if several else ""
+        by_label.setdefault(f"{run}@{step}{suffix}", {})[benchmark] = found
+        metrics = by_step.setdefault(int(step), {})
+        metrics |= {f"{run}{suffix}/{benchmark}/{name}": value for name, value in found.items()}
+    return by_label, dict(sorted(by_step.items()))
 
 
 def correlate_all(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:

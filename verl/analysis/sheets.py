@@ -10,6 +10,8 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
+from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+from openpyxl.worksheet.worksheet import Worksheet
 
 from verl.analysis.responses import count_words
 from verl.analysis.similarity import pairwise_similarity
@@ -157,8 +159,14 @@ def prompt_row(
 
 
 def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
-    """Write each sheet that is not empty into ``analysis.xlsx`` and as parquet; the workbook."""
+    """Write each sheet that is not empty into ``analysis.xlsx`` and as parquet; the workbook.
+
+    The parquet file of an empty sheet is removed.
+    """
     files = {RESPONSE_SHEET: "responses", PROMPT_SHEET: "prompts", CORRELATION_SHEET: "correlations"}
+    for sheet, table in tables.items():
+        if not len(table):
+            (folder / f"{files[sheet]}.parquet").unlink(missing_ok=True)
     tables = {sheet: table for sheet, table in tables.items() if len(table)}
     for sheet, table in tables.items():
         with replacing(folder / f"{files[sheet]}.parquet") as temporary:
@@ -170,9 +178,23 @@ def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
         pd.ExcelWriter(file, engine="openpyxl") as workbook,
     ):
         for sheet, table in tables.items():
-            numbers = table.drop(columns=[name for name in TEXTS if name in table])
-            numbers.to_excel(workbook, sheet_name=sheet, index=False)
+            kept = table.drop(columns=[name for name in TEXTS if name in table])
+            kept.map(_without_controls).to_excel(workbook, sheet_name=sheet, index=False)
+            _as_texts(workbook.sheets[sheet])
     return path
+
+
+def _without_controls(value: Any) -> Any:
+    """A cell without the characters that a workbook cannot hold."""
+    return ILLEGAL_CHARACTERS_RE.sub("\ufffd", value) if isinstance(value, str) else value
+
+
+def _as_texts(sheet: Worksheet) -> None:
+    """No cell is calculated: a name that starts as a formula does, such as that of a data source, is a text."""
+    for row in sheet.iter_rows():
+        for cell in row:
+            if cell.data_type == "f":
+                cell.data_type = "s"
 
 
 def _token_metrics(config: AnalysisConfig, responses: Sequence[Sequence[int]]) -> dict[str, float]:

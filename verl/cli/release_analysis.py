@@ -69,7 +69,9 @@ def _options(config: PPOConfig, mode: str, flags: dict[str, str]) -> dict[str, A
     layers = config.calculator.layers
     if not 1 <= layer <= len(layers):
         raise FlagError(f"--plot_layer {layer}: counts the entries of calculator.layers={layers} from 1")
-    engine = {field.name: getattr(rollout, field.name) for field in fields(EvaluationEngineConfig) if field.name != TRUST}
+    engine = {
+        field.name: getattr(rollout, field.name) for field in fields(EvaluationEngineConfig) if field.name != TRUST
+    }
     return {
         "model.path": model.path,
         "model.template": data.template,

@@ -26,6 +26,9 @@ TIMING_PREFIXES = ("timing_s/", "perf/")
 METRICS = "metrics.jsonl"
 """File of a run's records: one JSON object per step."""
 
+SUMMARY = "summary.json"
+"""File of what a run came to; it is written last."""
+
 
 class Tracker:
     """Appends one record per step to every sink; :func:`drop_records` first removes those of steps to be repeated.
@@ -102,7 +105,7 @@ def drop_records(folder: Path, last_step: int | None) -> list[str]:
     Raises:
         ConfigError: ``metrics.jsonl`` is no file, or cannot be rewritten.
     """
-    (folder / "summary.json").unlink(missing_ok=True)
+    (folder / SUMMARY).unlink(missing_ok=True)
     path = folder / METRICS
     drop_samples(folder, last_step)
     if last_step is None:
@@ -129,7 +132,7 @@ def set_aside_records(folder: Path) -> None:
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write ``summary.json``: the given figures, versions and the git revision."""
     complete = {**summary, "versions": versions(), "git_revision": git_revision()}
-    replace_text(folder / "summary.json", json.dumps(complete, indent=2) + "\n")
+    replace_text(folder / SUMMARY, json.dumps(complete, indent=2) + "\n")
 
 
 def steps_done(summary: Path) -> int:

@@ -1,8 +1,9 @@
 """What an evaluation leaves behind: files of every result, tables, plots, the page, and the trackers' records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.progress import EvaluationDisplay
@@ -79,22 +80,36 @@ def write_results(
 def _track(
     folder: Path, rows: Sequence[tuple[TaskResult, SummaryRow]], config: EvaluationConfig, failed: Sequence[str]
 ) -> None:
+    by_label: dict[str, dict[str, dict[str, float]]] = {}
+    for result, row in rows:
+        by_label.setdefault(row.label, {})[result.benchmark] = tracked_figures(row)
+    record(folder, config, metrics_by_step(rows), {"figures": by_label, "failed": list(failed)}, UPLOADED)
+
+
+def record(
+    folder: Path,
+    config: EvaluationConfig,
+    by_step: Mapping[int, Mapping[str, float]],
+    summary: Mapping[str, Any],
+    uploaded: Sequence[str],
+) -> None:
+    """Write ``config.yaml`` and ``metrics.jsonl``, log to the trackers, and at last write ``summary.json``.
+
+    ``uploaded``: files that are added to the tracker's run on wandb.
+    """
     # A record of this evaluation alone, not of earlier ones in the same folder.
     drop_records(folder, last_step=None)
     trainer = config.trainer
     tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config)
     try:
-        for step, metrics in metrics_by_step(rows).items():
+        for step, metrics in by_step.items():
             tracker.log(step, metrics)
-        by_label: dict[str, dict[str, dict[str, float]]] = {}
-        for result, row in rows:
-            by_label.setdefault(row.label, {})[result.benchmark] = tracked_figures(row)
-        write_summary(folder, {"seed": config.seed, "figures": by_label, "failed": list(failed)})
+        write_summary(folder, {"seed": config.seed, **summary})
         if "wandb" in trainer.logger:
             # Late: wandb needs to be installed only where it is asked for.
             import wandb
 
-            for name in UPLOADED:
+            for name in uploaded:
                 wandb.save(str(folder / name), base_path=str(folder), policy="now")
     finally:
         tracker.close()
