@@ -1,31 +1,16 @@
 """The tables of an analysis on two literal responses, the release's names and files among them."""
 
 import math
+from pathlib import Path
 
 import openpyxl
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
 
-from verl.analysis.correlations import correlation_table
-from verl.analysis.figures import draw_figures, write_figures
-from verl.analysis.page import build_page
+from tests.analysis.example_tables import DISTANCES, analysis_config, rows_of, tables
 from verl.analysis.responses import count_words
-from verl.analysis.sheets import (
-    ResponseData,
-    check_pairs,
-    prompt_columns,
-    prompt_row,
-    response_columns,
-    response_row,
-    write_tables,
-)
+from verl.analysis.sheets import check_pairs, prompt_columns, response_columns, write_tables
 from verl.config import ConfigError
-from verl.config.analysis import AnalysisConfig, parse_analysis_config
-from verl.config.load import CONFIG_DIR
-from verl.evaluation.benchmarks import Problem
-from verl.evaluation.store import StoredSample
-from verl.rollout.requests import MeasuredPrompt
 
 LOG2 = math.log(2)
 
@@ -38,40 +23,6 @@ response_entropy_avg, response_confidence_avg, response_entropy_stack, response_
 pairwise_rouge_l_text, pairwise_rouge1_token, pairwise_rouge1_text, pairwise_rouge2_token, pairwise_rouge2_text,
 n_gram_repetition_rate_avg, n_gram_repetition_rate_stack, response_length_avg, response_length_stack,
 avg_log_probs_avg"""
-
-
-def analysis_config(*overrides: str) -> AnalysisConfig:
-    fixed = ["evaluation=embedded", "calculator.layers=[0,-1]", "n_sampling=2", "analysis.repetition_n=2"]
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        return parse_analysis_config(compose("analysis", overrides=[*fixed, *overrides]))
-
-
-RANKS = {f"Effective Rank{end}": [10.0 + i, 20.0 + i] for i, end in enumerate(("", " diff", " diff 2"))}
-
-
-def measured(logprob: float) -> dict[str, list[float]]:
-    return RANKS | {"avg_log_probs": [logprob], "avg_logits_entropy": [0.5]}
-
-
-PROBLEM = Problem(0, "=1+1", "2", "arithmetic", {}, None)
-DATA = [
-    ResponseData(
-        StoredSample(0, 0, "Wait, 7 7 8.", 4, False, {}, [7, 7, 8, 2]),
-        {"score": 1.0, "correctness": True, "boxed": True, "reason": "exact", "answer": "2", "reward_extra_info": {}},
-    ),
-    ResponseData(
-        StoredSample(0, 1, "7 7", 2, True, {}, [7, 7]),
-        {"score": 0.0, "correctness": False, "boxed": False, "reason": "x", "answer": "", "reward_extra_info": {}},
-    ),
-]
-DISTANCES = {"pairwise_euclidean_dist": 1.0, "pairwise_cosine_sim": 0.9, "dist_to_center": 0.5}
-
-
-def rows_of(config: AnalysisConfig) -> tuple[list[dict[str, object]], dict[str, object]]:
-    responses = [response_row(config, data, PROBLEM, measured(-0.1 * (i + 1))) for i, data in enumerate(DATA)]
-    stack = {name: [value + 5 for value in values] for name, values in RANKS.items()}
-    found = MeasuredPrompt(0, [measured(-0.1), measured(-0.2)], stack, DISTANCES, [])
-    return responses, prompt_row(config, DATA, responses, found)
 
 
 def test_the_columns_have_the_releases_names():
@@ -158,32 +109,7 @@ def test_what_cannot_be_analysed_is_refused(override: str, message: str):
     assert message in str(caught.value)
 
 
-PLACE = {"run": "a<b", "benchmark": "sums", "temperature": 1.0, "data_source": "arithmetic"}
-
-
-def tables(config: AnalysisConfig) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Twelve prompts at two steps, a few figures varied."""
-    responses, prompts, courses = [], [], []
-    for step in (0, 5):
-        for prompt in range(12):
-            rows, row = rows_of(config)
-            place = PLACE | {"step": step, "prompt_id": prompt}
-            for j, one in enumerate(rows):
-                varied = {"Effective Rank": 20.0 + prompt * (1 + j), "avg_log_probs": -0.1 * (prompt + 1) + step}
-                responses.append(place | {"rollout_id": j} | one | varied)
-                course = {"tokens": [8, 16, 20], "Effective Rank": [3.0, 5.0 + j, 6.0], "entropy": [0.1, 0.2, 0.3]}
-                at = {name: place[name] for name in ("run", "step", "benchmark", "temperature", "prompt_id")}
-                at |= {"rollout_id": j, "correctness": one["correctness"]}
-                courses.append(pd.DataFrame(at | course))
-            prompts.append(place | {"rollout_id": -1} | row | {"exploration_token_jsd": 0.1 * prompt})
-    frame = pd.DataFrame(responses)
-    pairs = [("Effective Rank", "avg_log_probs")]
-    found = correlation_table(frame[frame["step"] == 0], pairs, "response_length", "correctness", 50, 0)
-    keys = pd.DataFrame([{k: v for k, v in PLACE.items() if k != "data_source"} | {"step": 0, "of": "response"}] * 3)
-    return frame, pd.DataFrame(prompts), pd.concat(courses), pd.concat([keys, found], axis=1)
-
-
-def test_files_are_read_back(tmp_path):
+def test_files_are_read_back(tmp_path: Path):
     responses, prompts, _, correlations = tables(analysis_config())
     sheets = {"exploit_data (per-rollout)": responses, "explore_data (per-prompt)": prompts}
     path = write_tables(tmp_path, sheets | {"correlations": correlations})
@@ -199,24 +125,33 @@ def test_files_are_read_back(tmp_path):
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "correlations.parquet"), correlations)
 
 
-@pytest.mark.slow
-def test_figures_and_the_page(tmp_path):
-    pairs = ["[[Effective Rank,avg_log_probs]]", "[[exploration_token_jsd,correctness_avg]]"]
-    config = analysis_config(f"analysis.response_pairs={pairs[0]}", f"analysis.prompt_pairs={pairs[1]}")
-    responses, prompts, courses, correlations = tables(config)
-    (tmp_path / "old.svg").write_text("")
-    figures = write_figures(tmp_path, draw_figures(config, responses, prompts, courses, correlations))
-    names = [name for name, _ in figures]
-    one = [f"{kind}_a%3Cb@{{}}_sums_T1" for kind in ("scatter_responses", "scatter_prompts", "correctness", "along")]
-    one.append("layers_a%3Cb@{}_sums_T1")
-    assert names == [*(name.format(0) for name in one), *(name.format(5) for name in one), "checkpoints"]
-    files = {path.name for path in tmp_path.iterdir()}
-    assert files == {f"{name}.{end}" for name in names for end in ("svg", "png")}
-    scatter = (tmp_path / f"{names[0]}.svg").read_text()
-    row = correlations.iloc[0]
-    assert f"r = {row['pearson']:.2f} [{row['pearson_low']:.2f}, {row['pearson_high']:.2f}]" in scatter
-    assert "Effective Rank  (exploration)" in scatter and "correct responses" in scatter
-    page = build_page("<i>Title</i>", ["one & all"], tmp_path, figures, correlations)
-    assert page.count("<img ") == 11 and "<script" not in page and "http" not in page.replace("http-equiv", "")
-    assert "&lt;i&gt;Title" in page and "a&lt;b@0 on sums" in page and "<i>" not in page and "a<b" not in page
-    assert f"{row['pearson']:.2f}<br>[{row['pearson_low']:.2f}, {row['pearson_high']:.2f}]" in page
+HOSTILE_SOURCES = [
+    "=cmd|' /C calc'!A0",
+    "+1+1",
+    "@SUM(1)",
+    "\x00\x1b[31m\x7f",
+    "x" * 40_000,
+    "\u202e=1",
+    "#REF!",
+    "<b>",
+]
+
+
+def test_texts_in_cells_are_texts(tmp_path: Path):
+    responses = pd.DataFrame({"data_source": HOSTILE_SOURCES, "Effective Rank": [math.nan, *range(7)]})
+    path = write_tables(tmp_path, {"exploit_data (per-rollout)": responses})
+    sheet = openpyxl.load_workbook(path)["exploit_data (per-rollout)"]
+    cells = [row[0] for row in sheet.iter_rows(min_row=2)]
+    assert {cell.data_type for cell in cells} == {"s"}
+    assert [cell.value for cell in cells[:3]] == HOSTILE_SOURCES[:3]
+    assert cells[3].value == "\ufffd\ufffd[31m\x7f" and len(cells[4].value) == 32_767
+    # The parquet file has them as they are.
+    assert pd.read_parquet(tmp_path / "responses.parquet")["data_source"].tolist() == HOSTILE_SOURCES
+
+
+def test_a_table_of_an_earlier_analysis_is_removed(tmp_path: Path):
+    responses, prompts, *_ = tables(analysis_config())
+    write_tables(tmp_path, {"exploit_data (per-rollout)": responses, "explore_data (per-prompt)": prompts})
+    path = write_tables(tmp_path, {"exploit_data (per-rollout)": responses, "explore_data (per-prompt)": prompts[:0]})
+    assert {file.name for file in tmp_path.iterdir()} == {"analysis.xlsx", "responses.parquet"}
+    assert openpyxl.load_workbook(path).sheetnames == ["exploit_data (per-rollout)"]

@@ -9,25 +9,23 @@ from pathlib import Path
 
 import pandas as pd
 
-STYLE = """
-:root { color-scheme: light dark; --text: #1f2328; --soft: #57606a; --line: #d0d7de; --back: #fff; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --soft: #9198a1; --line: #3d444d; --back: #0d1117; } }
-body { margin: 0 auto; max-width: 76rem; padding: 1.5rem; font: 15px/1.5 system-ui, sans-serif; color: var(--text);
-  background: var(--back); }
-h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
-p, figcaption { color: var(--soft); max-width: 60rem; }
-nav a { margin-right: 1.2rem; }
-a { color: inherit; }
+from verl.report.html import SHARED, read_assets
+
+OWN_STYLE = """
 figure { margin: 1rem 0 1.6rem; }
-figure div { overflow-x: auto; background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: .5rem; }
+figure div { overflow-x: auto; background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: .5rem; }
 img { display: block; max-width: none; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 13px; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
-td.n { text-align: right; font-variant-numeric: tabular-nums; }
-td.zero { color: var(--soft); }
-@media print { body { max-width: none; } figure, tr { break-inside: avoid; } }
+td.n { white-space: nowrap; }
+td.zero { color: var(--quiet); }
+@media print {
+  .top { display: block; position: static; } .top nav { display: none; }
+  .scroll { overflow: visible; max-height: none; } thead th { position: static; }
+  figure, tr { break-inside: avoid; } img { max-width: 100%; height: auto; }
+}
 """
+
+STYLE = read_assets(SHARED, "base.css") + OWN_STYLE
+"""That of all pages; figures are drawn on white."""
 
 COEFFICIENTS = {
     "pearson": "Pearson",
@@ -35,6 +33,9 @@ COEFFICIENTS = {
     "pearson_partial": "Pearson, length fixed",
     "spearman_partial": "Spearman, length fixed",
 }
+
+TEXTS = ("x", "y", "responses")
+"""Columns of text."""
 
 MODEL = ["run", "step", "benchmark", "temperature"]
 
@@ -63,15 +64,19 @@ def build_page(
 <style>{STYLE}</style>
 </head>
 <body>
-<h1>{html.escape(title)}</h1>
-{"".join(f"<p>{html.escape(line)}</p>" for line in lines)}
-<nav><a href="#figures">Figures</a><a href="#correlations">Correlations</a></nav>
-<h2 id="figures">Figures</h2>
+<header class="top"><div class="bar"><h1>{html.escape(title)}</h1>
+<nav><a href="#figures">Figures</a><a href="#correlations">Correlations</a></nav></div></header>
+<main>
+{"".join(f'<p class="quiet">{html.escape(line)}</p>' for line in lines)}
+<section id="figures"><h2>Figures</h2>
 {drawn}
-<h2 id="correlations">Correlations</h2>
-<p>Below each coefficient its 95% interval, from a bootstrap over prompts; grey where the interval holds 0.
+</section>
+<section id="correlations"><h2>Correlations</h2>
+<p class="quiet">Below each coefficient is its 95% interval, from a bootstrap over prompts; grey where it holds 0.
 Length fixed: partial correlations given the length of responses.</p>
 {_tables(table)}
+</section>
+</main>
 </body>
 </html>
 """
@@ -81,7 +86,9 @@ def _figure(path: Path, caption: str) -> str:
     name = html.escape(path.stem)
     data = base64.b64encode(path.read_bytes()).decode()
     image = f'<img alt="{name}" src="data:image/svg+xml;base64,{data}">'
-    return f'<figure id="{name}"><div>{image}</div><figcaption>{html.escape(caption)}</figcaption></figure>'
+    # Wide figures are scrolled, by the keyboard too.
+    scrolled = f'<div tabindex="0" role="group" aria-label="{name}">{image}</div>'
+    return f'<figure id="{name}">{scrolled}<figcaption class="quiet">{html.escape(caption)}</figcaption></figure>'
 
 
 def _tables(table: pd.DataFrame) -> str:
@@ -89,16 +96,19 @@ def _tables(table: pd.DataFrame) -> str:
         return "<p>None.</p>"
     parts = []
     for (run, step, benchmark, temperature, rows_of), part in table.groupby([*MODEL, "of"], sort=False):
-        head = ["x", "y", "responses", "count", *COEFFICIENTS.values()]
+        head = [*TEXTS, "count", *COEFFICIENTS.values()]
         body = "\n".join(_row(row) for _, row in part.iterrows())
         title = html.escape(f"{run}@{step} on {benchmark}, T={temperature:g}: a {rows_of} each")
-        columns = "".join(f"<th>{name}</th>" for name in head)
-        parts.append(f'<h3>{title}</h3><div class="scroll"><table><tr>{columns}</tr>\n{body}\n</table></div>')
+        columns = "".join(f'<th class="{"name" if name in TEXTS else ""}">{name}</th>' for name in head)
+        table_of = f"<table><thead><tr>{columns}</tr></thead>\n<tbody>{body}</tbody></table>"
+        parts.append(
+            f'<h3>{title}</h3><div class="scroll" tabindex="0" role="group" aria-label="{title}">{table_of}</div>'
+        )
     return "\n".join(parts)
 
 
 def _row(row: "pd.Series[object]") -> str:
-    texts = "".join(f"<td>{html.escape(str(row[name]))}</td>" for name in ("x", "y", "responses"))
+    texts = "".join(f'<td class="name">{html.escape(str(row[name]))}</td>' for name in TEXTS)
     values = "".join(_cell(*(float(row[name + end]) for end in ("", "_low", "_high"))) for name in COEFFICIENTS)
     return f'<tr>{texts}<td class="n">{row["count"]}</td>{values}</tr>'
 

@@ -43,6 +43,9 @@ PLACE = ("run", "step", "benchmark", "temperature", "prompt_id", "rollout_id", "
 TEXTS = ("question", "response")
 """Columns of the parquet file alone: a workbook's cells are short, and start formulas."""
 
+CELL = 32_767
+"""Characters of a cell, at most."""
+
 OF_TOKENS = ("response_entropy", "avg_response_entropy", "response_confidence", "n_gram_repetition_rate")
 OF_RESPONSES = (
     *("test_score_0", "correctness", "avg_log_probs", "avg_logits_entropy"),
@@ -179,21 +182,21 @@ def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
     ):
         for sheet, table in tables.items():
             kept = table.drop(columns=[name for name in TEXTS if name in table])
-            kept.map(_without_controls).to_excel(workbook, sheet_name=sheet, index=False)
+            kept.map(_as_cell).to_excel(workbook, sheet_name=sheet, index=False)
             _as_texts(workbook.sheets[sheet])
     return path
 
 
-def _without_controls(value: Any) -> Any:
-    """A cell without the characters that a workbook cannot hold."""
-    return ILLEGAL_CHARACTERS_RE.sub("\ufffd", value) if isinstance(value, str) else value
+def _as_cell(value: Any) -> Any:
+    """A cell without the characters that a workbook cannot hold, and as long as it can be."""
+    return ILLEGAL_CHARACTERS_RE.sub("\ufffd", value)[:CELL] if isinstance(value, str) else value
 
 
 def _as_texts(sheet: Worksheet) -> None:
     """No cell is calculated: a name that starts as a formula does, such as that of a data source, is a text."""
     for row in sheet.iter_rows():
         for cell in row:
-            if cell.data_type == "f":
+            if isinstance(cell.value, str):
                 cell.data_type = "s"
 
 

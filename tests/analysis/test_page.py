@@ -1,0 +1,109 @@
+"""Figures, the page of an analysis, in a browser too, and everything that is published."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from matplotlib.figure import Figure
+
+from tests.analysis.example_tables import analysis_config, tables
+from tests.evaluation.example_results import HOSTILE
+from verl.analysis.drawing import scatter_figure
+from verl.analysis.figures import NamedFigure, draw_figures, write_figures
+from verl.analysis.page import build_page
+from verl.analysis.publish import publish
+from verl.evaluation.progress import EvaluationDisplay
+from verl.utils.portable import valid_unicode
+
+PAIRS = (
+    "analysis.response_pairs=[[Effective Rank,avg_log_probs]]",
+    "analysis.prompt_pairs=[[exploration_token_jsd,correctness_avg]]",
+)
+
+
+@pytest.mark.slow
+def test_figures_and_the_page(tmp_path: Path):
+    config = analysis_config(*PAIRS)
+    responses, prompts, courses, correlations = tables(config)
+    (tmp_path / "old.svg").write_text("")
+    figures = write_figures(tmp_path, draw_figures(config, responses, prompts, courses, correlations))
+    names = [name for name, _ in figures]
+    one = [f"{kind}_a%3Cb@{{}}_sums_T1" for kind in ("scatter_responses", "scatter_prompts", "correctness", "along")]
+    one.append("layers_a%3Cb@{}_sums_T1")
+    assert names == [*(name.format(0) for name in one), *(name.format(5) for name in one), "checkpoints"]
+    files = {path.name for path in tmp_path.iterdir()}
+    assert files == {f"{name}.{end}" for name in names for end in ("svg", "png")}
+    scatter = (tmp_path / f"{names[0]}.svg").read_text()
+    row = correlations.iloc[0]
+    assert f"r = {row['pearson']:.2f} [{row['pearson_low']:.2f}, {row['pearson_high']:.2f}]" in scatter
+    assert "Effective Rank  (exploration)" in scatter and "correct responses" in scatter
+    page = build_page("<i>Title</i>", ["one & all"], tmp_path, figures, correlations)
+    assert page.count("<img ") == 11 and "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert "&lt;i&gt;Title" in page and "a&lt;b@0 on sums" in page and "<i>" not in page and "a<b" not in page
+    assert f"{row['pearson']:.2f}<br>[{row['pearson_low']:.2f}, {row['pearson_high']:.2f}]" in page
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(chromium, tmp_path: Path):
+    # Names of prompt files and of data are anyone's; here they are in every place that has a text.
+    *_, correlations = tables(analysis_config())
+    texts = [valid_unicode(text) for text in HOSTILE.values()]
+    rows = [correlations.iloc[[0]].assign(run=text, benchmark=text, x=text, y=text) for text in texts]
+    figures = write_figures(tmp_path, iter([NamedFigure("a\"'<b>&", Figure(), texts[0])]))
+    page = build_page(texts[0], texts, tmp_path, figures, pd.concat(rows))
+    said = chromium(
+        page,
+        [
+            {"value": "[...document.querySelectorAll('tbody td:first-child')].map((e) => e.textContent)"},
+            {"value": "[...document.querySelectorAll('main > p')].map((e) => e.textContent)"},
+            {"value": "document.querySelectorAll('script, iframe, img:not(figure img), b, i, svg').length"},
+            {"value": "[...document.images].map((e) => e.complete && e.naturalWidth > 0)"},
+            {"value": "document.documentElement.scrollWidth <= window.innerWidth"},
+            {"value": "document.title"},
+        ],
+    )
+    cells, lines, elements, images, fits, title = said["values"]
+    as_read = [text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "") for text in texts]
+    assert said["loaded"] and said["console"] == [] and said["requests"] == []
+    assert cells == as_read and lines == as_read and title == " ".join(as_read[0].split())
+    assert elements == 0 and images == [True] and fits
+
+
+@pytest.mark.slow
+def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = analysis_config(*PAIRS, "analysis.draws=20", "trainer.logger=[console,tensorboard]")
+    responses, prompts, courses, _ = tables(config)
+    responses = responses.assign(**{"Effective Rank diff 2": [0.0] * 12 + [1.0] * 36})
+    with EvaluationDisplay() as display:
+        publish(tmp_path, config, display, ["a@9: gone"], responses, prompts, courses)
+    files = {path.name for path in tmp_path.iterdir()}
+    expected = {"index.html", "analysis.xlsx", "config.yaml", "metrics.jsonl", "summary.json", "tensorboard", "figures"}
+    assert files == expected | {f"{name}.parquet" for name in ("responses", "prompts", "courses", "correlations")}
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert list(summary["figures"]) == ["a<b@0", "a<b@5"] and summary["failed"] == ["a@9: gone"]
+    first = summary["figures"]["a<b@0"]["sums"]
+    # Ranks 20 to 31 and 20, 22, ... 42; the prompts' divergence is set to 0, 0.1, ... 1.1.
+    assert first["Effective Rank"] == pytest.approx((25.5 + 31) / 2) and first["correctness"] == 0.5
+    assert first["exploration_token_jsd"] == pytest.approx(0.55) and "correctness_avg" not in first
+    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in logged] == [0, 5]
+    assert logged[0]["a<b/sums/Effective Rank"] == first["Effective Rank"]
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["analysis"]["draws"] == 20
+    assert "25% of the responses have fewer than three prefixes" in (tmp_path / "index.html").read_text()
+    assert "warning: 25% of the responses have fewer than three prefixes" in " ".join(capsys.readouterr().out.split())
+
+
+def test_histograms_of_correct_and_wrong_responses_have_the_same_bins():
+    responses, _, _, correlations = tables(analysis_config())
+    figure = scatter_figure(responses, [("Effective Rank", "avg_log_probs")], correlations, "correctness", "t")
+    top = figure.subfigs[0].axes[1]
+    first, second = ([bar.get_x() for bar in container] for container in top.containers)
+    assert first == second and len(first) == 24
+
+
+def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path):
+    figure = Figure()
+    figure.suptitle(r"$\frac{$ on $x")
+    assert write_figures(tmp_path, iter([NamedFigure("a", figure, "b")])) == [("a", "b")]
