@@ -134,7 +134,8 @@ class PolicyBatch(TensorClass):
     old_logprobs: Tensor
     """[B, R] float32, under the policy before the update."""
     rollout_logprobs: Tensor
-    """[B, R] float32, under the distribution that the rollout engine sampled from."""
+    """[B, R] float32, under the distribution that the rollout engine sampled from; equal to ``old_logprobs`` without
+    importance sampling."""
     ref_logprobs: Tensor
     """[B, R] float32, under the reference policy; equal to ``old_logprobs`` where no reference is used."""
     advantages: Tensor

@@ -210,7 +210,7 @@ REFUSALS = [
     ),
     (f"+{ENGINE}.seed=3", "rollout.engine_kwargs.seed=3: set seed; the workers of one engine must draw alike"),
     (f"+{ENGINE}.logprobs_mode=raw_logits", "rollout.engine_kwargs.logprobs_mode='raw_logits': training needs the lo"),
-    (f"+{ENGINE}.load_format=dummy", "rollout.engine_kwargs.load_format='dummy': the engine samples with the model's"),
+    (f"+{ENGINE}.load_format=dummy", "rollout.engine_kwargs.load_format='dummy': the engine gets the policy's weights"),
     (f"+{ENGINE}.hf_overrides.a=1", "rollout.engine_kwargs.hf_overrides={'a': 1}: set model.override_config, which"),
     (f"+{ENGINE}.speculative_config.method=ngram", "rollout.engine_kwargs.speculative_config={'method': 'ngram'}: its"),
     (

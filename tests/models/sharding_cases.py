@@ -14,9 +14,12 @@ import torch.distributed as dist
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from verl.config.common import ModelConfig, OptimConfig
+from verl.models import loading
 from verl.models.fsdp import export_adapters, full_parameters, offloaded_parameters, sharding_mesh
 from verl.models.huggingface import checkpoint_parameters, empty_model, write_huggingface
 from verl.models.info import ModelInfo
@@ -266,3 +269,66 @@ def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:
         adapted = PeftModel.from_pretrained(auto.from_pretrained(config.path, **options), folder / "lora_adapter")
         found["peft"] = score(adapted.eval(), ids)
     return found
+
+
+class Odd(nn.Module):
+    """Parameters whose rows hardly any number of ranks divides."""
+
+    SHAPES = ((7, 3), (5,), (1, 6), (3, 2, 5), (2, 1), (64, 33))
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.parts = nn.ParameterList(torch.randn(shape) for shape in self.SHAPES)
+
+
+def halves_of_matrices(name: str, value: Tensor) -> torch.dtype:
+    return torch.bfloat16 if value.dim() == 2 and value.dtype == torch.float32 else value.dtype
+
+
+def odd_shapes_gathered(fsdp_size: int, bucket_bytes: int) -> tuple[int, list[bool]]:
+    """Collectives, and whether each parameter has the bits of the whole one."""
+    model = Odd()
+    expected = {name: p.detach().clone().to(halves_of_matrices(name, p)) for name, p in model.named_parameters()}
+    fully_shard(model, mesh=sharding_mesh(mesh(), fsdp_size))
+    with CommDebugMode() as comm:
+        found = {n: v.clone() for n, v in full_parameters(model, halves_of_matrices, bucket_bytes)}
+    assert list(found) == list(expected)
+    same = [found[n].dtype == v.dtype and torch.equal(found[n], v) for n, v in expected.items()]
+    return comm.get_total_counts(), same
+
+
+def policy_gathered(config: ModelConfig, bucket_bytes: int) -> dict[str, Any]:
+    """A policy that has learned, in buckets and by whole tensors, each with its collectives."""
+    trainee = Trainee(config)
+    trainee.step()
+    model, expected = trainee.model, {}
+    named = dict(model.named_parameters())
+    with CommDebugMode() as before:
+        for name, parameter in named.items():
+            if is_adapter(name):
+                continue
+            value = full_tensor(parameter)
+            if name.endswith(".base_layer.weight"):
+                layer = name.removesuffix(".base_layer.weight")
+                up, down = (full_tensor(named[f"{layer}.lora_{factor}.default.weight"]) for factor in "BA")
+                value = torch.addmm(value, up, down, alpha=model.get_submodule(layer).scaling["default"])
+            name = name.replace(".base_layer.", ".")
+            expected[name] = value.to(halves_of_matrices(name, value))
+    with CommDebugMode() as after:
+        found = {n: v.clone() for n, v in full_parameters(model, halves_of_matrices, bucket_bytes)}
+    same = all(found[n].dtype == v.dtype and torch.equal(found[n], v) for n, v in expected.items())
+    counts = {"before": before.get_total_counts(), "after": after.get_total_counts()}
+    return {"same": same, "order": list(found) == list(expected)} | counts
+
+
+def copied_from_a_policy(config: ModelConfig) -> bool:
+    """Whether a model that copies another's weights computes the same, with the files gone."""
+    policy = load_sharded_model(config, mesh(), trainable=True)
+    with patch.object(loading, "AutoModelForCausalLM") as files:
+        files.from_pretrained = lambda path, device_map=None, **options: (
+            AutoModelForCausalLM.from_pretrained(path, device_map=device_map, **options) if device_map else None
+        )
+        reference = load_sharded_model(config, mesh(), False, source=policy)
+    assert not any(p.requires_grad for p in reference.parameters())
+    return torch.equal(logprobs(policy, batch()).detach(), logprobs(reference, batch()))

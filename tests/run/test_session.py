@@ -27,8 +27,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     @contextmanager
-    def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
+    def ray_cluster(world_size: int, device_type: str, object_store_mb: int) -> Iterator[None]:
         found.append(f"ray for {world_size} on {device_type}")
+        assert object_store_mb == 256
         try:
             monkeypatch.setattr("ray.is_initialized", lambda: True)
             yield

@@ -102,7 +102,7 @@ ROLLOUT_OPTIONS = {
         "swap_space": MEMORY,
         "engine_kwargs.swap_space": MEMORY,
         "engine_kwargs.vllm.swap_space": MEMORY,
-        "update_weights_bucket_megabytes": MEMORY,
+        "update_weights_bucket_megabytes": to("rollout.update_weights_bucket_megabytes", note="an earlier name"),
         "seed": accepted("`seed` fixes every random choice"),
         "use_fire_sampling": only(["false"], "every token is drawn at the same temperature"),
         "n_val": to("rollout.val_kwargs.n", note="an earlier name"),
@@ -143,6 +143,7 @@ ROLLOUT_OPTIONS = {
         "agent.custom_async_server._target_": CLASS,
         "agent.custom_async_server.path": only(["null"], _AGENTS),
         "agent.custom_async_server.name": only(["null"], _AGENTS),
+        "checkpoint_engine.update_weights_bucket_megabytes": to("rollout.update_weights_bucket_megabytes"),
         "checkpoint_engine.*": accepted("weights stay in the workers that train; how they are moved changes no result"),
         "trace.*": accepted("traces of requests; results are the same"),
         "skip_rollout": only(["false"], "every step samples its own responses"),
@@ -156,7 +157,7 @@ ROLLOUT_OPTIONS = {
         "quantization_config_file": only(["null"], "give the quantization's options in `rollout.engine_kwargs`"),
         "mtp": only(["null"], "the engine predicts one token at a time"),
         "mtp.*": accepted("used by veRL with `model.mtp.enable` alone, which is refused"),
-        "layered_summon": accepted("weights are always handed over one parameter at a time"),
+        "layered_summon": accepted("weights are always gathered a few at a time"),
     }.items()
 }
 

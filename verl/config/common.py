@@ -239,7 +239,7 @@ class EngineConfig:
             given.get("load_format") != "dummy",
             "rollout.engine_kwargs.load_format",
             "dummy",
-            "the engine samples with the model's own weights until the first update; leave it out",
+            "the engine gets the policy's weights in training, and reads the model's files in evaluation; leave it out",
         )
         further = given.get("additional_config", {})
         field = "rollout.engine_kwargs.additional_config"
@@ -258,6 +258,10 @@ class MachineOptions:
     """Seconds to wait until the cluster has ``nnodes`` machines, above 0; then the run ends and says which are
     missing. Used only with a cluster that the run does not start itself. After a failure, a run waits as long for all
     of them, and then once more for ``min_nnodes`` of them."""
+    object_store_mb: int
+    """Shared memory for what travels between driver and workers, MiB per machine. 0: two training or validation batches
+    of the longest prompts and responses, at least 256 and at most four fifths of /dev/shm. Used only where the run starts
+    Ray itself; `ray start --object-store-memory` sets it elsewhere. What does not fit goes to disk."""
     env: list[str]
     """Names of environment variables that workers on all machines get besides NCCL_*, GLOO_*, UCX_*, HF_*, TORCH_*,
     CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` stands for any characters. Their values come from the environment of the
@@ -265,6 +269,8 @@ class MachineOptions:
 
     def __post_init__(self) -> None:
         require_seconds("trainer.machines_timeout_s", self.machines_timeout_s)
+        store = self.object_store_mb
+        require(store == 0 or store >= 75, "trainer.object_store_mb", store, "Ray needs at least 75; 0 sizes it itself")
         for name in self.env:
             fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
             require(_VARIABLE.fullmatch(name) is not None, "trainer.env", name.partition("=")[0], fix)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from verl.config.checks import require
+from verl.config.checks import require, require_positive
 from verl.config.common import EngineConfig, check_temperature, check_truncation
 
 
@@ -49,6 +49,9 @@ class RolloutConfig(EngineConfig):
     free_cache_engine: bool
     """Free the engine's weights and KV cache while the models learn (vLLM's sleep mode, level 2); the next weight sync
     restores them. GPU only; no effect on a CPU."""
+    update_weights_bucket_megabytes: int
+    """Weights that are gathered from the workers in one message for the engine, MiB, at least 1; a larger parameter has
+    a message of its own. A sync needs up to twice as much memory. It changes speed, not results."""
     stop_token_ids: list[int]
     """Tokens that end a response, besides those of the tokenizer and of the model's ``generation_config.json``."""
     stop: list[str]
@@ -78,6 +81,7 @@ class RolloutConfig(EngineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sampling("rollout", self)
+        require_positive("rollout.update_weights_bucket_megabytes", self.update_weights_bucket_megabytes)
         negative = any(token < 0 for token in self.stop_token_ids)
         require(not negative, "rollout.stop_token_ids", self.stop_token_ids, "tokens are numbered from 0")
         empty = "" in self.stop

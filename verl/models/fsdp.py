@@ -14,9 +14,18 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from verl.config.common import ModelConfig
+from verl.models.gather import WeightDtype, as_it_is, gathered
 from verl.models.info import VALUE_HEAD
-from verl.models.lora import base_parameter_name, is_adapter, merged_weight, save_adapters, train_adapters_only
-from verl.models.offload import Offloaded, full_tensor, require_loaded
+from verl.models.lora import (
+    adapter_of,
+    base_parameter_name,
+    is_adapted,
+    is_adapter,
+    merged_weight,
+    save_adapters,
+    train_adapters_only,
+)
+from verl.models.offload import Offloaded, require_loaded
 from verl.utils.distributed import collective_timeout
 
 
@@ -91,12 +100,37 @@ def reshard(model: nn.Module) -> None:
         model.reshard()
 
 
-def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter by name, adapters merged, gathered one at a time; all ranks must iterate over it together."""
+def full_parameters(
+    model: nn.Module, dtype: WeightDtype = as_it_is, bucket_bytes: int = 0
+) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter by name, adapters merged, as by :func:`verl.models.gather.gathered`.
+
+    A weight with an adapter is merged in float32, and cast afterwards.
+    """
     reshard(model)
-    for name, parameter in model.named_parameters():
-        if not is_adapter(name):
-            yield base_parameter_name(name), merged_weight(model, name, full_tensor(parameter))
+    require_loaded(model.parameters())
+
+    def parts() -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in model.named_parameters():
+            if not is_adapter(name):
+                yield from adapter_of(model, name)
+                yield name, parameter
+
+    def travels(name: str, value: Tensor) -> torch.dtype:
+        return value.dtype if is_adapter(name) or is_adapted(name) else dtype(base_parameter_name(name), value)
+
+    factors: list[Tensor] = []
+    for name, value in gathered(parts(), travels, bucket_bytes):
+        if is_adapter(name):
+            factors.append(value)
+            continue
+        if factors:
+            value = merged_weight(model, name, value, *factors)
+            factors.clear()
+        value = value.to(dtype(base_parameter_name(name), value))
+        yield base_parameter_name(name), value
+        # Free this parameter before the next one is gathered.
+        del value
 
 
 @contextmanager

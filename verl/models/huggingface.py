@@ -14,6 +14,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.dynamic_module_utils import custom_object_save
 
 from verl.models.fsdp import full_parameters
+from verl.models.gather import WeightDtype, as_it_is
 from verl.models.info import ModelInfo
 from verl.models.lora import base_parameter_name, is_adapter
 
@@ -50,14 +51,17 @@ def _saved_buffers(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
     return ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
 
 
-def checkpoint_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Everything that the model's files hold, gathered one tensor at a time; all ranks must iterate over it together.
+def checkpoint_parameters(
+    model: PreTrainedModel, dtype: WeightDtype = as_it_is, bucket_bytes: int = 0
+) -> Iterator[tuple[str, Tensor]]:
+    """Everything that the model's files hold, one tensor at a time; all ranks must iterate over it together.
 
     The parameters of :func:`verl.models.fsdp.full_parameters` under the files' names and in their pieces, and the
     buffers, which no step changes, but which an engine that slept has forgotten.
     """
     names = [base_parameter_name(name) for name in model.state_dict() if not is_adapter(name)]
-    return in_checkpoint_format(model, names, chain(full_parameters(model), _saved_buffers(model)))
+    parameters = full_parameters(model, dtype, bucket_bytes)
+    return in_checkpoint_format(model, names, chain(parameters, _saved_buffers(model)))
 
 
 def in_checkpoint_format(

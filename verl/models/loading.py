@@ -25,10 +25,11 @@ from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.attention import attention_name
 from verl.models.files import check_weights
-from verl.models.fsdp import decoder_layers, shard_model, sharding_mesh
+from verl.models.fsdp import decoder_layers, reshard, shard_model, sharding_mesh
 from verl.models.hub import local_folder
 from verl.models.info import ModelInfo
 from verl.models.lora import adapter_options, add_adapters
+from verl.models.offload import local_part, require_loaded
 from verl.models.packing import check_packing
 from verl.utils.distributed import Machine, this_machine
 
@@ -47,18 +48,21 @@ GPU_PACKAGES = {
 """What runs on GPUs only -> the module that it needs, the package that has it, and how that is installed."""
 
 
-def load_sharded_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
+def load_sharded_model(
+    config: ModelConfig, mesh: DeviceMesh, trainable: bool, source: PreTrainedModel | None = None
+) -> PreTrainedModel:
     """Load a causal language model in float32 and shard its parameters over the workers of ``mesh``.
 
     Args:
         mesh: all workers, one-dimensional.
         trainable: whether it learns: all of it, or with ``config.lora`` the adapters that it then gets.
+        source: a model of the same folder, sharded in the same way, whose weights are copied instead of read.
     """
 
     def build(device: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(config.path, **pretrained_options(config, device))
 
-    return load_and_shard(build, config, mesh, trainable)
+    return load_and_shard(build, config, mesh, trainable, source)
 
 
 def pretrained_options(config: ModelConfig, device: str) -> dict[str, Any]:
@@ -73,9 +77,13 @@ def pretrained_options(config: ModelConfig, device: str) -> dict[str, Any]:
 
 
 def load_and_shard(
-    build: Callable[[str], PreTrainedModel], config: ModelConfig, mesh: DeviceMesh, trainable: bool
+    build: Callable[[str], PreTrainedModel],
+    config: ModelConfig,
+    mesh: DeviceMesh,
+    trainable: bool,
+    source: PreTrainedModel | None = None,
 ) -> PreTrainedModel:
-    """Shard the model that ``build`` makes on the device it is given, ``meta`` or ``cpu``."""
+    """Shard the model that ``build`` makes on the device it is given, ``meta`` or ``cpu``; ``source`` as above."""
 
     def build_complete(device: str) -> PreTrainedModel:
         model = build(device)
@@ -90,12 +98,15 @@ def load_and_shard(
     local_folder(config.path)
     model = build_complete("meta")
     machine = this_machine()
-    reads = dist.get_rank() == machine.leader
+    reads = dist.get_rank() == machine.leader and source is None
     state = dict(_named_tensors(build_complete("cpu"))) if reads else {}
-    if machine.group is not None:
+    if machine.group is not None and source is None:
         _check_same_weights(state if reads else None, config.path)
     shard_model(model, config, sharding_mesh(mesh, config.fsdp.fsdp_size), trainable)
-    _broadcast(model, state, machine, mesh.device_type)
+    if source is None:
+        _broadcast(model, state, machine, mesh.device_type)
+    else:
+        _copy(model, source, mesh.device_type)
     # Dropout would make log-probabilities of one policy differ between two forward passes.
     model.eval()
     return model
@@ -138,6 +149,17 @@ def _broadcast(model: nn.Module, state: dict[str, Tensor], machine: Machine, dev
             # Every rank has the full tensor, and cuts its own part out without asking the others.
             value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
         target.copy_(value)
+
+
+@torch.no_grad()
+def _copy(model: nn.Module, source: PreTrainedModel, device: str) -> None:
+    """Move ``model`` from the meta device to ``device`` with the values of ``source``, each rank its own shards."""
+    reshard(source)
+    require_loaded(source.parameters())
+    model.to_empty(device=device)
+    values = dict(_named_tensors(source))
+    for name, target in _named_tensors(model):
+        local_part(target).copy_(local_part(values[name]))
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -96,22 +96,30 @@ def base_parameter_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
-def merged_weight(model: nn.Module, name: str, weight: Tensor) -> Tensor:
-    """``weight`` as a model without adapters needs it: ``W + scaling * B A`` where it has one, else unchanged.
+def is_adapted(name: str) -> bool:
+    """Whether the parameter of this name is a weight with an adapter."""
+    return name.endswith(".base_layer.weight")
 
-    All ranks must call it together.
+
+def adapter_of(model: nn.Module, name: str) -> list[tuple[str, Tensor]]:
+    """The names and parameters ``A`` and ``B`` of the adapter of the weight ``name``; none if it has no adapter."""
+    if not is_adapted(name):
+        return []
+    path = name.removesuffix(".base_layer.weight")
+    names = [f"{path}.{factor}.{ADAPTER}.weight" for factor in ("lora_A", "lora_B")]
+    return [(factor, model.get_parameter(factor)) for factor in names]
+
+
+def merged_weight(model: nn.Module, name: str, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """``W + scaling * B A`` in float32: ``weight`` as a model without adapters needs it.
 
     Args:
         name: the parameter's name in ``model``.
-        weight: its full value in float32.
+        weight, down, up: the whole of ``W``, ``A`` and ``B``.
     """
-    path, _, leaf = name.rpartition(".")
-    if leaf != "weight" or not path.endswith(".base_layer"):
-        return weight
-    layer = model.get_submodule(path.removesuffix(".base_layer"))
+    layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
     assert isinstance(layer, LoraLayer), type(layer)
-    down, up = (full_tensor(factors.get_parameter(f"{ADAPTER}.weight")) for factors in (layer.lora_A, layer.lora_B))
-    return torch.addmm(weight, up, down, alpha=layer.scaling[ADAPTER])
+    return torch.addmm(weight.float(), up, down, alpha=layer.scaling[ADAPTER])
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
 
 from verl.config.common import ModelConfig
 from verl.config.ppo import ActorConfig
@@ -27,10 +28,20 @@ class Policy:
     """
 
     def __init__(
-        self, config: ModelConfig, mesh: DeviceMesh, scoring: MicroBatching, temperature: float, trainable: bool
+        self,
+        config: ModelConfig,
+        mesh: DeviceMesh,
+        scoring: MicroBatching,
+        temperature: float,
+        trainable: bool,
+        source: PreTrainedModel | None = None,
     ) -> None:
-        """``scoring``: how large micro-batches are without a backward pass."""
-        self.model = load_sharded_model(config, mesh, trainable)
+        """
+        Args:
+            scoring: how large micro-batches are without a backward pass.
+            source: see :func:`verl.models.loading.load_sharded_model`.
+        """
+        self.model = load_sharded_model(config, mesh, trainable, source)
         self.forward = LogprobForward(self.model, config, mesh.device_type)
         self.parameters = offloaded_parameters(self.model, config.fsdp.param_offload)
         self.device = mesh.device_type

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.config.signal import CalculatorConfig
+from verl.models.gather import WeightDtype
 from verl.protocol import PromptBatch, RankMetrics, RolloutBatch
 from verl.utils.distributed import WorkerPlace
 
@@ -51,6 +52,10 @@ class Rollout(Protocol):
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Load the policy's weights, given as whole parameters by name."""
+
+    @property
+    def weight_dtype(self) -> WeightDtype:
+        """The precision in which the engine takes each parameter."""
 
     def sleep(self) -> None:
         """Free memory that is not needed until the next ``load_weights``."""

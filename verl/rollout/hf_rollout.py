@@ -10,6 +10,7 @@ from torch import Tensor
 
 from verl.config.rollout import SamplingConfig
 from verl.models.fsdp import keep_unsharded
+from verl.models.gather import as_it_is
 from verl.models.policy import Policy
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
@@ -25,6 +26,7 @@ class HFRollout:
     """
 
     needs_weights = False
+    weight_dtype = staticmethod(as_it_is)
 
     def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
         """``policy``: the one that this worker trains."""

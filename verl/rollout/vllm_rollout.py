@@ -10,6 +10,7 @@ from vllm import LLM, CompletionOutput, SamplingParams
 
 from verl.config.errors import ConfigError
 from verl.config.rollout import SamplingConfig
+from verl.models.gather import WeightDtype
 from verl.models.hub import local_folder
 from verl.models.info import override_engine_config
 from verl.models.policy import Policy
@@ -18,7 +19,7 @@ from verl.rollout.base import RolloutSetup, SampledResponse, collect, mix_seed
 from verl.rollout.shared_memory import own_shared_memory
 from verl.rollout.sleep import EngineSleep
 from verl.rollout.vllm_engine import engine_options, measured, naming_layers
-from verl.rollout.weight_sync import reload_weights
+from verl.rollout.weight_sync import EngineDtype, reload_weights
 
 
 class VLLMRollout:
@@ -29,7 +30,7 @@ class VLLMRollout:
     """
 
     def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
-        """``policy``: not used; the engine loads the model folder and gets weights later.
+        """``policy``: not used; the engine starts with weights of no meaning, and gets the policy's later.
 
         Raises:
             ConfigError: vLLM has no native model class for this architecture, or does not return the states asked for.
@@ -38,7 +39,8 @@ class VLLMRollout:
         self.setup = setup
         self.max_response_length = setup.config.data.max_response_length
         sleeps = config.free_cache_engine and place.device_type == "cuda"
-        options = engine_options(
+        # The files are read once, for the policy.
+        options = {"load_format": "dummy"} | engine_options(
             config,
             setup.config.max_sequence_length,
             model.trust_remote_code,
@@ -57,6 +59,8 @@ class VLLMRollout:
             )
         check_own_classes(self.engine, model.path)
         self.memory = EngineSleep(self.engine, sleeps)
+        self.weight_dtype: WeightDtype = EngineDtype(self.engine)
+        self._has_weights = False
 
     def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
         """Sample ``sampling.n`` responses per prompt; the responses of one prompt are neighbours."""
@@ -73,6 +77,7 @@ class VLLMRollout:
         """Replace the engine's weights, parameter by parameter, and drop what was cached under the old ones."""
         with self.memory.new_weights():
             reload_weights(self.engine, parameters)
+        self._has_weights = True
 
     def sleep(self) -> None:
         """Free weights and KV cache, with ``rollout.free_cache_engine`` on a GPU."""
@@ -80,8 +85,8 @@ class VLLMRollout:
 
     @property
     def needs_weights(self) -> bool:
-        """Whether the engine sleeps and holds no weights."""
-        return self.memory.asleep
+        """Whether the engine sleeps, or has not been given weights yet."""
+        return self.memory.asleep or not self._has_weights
 
     def _sampling_params(self, sampling: SamplingConfig, seed: int, uid: int) -> SamplingParams:
         return SamplingParams(

@@ -1,12 +1,45 @@
-"""Weights into a running vLLM engine, one parameter at a time."""
+"""Weights into a running vLLM engine: the precision they travel in, and their reload one parameter at a time."""
 
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from vllm import LLM
 from vllm.config import set_current_vllm_config
 from vllm.platforms import current_platform
+
+
+class EngineDtype:
+    """A :data:`verl.models.gather.WeightDtype`: weights travel as the engine will hold them, where that is narrower.
+
+    Only matrices and stacks of them are cast; vectors weigh nothing, and some, such as a state-space model's, are
+    computed with before they are rounded. What the engine keeps in higher precision than the rest, such as the router
+    of some mixtures, is not cast either. Such a parameter is known by the last two parts of its name, because engine
+    and file may call the module around it differently.
+    """
+
+    def __init__(self, engine: LLM) -> None:
+        runner = _runner(engine)
+        self.dtype: torch.dtype = runner.vllm_config.model_config.dtype
+        self.exact = {
+            _tail(name)
+            for name, parameter in runner.get_model().named_parameters()
+            if parameter.is_floating_point() and parameter.dtype.itemsize > self.dtype.itemsize
+        }
+
+    def __call__(self, name: str, value: Tensor) -> torch.dtype:
+        is_matrix = value.dim() > 2 or (value.dim() == 2 and name.endswith(".weight"))
+        narrower = self.dtype.itemsize < value.dtype.itemsize
+        return self.dtype if is_matrix and narrower and _tail(name) not in self.exact else value.dtype
+
+
+def _tail(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
+
+
+def _runner(engine: LLM) -> Any:
+    return engine.llm_engine.model_executor.driver_worker.worker.model_runner
 
 
 def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> None:
@@ -17,7 +50,7 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
     Raises:
         RuntimeError: a parameter of the engine's was not among them; it is named.
     """
-    runner = engine.llm_engine.model_executor.driver_worker.worker.model_runner
+    runner = _runner(engine)
     model = runner.get_model()
     # Some layers and attention backends read the config while they prepare new weights, as they do when created.
     with set_current_vllm_config(runner.vllm_config):

@@ -26,7 +26,7 @@ from verl.run.preemption import Preemption
 from verl.run.probe import INTERFACES, survey
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller import MachineError, WorkerError, WorkerGroup
-from verl.single_controller.cluster import ray_cluster
+from verl.single_controller.cluster import ray_cluster, store_megabytes
 from verl.single_controller.failures import REQUEUE, HeadLost, NoRoom, RequeueError
 from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.out_of_memory import OutOfMemory
@@ -66,6 +66,8 @@ class RaySession(ExitStack):
         self.nnodes = nnodes
         self.workers_per_node = workers_per_node
         self.device_type = device_type
+        self.largest_batch = (0, 0)
+        """Rows, and tokens of each, that travel at once."""
         self.machines_gathered = False
         """The machines have been waited for already."""
         self.resources: ExitStack = self
@@ -79,7 +81,12 @@ class RaySession(ExitStack):
     def start_ray(self) -> None:
         """Start Ray or connect to it, unless that was done before."""
         if not ray.is_initialized():
-            self.resources.enter_context(ray_cluster(self.world_size, self.device_type))
+            self.resources.enter_context(ray_cluster(self.world_size, self.device_type, self._store_mb))
+
+    @property
+    def _store_mb(self) -> int:
+        """Shared memory of a cluster of this run's own."""
+        return self.machines.object_store_mb or store_megabytes(*self.largest_batch)
 
     def start_workers(
         self,
@@ -139,6 +146,10 @@ class TrainingRun(RaySession):
         place = (trainer.nnodes, trainer.n_gpus_per_node, device_type)
         super().__init__(*place, trainer, Path(trainer.default_local_dir), files)
         self.config = config
+        if isinstance(config, PPOConfig):
+            training, validation = config.rollout.n, config.rollout.val_kwargs.n
+            rows = max(config.data.prompts_per_batch * training, config.data.val_batch_size * validation)
+            self.largest_batch = (rows, config.max_sequence_length)
         self.steps = steps
         self.display = RunDisplay(trainer.experiment_name, steps, columns)
         self.resumption: Resumption | None = None

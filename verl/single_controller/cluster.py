@@ -3,7 +3,9 @@
 import logging
 import os
 import secrets
+import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,6 +25,25 @@ ALONE = (
     "this machine is alone. Start the same command on every machine with NNODES, NODE_RANK and MASTER_ADDR, or with "
     "srun, or set RAY_ADDRESS to a cluster (docs/multinode.md)"
 )
+
+SMALLEST_STORE_MB = 256
+"""Shared memory of a cluster where batches are small."""
+
+BYTES_PER_TOKEN = 4 * 4
+"""Most bytes of a token in transit: its id and three numbers of it, such as log-probabilities of two policies and an
+advantage (verl.single_controller.wire)."""
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def store_megabytes(num_rows: int, num_tokens: int) -> int:
+    """Shared memory for two batches of ``num_rows`` rows of ``num_tokens``, MiB: one that is sent, one that returns.
+
+    Only tokens and numbers of them cross processes. More than the machine has would be taken from its disk.
+    """
+    needed = 2 * num_rows * num_tokens * BYTES_PER_TOKEN >> 20
+    there = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else sys.maxsize
+    return max(SMALLEST_STORE_MB, min(needed, there * 4 // 5 >> 20))
 
 
 def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, timeout_s: float = 60.0) -> str:
@@ -58,10 +79,11 @@ def gpus_per_machine() -> int:
 
 
 @contextmanager
-def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
+def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLEST_STORE_MB) -> Iterator[None]:
     """A Ray cluster for the ``with`` block: the one of :func:`cluster_address`, or a local one.
 
-    A local cluster ends with the block and leaves no processes, and no token in the home folder.
+    A local cluster ends with the block and leaves no processes, and no token in the home folder. Its shared memory has
+    ``object_store_mb``.
 
     Raises:
         ConfigError: the cluster does not answer, or refuses the token.
@@ -80,8 +102,7 @@ def ray_cluster(world_size: int, device_type: str) -> Iterator[None]:
     else:
         # One process per worker: on a machine with fewer cores they share them instead of waiting forever.
         cpus = max(os.cpu_count() or 1, world_size)
-        # Only tokens and metrics cross processes, so the object store can be small.
-        options |= {"num_cpus": cpus, "object_store_memory": 256 << 20, "include_dashboard": False}
+        options |= {"num_cpus": cpus, "object_store_memory": object_store_mb << 20, "include_dashboard": False}
         options |= {"_node_ip_address": LOOPBACK, "_temp_dir": str(private_folder() / "ray")}
     if own_token:
         # Ray would write one into the home folder, and a later `ray start` there would demand it of everyone.

@@ -80,6 +80,12 @@ class RoleWorkers:
         return balanced_order(batch.attention_mask.sum(dim=1), self._num_shares)
 
 
+def _to_score(rollout: RolloutBatch) -> RolloutBatch:
+    """Without what models do not read."""
+    batch: RolloutBatch = rollout.exclude("rank_metrics", "rollout_logprobs")
+    return batch
+
+
 class PolicyWorkers(RoleWorkers):
     """The policy, and the engines that sample from it."""
 
@@ -103,7 +109,7 @@ class PolicyWorkers(RoleWorkers):
 
     def compute_logprobs(self, rollout: RolloutBatch) -> PolicyScores:
         """What the policy says of the responses; with ``calculator.source=actor`` their rank metrics, too."""
-        scores: PolicyScores = self.map_rows("compute_logprobs", rollout.exclude("rank_metrics"))
+        scores: PolicyScores = self.map_rows("compute_logprobs", _to_score(rollout))
         return scores
 
     def update(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
@@ -123,7 +129,7 @@ class ReferenceWorkers(RoleWorkers):
 
     def compute_logprobs(self, rollout: RolloutBatch) -> Tensor:
         """[B, R]."""
-        logprobs: Tensor = self.map_rows("compute_ref_logprobs", rollout.exclude("rank_metrics"))
+        logprobs: Tensor = self.map_rows("compute_ref_logprobs", _to_score(rollout))
         return logprobs
 
 
@@ -136,7 +142,7 @@ class CriticWorkers(RoleWorkers):
 
     def compute_values(self, rollout: RolloutBatch) -> Tensor:
         """[B, R]."""
-        values: Tensor = self.map_rows("compute_values", rollout.exclude("rank_metrics"))
+        values: Tensor = self.map_rows("compute_values", _to_score(rollout))
         return values
 
     def update(self, batch: ValueBatch, num_tokens: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from verl.single_controller.heartbeat import Pulse, follow
 from verl.single_controller.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
+from verl.single_controller.wire import pack, unpack
 from verl.utils.distributed import WorkerPlace
 from verl.utils.umask import restore_umask
 from verl.utils.variables import is_secret
@@ -170,15 +172,16 @@ class WorkerGroup:
         """As ``run``, with ``batch`` (a tensorclass) cut into one contiguous share per worker, in rank order.
 
         Shares differ by at most one row. A batch with fewer rows than shares is refused: an idle rank would hang the
-        others. ``copies`` neighbouring workers work on the same share together; the first one's result counts.
+        others. ``copies`` neighbouring workers work on the same share together: it is stored once for all of them, and
+        only the first one sends its result.
         """
         size, num_shares = len(batch), self.world_size // copies
         if size < num_shares:
             raise ValueError(f"{method}: a batch of {size} cannot be split over {num_shares} workers")
         bounds = [size * share // num_shares for share in range(num_shares + 1)]
-        shares = [batch[start:stop].clone() for start, stop in zip(bounds, bounds[1:], strict=False)]
+        shares = [ray.put(pack(batch[start:stop])) for start, stop in pairwise(bounds)]
         calls = [
-            worker.call.remote(method, (shares[rank // copies], *arguments))
+            worker.call.remote(method, arguments, shares[rank // copies], sends=rank % copies == 0)
             for rank, worker in enumerate(self._workers)
         ]
         return self._gather(calls, method)[::copies]
@@ -211,22 +214,23 @@ class WorkerGroup:
         replies: list[_Reply] = self._wait(calls, method)
         for reply in replies:
             self._peak = reply.peak.joined(self._peak)
-        return [reply.result for reply in replies]
+        return [unpack(reply.result) for reply in replies]
 
     def _wait(self, calls: list[Any], method: str) -> list[Any]:
         """Wait for all calls; raise at the first failure, since the others may wait for that worker for ever."""
         ranks = {call: rank for rank, call in enumerate(calls)}
         pending, started = list(calls), time.monotonic()
+        results: dict[Any, Any] = {}
         while pending:
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
             for call in done:
-                error = _error_of(call)
-                if error is not None:
-                    first, error = self._cause((call, error), pending)
+                results[call] = found = _outcome(call)
+                if isinstance(found, RayError):
+                    first, error = self._cause((call, found), pending)
                     raise self._failure(ranks[first], error, method) from error
             if pending:
                 self._supervisor.check(method, time.monotonic() - started)
-        return ray.get(calls)
+        return [results[call] for call in calls]
 
     @staticmethod
     def _cause(found: tuple[Any, RayError], pending: list[Any]) -> tuple[Any, RayError]:
@@ -234,7 +238,7 @@ class WorkerGroup:
         deadline = time.monotonic() + CAUSE_S
         while _broke_network(found[1]) and pending and time.monotonic() < deadline:
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
-            others = [(call, error) for call in done if (error := _error_of(call)) is not None]
+            others = [(call, error) for call in done if isinstance(error := _outcome(call), RayError)]
             found = next((other for other in others if not _broke_network(other[1])), found)
         return found
 
@@ -249,13 +253,12 @@ class WorkerGroup:
         return WorkerError(f"{self._supervisor.name(rank)} failed in {method}:\n{error}")
 
 
-def _error_of(call: Any) -> RayError | None:
-    """The error of a call that has ended."""
+def _outcome(call: Any) -> Any:
+    """The result of a call that has ended, or its error."""
     try:
-        ray.get(call)
+        return ray.get(call)
     except RayError as error:
         return error
-    return None
 
 
 def _broke_network(error: RayError) -> bool:
@@ -316,14 +319,17 @@ class _Host:
         name = torch.cuda.get_device_name() if place.device_type == "cuda" else ""
         return _Reply(name, self.memory.read())
 
-    def call(self, method: str, arguments: tuple[Any, ...]) -> _Reply:
+    def call(self, method: str, arguments: tuple[Any, ...], share: Any = None, sends: bool = True) -> _Reply:
+        """Call the worker's method, with the ``share`` of a batch first if there is one; ``sends``: its result."""
         self.memory.reset()
+        if share is not None:
+            arguments = (unpack(share), *arguments)
         # In the worker's log: what it is doing, or was when it hung.
         print(f"{time.strftime('%X')} {method}", flush=True)
         with record_function(method), self._naming_errors(method):
             result = getattr(self.worker, method)(*arguments)
         print(f"{time.strftime('%X')} {method}: done", flush=True)
-        return _Reply(result, self.memory.read())
+        return _Reply(pack(result) if sends else None, self.memory.read())
 
     @contextmanager
     def _naming_errors(self, method: str) -> Iterator[None]:

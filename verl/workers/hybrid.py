@@ -44,7 +44,10 @@ class HybridWorker(Checkpointed):
         if config.uses_reference and not self.lora:
             fsdp = replace(config.model.fsdp, param_offload=config.ref.param_offload)
             model = replace(config.model, fsdp=fsdp)
-            self.reference = Policy(model, mesh, scoring_batches(config.actor, model), temperature, trainable=False)
+            scoring = scoring_batches(config.actor, model)
+            with self.actor.parameters.loaded():
+                # The policy has not learned yet: the files need not be read again.
+                self.reference = Policy(model, mesh, scoring, temperature, False, source=self.actor.model)
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
@@ -54,6 +57,7 @@ class HybridWorker(Checkpointed):
         ends = end_tokens(config, self.tokenizer)
         setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends, self.tokenizer, stop_strings)
         self.rollout = make_rollout(setup, self.actor)
+        self.bucket_bytes = config.rollout.update_weights_bucket_megabytes << 20
         parts = [TrainedPart("actor", self.actor.learner, self.actor.parameters, config.model, self.tokenizer)]
         if self.critic is not None:
             learner, model = self.critic.learner, config.critic.model
@@ -124,4 +128,5 @@ class HybridWorker(Checkpointed):
     def sync_weights(self) -> None:
         """Give the rollout engine the policy's weights."""
         with self.actor.parameters.loaded():
-            self.rollout.load_weights(checkpoint_parameters(self.actor.model))
+            weights = checkpoint_parameters(self.actor.model, self.rollout.weight_dtype, self.bucket_bytes)
+            self.rollout.load_weights(weights)

@@ -366,7 +366,7 @@ class RayPPOTrainer:
             rollout.attention_mask,
             signal.mask,
             outputs.old_logprobs,
-            rollout.rollout_logprobs,
+            rollout.rollout_logprobs if config.tis_level != "none" else outputs.old_logprobs,
             outputs.ref_logprobs,
             advantages,
             batch_size=[len(rollout)],
