@@ -99,6 +99,11 @@ class Shape(NamedTuple):
         return tokens * layer * self.layers
 
 
+def num_shards(model: ModelConfig, workers: int) -> int:
+    """Workers that hold one copy together."""
+    return workers if model.fsdp.fsdp_size == -1 else model.fsdp.fsdp_size
+
+
 class Held(NamedTuple):
     """A model on one GPU, in GB."""
 
@@ -111,13 +116,12 @@ class Held(NamedTuple):
     """Whole gradients of the root and of one layer, before they are sharded."""
 
     @classmethod
-    def of(cls, shape: Shape, model: ModelConfig, workers: int) -> "Held":
-        shards = workers if model.fsdp.fsdp_size == -1 else model.fsdp.fsdp_size
-        itemsize = ITEMSIZE[model.param_dtype]
-        trainable = shape.trainable(model)
+    def of(cls, shape: Shape, model: ModelConfig, workers: int, learns: bool = True) -> "Held":
+        shards, itemsize = num_shards(model, workers), ITEMSIZE[model.param_dtype]
+        trainable = shape.trainable(model) if learns else 0
         whole = not model.trains_adapters
         return cls(
-            4 * shape.parameters / shards / GB,
+            (4 * trainable + itemsize * (shape.parameters - trainable)) / shards / GB,
             4 * trainable / shards / GB,
             8 * trainable / shards / GB,
             itemsize * (shape.root_parameters + 2 * shape.layer_parameters) / GB,
@@ -147,14 +151,15 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None
 
     others: Parts = {}
     if config.uses_reference and not model.trains_adapters:
-        others["reference"] = 0.0 if config.ref.param_offload else policy.parameters
+        frozen = Held.of(shape, model, workers, learns=False)
+        others["reference"] = 0.0 if config.ref.param_offload else frozen.parameters
     if config.uses_critic:
         critic = config.critic.model
         held = Held.of(shape, critic, workers)
         others["critic"] = held.idle(critic.fsdp.param_offload, critic.fsdp.optimizer_offload)
     if judge is not None:
         away = config.reward_model.model.fsdp.param_offload
-        others["reward model"] = 0.0 if away else Held.of(judge, config.reward_model.model, workers).parameters
+        others["reward model"] = 0.0 if away else Held.of(judge, config.reward_model.model, workers, False).parameters
     others["context"] = CONTEXT_GB
     generating = _generating(config, shape, gpu_gb)
     sleeping = {} if config.rollout.free_cache_engine or config.rollout.name == "hf" else generating
@@ -169,8 +174,7 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None
     resting = at_work | {"parameters": 0.0 if fsdp.param_offload else policy.parameters}
     learning = at_work | {"gradients": policy.gradients}
     activations = shape.activations(update, model) / GB
-    # In float32, and the copy that vLLM loads into its own weights.
-    largest = (4 + 2 / config.rollout.tensor_parallel_size) * shape.vocabulary * shape.hidden / GB
+    sync = _syncing(config, shape) / GB
     scored = ITEMSIZE[model.param_dtype] + LOGITS_BYTES
     learned = ENTROPY_BYTES if config.actor.entropy_coeff else scored
     phases = {
@@ -182,13 +186,22 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None
         | {"logits": logits(learned, update)},
         # AdamW's step over all parameters at once makes a temporary of the same size.
         "update, step": learning | sleeping | {"moments": policy.moments, "temporary": policy.gradients},
-        "sync": at_work | generating | {"one parameter": largest},
+        "sync": at_work | generating | {"bucket": sync},
     }
     if config.rollout.name == "hf":
         del phases["sync"]
     if config.uses_critic:
         phases |= _critic_phases(config, shape, resting | sleeping)
     return phases
+
+
+def _syncing(config: PPOConfig, shape: Shape) -> float:
+    """Bytes of a weight sync: a bucket, this worker's part of it, a parameter taken out of it, and vLLM's copy."""
+    rollout, itemsize = config.rollout, ENGINE_ITEMSIZE.get(config.rollout.dtype, 2)
+    largest = itemsize * shape.vocabulary * shape.hidden
+    bucket = max(rollout.update_weights_bucket_megabytes << 20, largest)
+    own = bucket / num_shards(config.model, config.trainer.world_size)
+    return bucket + own + itemsize * shape.hidden * shape.intermediate + largest / rollout.tensor_parallel_size
 
 
 def _generating(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:

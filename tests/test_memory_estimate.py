@@ -44,7 +44,7 @@ def test_qwen_7b_on_eight_gpus():
     assert "engine" not in backward and found["generate"]["engine"] == 32
     # What docs/memory.md says of the preset.
     sums = {name: round(sum(parts.values())) for name, parts in found.items()}
-    assert sums == {"generate": 49, "logprobs": 23, "update, backward": 38, "update, step": 25, "sync": 53}
+    assert sums == {"generate": 47, "logprobs": 21, "update, backward": 36, "update, step": 23, "sync": 50}
 
 
 MODELS = {
@@ -70,19 +70,19 @@ def test_the_table_of_configs_is_what_the_tool_says():
 @pytest.mark.parametrize(
     ("overrides", "phase", "total"),
     [
-        (["model.gradient_checkpointing=false"], "update, backward", 140),
-        (["model.gradient_checkpointing=false", "actor.micro_batch_size_per_gpu=1"], "update, backward", 44),
-        (["actor.micro_batch_size_per_gpu=16"], "update, backward", 45),
+        (["model.gradient_checkpointing=false"], "update, backward", 138),
+        (["model.gradient_checkpointing=false", "actor.micro_batch_size_per_gpu=1"], "update, backward", 43),
+        (["actor.micro_batch_size_per_gpu=16"], "update, backward", 43),
         (["model.fsdp.param_offload=true"], "generate", 42),
         (["model.fsdp.param_offload=true"], "update, backward", 34),
-        (["model.fsdp.optimizer_offload=true"], "update, backward", 30),
-        (["model.fsdp.optimizer_offload=true"], "update, step", 25),
-        (["model.fsdp.fsdp_size=4"], "update, backward", 57),
-        (["model.logits_chunk_size=0"], "update, backward", 72),
-        (["model.ulysses_sequence_parallel_size=2", "model.use_remove_padding=true"], "update, backward", 34),
-        (["model.lora.rank=32"], "update, backward", 19),
-        (["model.lora.rank=32"], "update, step", 6),
-        (["rollout.free_cache_engine=false"], "update, backward", 70),
+        (["model.fsdp.optimizer_offload=true"], "update, backward", 29),
+        (["model.fsdp.optimizer_offload=true"], "update, step", 23),
+        (["model.fsdp.fsdp_size=4"], "update, backward", 53),
+        (["model.logits_chunk_size=0"], "update, backward", 70),
+        (["model.ulysses_sequence_parallel_size=2", "model.use_remove_padding=true"], "update, backward", 32),
+        (["model.lora.rank=32"], "update, backward", 17),
+        (["model.lora.rank=32"], "update, step", 4),
+        (["rollout.free_cache_engine=false"], "update, backward", 68),
     ],
 )
 def test_switches_as_documented(overrides, phase, total):
@@ -108,7 +108,7 @@ def test_what_holds_memory(overrides, phase, holder, num_bytes):
 
 def test_other_models():
     rewarded = phases("reward_model.enable=true", "reward_model.model.path=judge", judge=QWEN_7B)
-    assert {parts["reward model"] for parts in rewarded.values()} == {rewarded["generate"]["parameters"]}
+    assert {parts["reward model"] for parts in rewarded.values()} == {rewarded["generate"]["parameters"] / 2}
     # A critic that keeps its activations needs most.
     both = phases("algorithm=gae", "critic.model.gradient_checkpointing=false")
     assert max(both, key=lambda name: sum(both[name].values())) == "critic, backward"

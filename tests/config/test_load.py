@@ -141,7 +141,7 @@ REFUSALS = [
     ("rollout.temperature=1e-9", "rollout.temperature=1e-09: must be at least 0: 0 for greedy decoding, or from 0.01"),
     ("rollout.val_kwargs.temperature=-1", "rollout.val_kwargs.temperature=-1.0: must be at least 0: 0 for greedy"),
     ("rollout.repetition_penalty=1e-9", "rollout.repetition_penalty=1e-09: must be greater than 0, from 0.01 to 100"),
-    ("reward_score.num_workers=99999", "reward_score.num_workers=99999: must be greater than 0 and at most 4096"),
+    ("reward_score.num_workers=99999", "reward_score.num_workers=99999: must be from 0 to 4096"),
     (
         "reward_score.timeout_s=1e12",
         "reward_score.timeout_s=1000000000000.0: must be greater than 0, and at most 3153600",

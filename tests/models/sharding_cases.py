@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-from verl.config.common import ModelConfig, OptimConfig
+from verl.config.common import LoraConfig, ModelConfig, OptimConfig
 from verl.models import loading
 from verl.models.fsdp import export_adapters, full_parameters, offloaded_parameters, sharding_mesh
 from verl.models.huggingface import checkpoint_parameters, empty_model, write_huggingface
@@ -332,3 +332,18 @@ def copied_from_a_policy(config: ModelConfig) -> bool:
         reference = load_sharded_model(config, mesh(), False, source=policy)
     assert not any(p.requires_grad for p in reference.parameters())
     return torch.equal(logprobs(policy, batch()).detach(), logprobs(reference, batch()))
+
+
+def frozen(config: ModelConfig) -> dict[str, Any]:
+    """What a model that does not learn computes and holds, beside one that does."""
+    learns, rests = (load_sharded_model(config, mesh(), trainable) for trainable in (True, False))
+    lora = replace(config, lora=LoraConfig(2, 4.0, ["q_proj"], 0.0))
+    adapted = dict(load_sharded_model(lora, mesh(), trainable=True).named_parameters())
+    found: dict[str, Any] = {
+        "learns": {p.dtype for p in learns.parameters()},
+        "rests": {p.dtype for p in rests.parameters()},
+        "adapters": {p.dtype for name, p in adapted.items() if is_adapter(name)},
+        "base": {p.dtype for name, p in adapted.items() if not is_adapter(name)},
+    }
+    with torch.no_grad():
+        return found | {"same": torch.equal(logprobs(learns, batch()), logprobs(rests, batch()))}

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.models import sharding_cases as cases
 from tests.models.worlds import World, world
@@ -43,3 +44,10 @@ def test_a_policy_arrives_as_it_would_one_parameter_at_a_time(by_size, model_con
 
 def test_a_reference_has_the_policys_weights_without_a_file(by_size, model_config: ModelConfig):
     assert all(by_size[2].run(cases.copied_from_a_policy, model_config))
+
+
+def test_what_does_not_learn_is_held_as_it_is_computed_with(by_size, model_config: ModelConfig):
+    for found in by_size[2].run(cases.frozen, replace(model_config, param_dtype="bfloat16")):
+        assert found["same"]
+        assert found["learns"] == found["adapters"] == {torch.float32}
+        assert found["rests"] == found["base"] == {torch.bfloat16}

@@ -30,6 +30,8 @@ TENSORS = {
     "number": torch.tensor(3.5),
     "ids of 40 bits": torch.tensor([[1 << 40, 5], [-1, 5]]),
     "ids of 31 bits": torch.tensor([[(1 << 31) - 1, 0, 0], [-5, 7, 0]]),
+    "ids of 24 bits": torch.tensor([[(1 << 24) - 1, 0, 70_000], [65_535, 65_536, 151_999]]),
+    "ids of 16 bits": torch.tensor([[65_535, 0, 0], [9, 7, 0]]),
     "nothing but padding": torch.zeros(3, 7),
     "signed zeros and NaN": torch.tensor([[0.0, -0.0, 1.0, 0.0], [float("nan"), 0.0, 2.0, -0.0], [0.0] * 4]),
     "padding inside": torch.tensor([[0, 1, 0, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]),
@@ -72,8 +74,9 @@ def test_a_policy_batch_arrives_without_its_padding():
     for name in ("input_ids", "attention_mask", "response_mask", "old_logprobs", "advantages"):
         assert same(getattr(found, name), getattr(batch, name))
     tokens, learned = int(batch.attention_mask.sum()), int(batch.response_mask.sum())
-    # Ids of 4 bytes, three log-probabilities; of each row less than 100 bytes besides.
-    assert 4 * tokens + 12 * learned < num_bytes(pack(batch)) < 4 * tokens + 12 * learned + 16 * 100
+    # Ids of 18 bits, three log-probabilities; of each row less than 100 bytes besides.
+    needed = 18 / 8 * tokens + 12 * learned
+    assert needed <= num_bytes(pack(batch)) < needed + 16 * 100
 
 
 def test_what_nothing_reads_is_not_sent_twice():
@@ -82,10 +85,12 @@ def test_what_nothing_reads_is_not_sent_twice():
     batch = policy_batch(16, 64, 512, share=1)
     dense = sum(value.nbytes for value in batch.values())
     assert dense == 16 * (2 * 576 * 8 + 512 * 8 + 4 * 512 * 4)
-    batch = batch.replace(rollout_logprobs=batch.old_logprobs.clone(), ref_logprobs=batch.old_logprobs.clone())
-    assert same(sent(batch).ref_logprobs, batch.old_logprobs)
-    # 336 MiB -> 68 MiB at the run's size.
+    batch = batch.replace(rollout_logprobs=batch.old_logprobs.clone())
+    # At the run's size 336 MiB become 84.
     assert num_bytes(pack(batch)) / dense < 90 / 336
+    batch = batch.replace(ref_logprobs=batch.old_logprobs.clone())
+    assert same(sent(batch).ref_logprobs, batch.old_logprobs)
+    assert num_bytes(pack(batch)) / dense < 60 / 336
     # Rows that are written to afterwards are their own.
     found = sent(batch)
     found.ref_logprobs[0] = 1

@@ -95,7 +95,7 @@ def _analyse(config: AnalysisConfig, display: EvaluationDisplay, failures: Failu
         # The mark of a complete analysis.
         (folder / SUMMARY).unlink(missing_ok=True)
         session = RaySession(trainer.nnodes, count_workers(config, device_type), device_type, trainer, folder)
-        with session, closing(VerifierPool(config.reward_score)) as verifiers:
+        with session, closing(VerifierPool(config.reward_score, session.busy_cores)) as verifiers:
             for target, tokenizer in tokenizers.items():
                 try:
                     info = ModelInfo.read(target.path, config.rollout.trust_remote_code)

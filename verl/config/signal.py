@@ -276,7 +276,8 @@ class RewardScoreConfig:
     """``independent``: 1 correct and boxed, 0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed; ``mix``: 1 or
     0."""
     num_workers: int
-    """Verifier processes."""
+    """Verifier processes, at most 4096. 0: as many as this machine's cores leave beside the workers, at least 1 and at most
+    32; a worker on a GPU counts as one core, one on a CPU as its threads."""
     timeout_s: float
     """Seconds per response; a verifier that takes longer is killed, and the response counts as wrong."""
     memory_limit_mb: int
@@ -298,7 +299,7 @@ class RewardScoreConfig:
 
     def __post_init__(self) -> None:
         workers = self.num_workers
-        require(0 < workers <= 4096, "reward_score.num_workers", workers, "must be greater than 0 and at most 4096")
+        require(0 <= workers <= 4096, "reward_score.num_workers", workers, "must be from 0 to 4096")
         require_seconds("reward_score.timeout_s", self.timeout_s)
         require_positive("reward_score.memory_limit_mb", self.memory_limit_mb)
         field, own = "reward_score.custom_kwargs", ("data_source", "solution_str", "ground_truth", "extra_info")

@@ -133,7 +133,7 @@ def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Fa
         results: list[TaskResult] = []
         session = RaySession(config.trainer.nnodes, workers_per_node, device_type, config.trainer, folder)
         # The verifiers' processes start with the first sample to score.
-        with session, closing(VerifierPool(config.reward_score)) as verifiers:
+        with session, closing(VerifierPool(config.reward_score, session.busy_cores)) as verifiers:
             for place, (target, tokenizer) in enumerate(tokenizers.items(), start=1):
                 try:
                     tasks = make_tasks(target, tokenizer, benchmarks, config, folder, device_type, failures.add)

@@ -51,7 +51,7 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
 
 
 def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> None:
-    """Shard ``model`` in place over ``mesh``, by :func:`sharding_mesh`.
+    """Shard ``model`` in place over ``mesh``, by :func:`sharding_mesh`; what does not learn is kept in ``param_dtype``.
 
     Each decoder layer is its own unit: besides the embedding and the head, only one layer's full parameters are in
     memory at a time.
@@ -59,6 +59,11 @@ def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, t
     model.requires_grad_(trainable)
     if any(is_adapter(name) for name, _ in model.named_parameters()):
         train_adapters_only(model)
+    # In bfloat16 a frozen weight takes half the memory, and every product has the same bits: it is cast for it anyway.
+    # A value model's head is not.
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad and not name.startswith(f"{VALUE_HEAD}."):
+            parameter.data = parameter.data.to(getattr(torch, config.param_dtype))
     if hasattr(model, VALUE_HEAD):
         # Small differences between values matter: the head's products stay in float32.
         exact = MixedPrecisionPolicy(param_dtype=torch.float32)

@@ -52,8 +52,9 @@ class Learner:
                 # sequence each have the gradient through their own tokens, and these add up too.
                 (loss * dist.get_world_size()).backward()
                 for name, value in sums.items():
-                    before = totals.get(name, torch.zeros((), dtype=torch.float64))
-                    totals[name] = before + value.detach().double().cpu()
+                    # On the device: to fetch each would wait for everything before it.
+                    value = value.detach().double()
+                    totals[name] = totals.get(name, torch.zeros_like(value)) + value
         grad_norm = clip_gradients(self.model, self.grad_clip)
         skipped = not math.isfinite(grad_norm)
         if not skipped:

@@ -51,7 +51,9 @@ GPU_PACKAGES = {
 def load_sharded_model(
     config: ModelConfig, mesh: DeviceMesh, trainable: bool, source: PreTrainedModel | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model in float32 and shard its parameters over the workers of ``mesh``.
+    """Load a causal language model and shard its parameters over the workers of ``mesh``.
+
+    What learns is held in float32, the rest in ``config.param_dtype``.
 
     Args:
         mesh: all workers, one-dimensional.
@@ -141,7 +143,7 @@ def _broadcast(model: nn.Module, state: dict[str, Tensor], machine: Machine, dev
     model.to_empty(device=device)
     for name, target in _named_tensors(model):
         if dist.get_rank() == machine.leader:
-            value = state.pop(name).detach().to(device).contiguous()
+            value = state.pop(name).detach().to(device, target.dtype).contiguous()
         else:
             value = torch.empty(target.shape, dtype=target.dtype, device=device)
         dist.broadcast(value, src=machine.leader, group=machine.group)

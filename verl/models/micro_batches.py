@@ -84,9 +84,12 @@ def split_to_count(parts: list[list[int]], count: int) -> list[list[int]]:
 
 
 def restore_order(parts: Sequence[Tensor], cuts: Sequence[Tensor]) -> Tensor:
-    """Results of micro-batches, ``parts`` [b, ...] each, in the order of the rows they were cut from, [B, ...]."""
+    """Results of micro-batches, ``parts`` [b, ...] each, in the order of the rows they were cut from, [B, ...] on the CPU.
+
+    They are fetched together: to fetch each would have the device wait before the next micro-batch.
+    """
     order = torch.cat(list(cuts))
-    joined = torch.cat(list(parts))
+    joined = torch.cat(list(parts)).cpu()
     ordered = torch.empty_like(joined)
     ordered[order] = joined
     return ordered

@@ -92,8 +92,8 @@ class Policy:
 
 
 def _full_width(values: Tensor, micro: RolloutBatch) -> Tensor:
-    """[B, R] on the CPU, 0 in the columns that were cut."""
-    return F.pad(values.cpu(), (0, micro.response_mask.shape[1] - values.shape[1]))
+    """[B, R], 0 in the columns that were cut."""
+    return F.pad(values, (0, micro.response_mask.shape[1] - values.shape[1]))
 
 
 def scoring_batches(config: ActorConfig, model: ModelConfig) -> MicroBatching:

@@ -37,6 +37,7 @@ from verl.rewards.registry import (
 from verl.rewards.score import Score, Verdict, score_of
 from verl.rewards.stragglers import kill_stragglers, mark_process
 from verl.rewards.truths import require_shallow
+from verl.utils.cores import own_cores
 from verl.utils.umask import restore_umask
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,9 @@ start on a loaded machine."""
 
 ENDED = (TimeoutError, ProcessExpired)
 """What a future has whose process was killed or died."""
+
+MOST_PROCESSES = 32
+"""Verifier processes that are started unasked; each takes some 200 MB."""
 
 MAX_STARTS = 3
 """Starts of the pool within one batch before giving up."""
@@ -72,6 +76,11 @@ class VerifierJob(NamedTuple):
     extra_info: Mapping[str, Any] | None
 
 
+def spare_cores(busy: int) -> int:
+    """Verifier processes for a machine on which others keep ``busy`` of this process's cores."""
+    return min(MOST_PROCESSES, max(1, own_cores() - busy))
+
+
 PendingScores = Future[list[Score]]
 """The scores of a submitted batch, in the order of its responses.
 
@@ -80,7 +89,7 @@ PendingScores = Future[list[Score]]
 
 
 class VerifierPool:
-    """A context manager of ``config.num_workers`` verifier processes.
+    """A context manager of verifier processes: ``config.num_workers``, or what :func:`spare_cores` leaves for them.
 
     A response whose verifier exceeds ``timeout_s`` or its memory, or dies, counts as wrong with the reason
     ``timeout``, ``memory`` or ``crash``; other responses are not affected. ``memory_limit_mb`` bounds the memory of a
@@ -95,8 +104,10 @@ class VerifierPool:
     it is killed. One pool may be used from several threads; its batches are scored one after another.
     """
 
-    def __init__(self, config: RewardScoreConfig) -> None:
+    def __init__(self, config: RewardScoreConfig, busy_cores: int = 1) -> None:
+        """``busy_cores``: cores of this machine that others compute on meanwhile."""
         self.config = config
+        self.num_processes = config.num_workers or spare_cores(busy_cores)
         self._custom = config.paths_of_custom_functions()
         for path in self._custom.values():
             load_function(path, tuple(config.custom_kwargs))
@@ -237,7 +248,7 @@ class VerifierPool:
                 self._stop_processes()
         if unfinished:
             raise RuntimeError(
-                f"reward_score.num_workers={self.config.num_workers}: verifier processes stopped {MAX_STARTS} times "
+                f"reward_score.num_workers={self.num_processes}: verifier processes stopped {MAX_STARTS} times "
                 f"without a result; see their errors above, or raise reward_score.memory_limit_mb"
             )
         return outcomes
@@ -278,7 +289,7 @@ class VerifierPool:
         if self._processes is None:
             # Not a fork server: it lives as long as its children, so a hanging child would keep both alive forever.
             self._processes = ProcessPool(
-                max_workers=self.config.num_workers,
+                max_workers=self.num_processes,
                 initializer=_prepare_process,
                 initargs=(self.config.memory_limit_mb, self._custom, self.config.custom_kwargs, self._mark),
                 context=multiprocessing.get_context("spawn"),

@@ -31,6 +31,8 @@ from verl.single_controller.failures import REQUEUE, HeadLost, NoRoom, RequeueEr
 from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.out_of_memory import OutOfMemory
 from verl.single_controller.supervision import Supervision
+from verl.single_controller.worker_group import cpu_threads
+from verl.utils.cores import own_cores
 from verl.utils.network import LOOPBACK, loopback_interface
 from verl.utils.ray_head import cluster_address
 from verl.utils.variables import passed_variables
@@ -77,6 +79,12 @@ class RaySession(ExitStack):
     def world_size(self) -> int:
         """Number of workers."""
         return self.nnodes * self.workers_per_node
+
+    @property
+    def busy_cores(self) -> int:
+        """Cores of this machine that its workers compute on."""
+        on_gpu = self.device_type == "cuda"
+        return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, own_cores()))
 
     def start_ray(self) -> None:
         """Start Ray or connect to it, unless that was done before."""

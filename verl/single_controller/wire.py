@@ -4,7 +4,7 @@ Tensors become numpy arrays, which Ray reads in place from shared memory. In an 
 
 1. the ends of each row that hold nothing but padding are cut,
 2. rows that are each one number repeated, such as masks and the advantages of GRPO, are sent as that number,
-3. integers travel in the narrowest type that holds them: token ids as int32,
+3. integers travel in the narrowest type that holds them, token ids as 16 bits and the one or two bits above those,
 
 and a field with the bits of an earlier one of its batch travels as that one's name. The receiver has the tensors as
 they were, so that no result depends on any of this.
@@ -27,8 +27,11 @@ Array = NDArray[Any]
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 """Bytes of a number -> the type that compares its bits, in which NaN is NaN and -0.0 is not 0.0."""
 
-NARROW = (np.uint8, np.int32)
-"""What int64 travels as, where it fits."""
+NARROW = (np.uint8, np.uint16)
+"""What int64 travels as, where it fits; above them 16 bits and single ones, then int32."""
+
+LARGEST_ID = 1 << 24
+"""Integers from here on are not cut into 16 bits and the rest."""
 
 
 class Span(NamedTuple):
@@ -55,6 +58,8 @@ class PackedTensor:
     """None: the whole of every row is sent."""
     constant: bool
     """Each row is one number repeated."""
+    high: Array | None = None
+    """[k, n / 8] uint8, of integers in k more bits than ``values`` has: those bits, eight numbers to a byte."""
 
     def same_as(self, other: "PackedTensor") -> bool:
         """Whether both hold the same bits; equal tensors are cut in the same way."""
@@ -68,7 +73,7 @@ class PackedTensor:
     @property
     def arrays(self) -> list[Array]:
         """All that travels."""
-        return [self.values, *(self.span or ())]
+        return [self.values, *(self.span or ()), *([] if self.high is None else [self.high])]
 
 
 @dataclass(frozen=True)
@@ -141,9 +146,9 @@ def _pack_tensor(tensor: Tensor) -> Any:
     if tensor.dtype == torch.bfloat16:  # numpy has none
         return tensor
     array = tensor.detach().cpu().numpy()
-    shape, dtype = tuple(array.shape), array.dtype.name
+    shape = tuple(array.shape)
     if array.ndim < 2 or array.size == 0 or shape[-1] == 1:
-        return PackedTensor(shape, dtype, _narrowed(np.ascontiguousarray(array).reshape(-1)), None, False)
+        return _packed(shape, np.ascontiguousarray(array).reshape(-1), None, False)
     rows = np.ascontiguousarray(array).reshape(-1, shape[-1])
     span = _span(rows)
     inside = _inside(span, rows.shape[1])
@@ -154,12 +159,36 @@ def _pack_tensor(tensor: Tensor) -> Any:
     if constant:
         values = first
     elif values.size == rows.size:
-        return PackedTensor(shape, dtype, _narrowed(values), None, False)
-    return PackedTensor(shape, dtype, _narrowed(values), span, constant)
+        return _packed(shape, values, None, False)
+    return _packed(shape, values, span, constant)
+
+
+def _packed(shape: tuple[int, ...], values: Array, span: Span | None, constant: bool) -> PackedTensor:
+    """3. Integers in the narrowest type."""
+    dtype = values.dtype.name
+    low, high = (int(values.min()), int(values.max())) if dtype == "int64" and values.size else (-1, LARGEST_ID << 9)
+    fitting = [kind for kind in NARROW if low >= 0 and high <= np.iinfo(kind).max]
+    if fitting:
+        return PackedTensor(shape, dtype, values.astype(fitting[0]), span, constant)
+    if low >= 0 and high < LARGEST_ID:
+        above, counts = (values >> 16).astype(np.uint8), np.arange(high.bit_length() - 16, dtype=np.uint8)
+        bits = np.packbits(above >> counts[:, None] & 1, axis=1)
+        return PackedTensor(shape, dtype, (values & 0xFFFF).astype(np.uint16), span, constant, bits)
+    if -(1 << 31) <= low and high < 1 << 31:
+        values = values.astype(np.int32)
+    return PackedTensor(shape, dtype, values, span, constant)
+
+
+def _values(packed: PackedTensor) -> Array:
+    """The numbers in their own type."""
+    values = packed.values.astype(packed.dtype)
+    for place, bits in enumerate(packed.high if packed.high is not None else ()):
+        values |= np.unpackbits(bits, count=len(values)).astype(packed.dtype) << (16 + place)
+    return values
 
 
 def _unpack_tensor(packed: PackedTensor) -> Tensor:
-    values = packed.values.astype(packed.dtype)
+    values = _values(packed)
     if packed.span is None:
         return torch.from_numpy(values.reshape(packed.shape))
     columns = packed.shape[-1]
@@ -190,12 +219,3 @@ def _inside(span: Span, num_columns: int) -> Array:
 
 def _bits(array: Array) -> Array:
     return array.view(BITS[array.itemsize])
-
-
-def _narrowed(values: Array) -> Array:
-    if values.dtype == np.int64 and values.size:
-        low, high = values.min(), values.max()
-        for kind in NARROW:
-            if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
-                return values.astype(kind)
-    return values

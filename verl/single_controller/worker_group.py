@@ -26,6 +26,7 @@ from verl.single_controller.out_of_memory import OutOfMemory, is_out_of_memory, 
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.single_controller.wire import pack, unpack
+from verl.utils.cores import own_cores
 from verl.utils.distributed import WorkerPlace
 from verl.utils.umask import restore_umask
 from verl.utils.variables import is_secret
@@ -45,11 +46,6 @@ class MachineSetup(NamedTuple):
     """Cores that they may use together."""
     environment: dict[str, str]
     """Environment variables of this machine alone."""
-
-
-def own_cores() -> int:
-    """Cores of this machine that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_threads(workers_per_node: int, cores: int) -> int:

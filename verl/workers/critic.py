@@ -4,6 +4,7 @@ Legend: B responses on this rank, R response columns.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -12,7 +13,7 @@ from verl.config.ppo import CriticConfig
 from verl.models.forward import ValueForward
 from verl.models.fsdp import offloaded_parameters
 from verl.models.learner import Learner
-from verl.models.micro_batches import MicroBatching
+from verl.models.micro_batches import MicroBatching, restore_order
 from verl.models.packing import trim_columns
 from verl.models.value_models import load_sharded_value_model
 from verl.protocol import RolloutBatch, ValueBatch
@@ -33,11 +34,11 @@ class Critic:
     @torch.no_grad()
     def compute_values(self, batch: RolloutBatch) -> Tensor:
         """Values [B, R] float32 on the CPU, 0 on padding: column t before response token t is read."""
-        values = torch.zeros(batch.response_mask.shape)
-        for rows in self._cut(batch):
+        cuts, parts, num_columns = self._cut(batch), [], batch.response_mask.shape[1]
+        for rows in cuts:
             found, mask = self._values(batch[rows])
-            values[rows, : found.shape[1]] = (found * mask).cpu()
-        return values
+            parts.append(F.pad(found * mask, (0, num_columns - found.shape[1])))
+        return restore_order(parts, cuts)
 
     def update(self, batch: ValueBatch, num_tokens: int) -> dict[str, float]:
         """One optimizer step on this rank's share of a mini-batch.

@@ -29,13 +29,13 @@ class RewardModel:
     @torch.no_grad()
     def compute_scores(self, batch: TextBatch) -> Tensor:
         """Scores [B] float32 on the CPU."""
-        return torch.cat([self._score(micro) for micro in batch.split(self.micro_batch_size)])
+        return torch.cat([self._score(micro) for micro in batch.split(self.micro_batch_size)]).cpu()
 
     def _score(self, micro: TextBatch) -> Tensor:
         longest = int(micro.attention_mask.sum(dim=1).max())
         input_ids, attention_mask = (t[:, :longest].to(self.device) for t in (micro.input_ids, micro.attention_mask))
-        values = self.forward.values(input_ids, attention_mask).cpu()
-        return values.gather(1, scored_positions(input_ids, attention_mask, self.pad_token_id).cpu()).squeeze(1)
+        values = self.forward.values(input_ids, attention_mask)
+        return values.gather(1, scored_positions(input_ids, attention_mask, self.pad_token_id)).squeeze(1)
 
 
 def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:

@@ -118,7 +118,7 @@ def run_ppo(config: PPOConfig) -> None:
         sources = logged_sources(record.data_source for record in train_set.records)
 
         def train() -> RayPPOTrainer:
-            verifiers = run.resources.enter_context(VerifierPool(config.reward_score))
+            verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
             tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps, strings), environment)
             tracker.add(page.sink())
             sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources)
