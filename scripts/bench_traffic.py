@@ -3,9 +3,9 @@
 python scripts/bench_traffic.py --out benchmarks/traffic
 
 No GPU and no network take part. Weights go through the code that gathers them for the engine, over models on the meta
-device in a world of fake ranks, with the collective replaced by a counter. Batches are real ones of the full size: what
-the roles of the trainer hand to their workers is packed and measured. "Before" is one collective a parameter in float32,
-and batches as dense tensors, one copy for every worker of an engine.
+device in a world of fake ranks, with the collective replaced by a counter. Batches are random ones of the full size: what
+the roles of the trainer hand to their workers is packed and measured. "Before" is one collective a parameter in
+float32, and batches as dense tensors, one copy for every worker of an engine.
 
 Writes OUT.jsonl (how it was made, then each row) and OUT.md.
 """
@@ -43,8 +43,10 @@ MODELS = {
 }
 """Sizes of Qwen 2.5."""
 
-WORLDS = [("7b", 8, -1, 1), ("32b", 64, -1, 4), ("32b", 64, 8, 4)]
-"""Model, GPUs, GPUs that hold one copy, GPUs of an engine."""
+WORLDS = [("7b", 8, -1), ("32b", 64, -1), ("32b", 64, 8)]
+"""Model, GPUs, GPUs that hold one copy."""
+
+WITHOUT_KL = "policy batch without a reference"
 
 PROMPTS, SAMPLES, PROMPT, RESPONSE = 128, 8, 1024, 8192
 
@@ -80,7 +82,7 @@ def count_sync(model: torch.nn.Module, dtype: WeightDtype, bucket_bytes: int) ->
 
 def syncs() -> Iterator[dict[str, Any]]:
     """A row for each of ``WORLDS``."""
-    for name, size, fsdp_size, _ in WORLDS:
+    for name, size, fsdp_size in WORLDS:
         with fake_world(size) as mesh:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(Qwen2Config(**MODELS[name], tie_word_embeddings=False))
@@ -150,7 +152,7 @@ def payloads() -> Iterator[dict[str, Any]]:
             "policy's scores": (scores, scores),
             "reference's scores": (ref, ref),
             "policy batch": (old, new),
-            "policy batch without a reference": (old, new.replace(ref_logprobs=scores.logprobs)),
+            WITHOUT_KL: (old, new.replace(ref_logprobs=scores.logprobs)),
         }
         for name, (before, after) in messages.items():
             times = 2 if name.endswith("twice") else 1
@@ -187,18 +189,25 @@ def page(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     lines += [
         f"{PROMPTS} prompts of {PROMPT} tokens with {SAMPLES} responses of up to {RESPONSE}, in MiB; other numbers of",
         "responses in proportion. All of the full length, or log-normal with a median of an eighth of it. Without",
-        "importance sampling (`actor.tis_level=none`) and, in the last row, without a KL term. With sequence parallelism",
-        "or an engine of several GPUs each share used to be sent, and each result returned, once for every GPU that",
-        "works on it; now once.",
+        "importance sampling (`actor.tis_level=none`). With sequence parallelism or an engine of several GPUs each",
+        "share used to be sent, and each result returned, once for every GPU that works on it; now once.",
         "",
         "| message | full: before | now | log-normal: before | now |",
         "|---|---:|---:|---:|---:|",
     ]
     found = {(row["message"], row["lengths"]): row for row in rows if row["kind"] == "batch"}
-    for message in dict.fromkeys(message for message, _ in found):
+    messages = list(dict.fromkeys(message for message, _ in found))
+    for message in messages:
         cells = [found[message, kind] for kind in ("full", "log-normal")]
         numbers = " | ".join(f"{cell['before_mib']:.1f} | {cell['after_mib']:.1f}" for cell in cells)
         lines.append(f"| {message} | {numbers} |")
+    for title, copies in (("a step", 1), ("a step, engines of 4 GPUs", 4)):
+        sums = []
+        for kind in ("full", "log-normal"):
+            cells = [found[message, kind] for message in messages if message != WITHOUT_KL]
+            before = sum(c["before_mib"] * (copies if "engines" in c["message"] else 1) for c in cells)
+            sums.append(f"{before:.0f} | {sum(cell['after_mib'] for cell in cells):.0f}")
+        lines.append(f"| **{title}** | {' | '.join(sums)} |")
     return "\n".join([*lines, ""])
 
 

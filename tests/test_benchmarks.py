@@ -8,13 +8,17 @@ import bench_hidden_states
 import bench_report
 import bench_shaping
 import bench_spectral
+import bench_traffic
 import compare_algorithms
 import measure_spectral_accuracy as accuracy
 import plot_rank_along_response
 import pytest
 import torch
 from conftest import ROOT
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from verl.models.gather import as_it_is
 
 HIDDEN_STATES = ("hidden_states_cpu", "hidden_states_cpu_compiled", "hidden_states_cpu_tiny")
 PAGES = {
@@ -22,6 +26,7 @@ PAGES = {
     "learning": compare_algorithms.page,
     "shaping_cpu": lambda facts, pairs: bench_shaping.page(facts, bench_shaping.summarise(pairs)),
     "spectral": bench_spectral.page,
+    "traffic": bench_traffic.page,
 }
 
 
@@ -43,6 +48,21 @@ def test_a_report_says_how_it_was_made(tmp_path):
     bench_report.write_report(tmp_path / "sub" / "new", facts, [row], "page\n")
     trimmed = {"seconds": 1234570.0, "count": 1234567, "inner": [{"share": 0.333333}]}
     assert bench_report.read_report(tmp_path / "sub" / "new.jsonl") == (facts, [trimmed])
+
+
+def test_the_collectives_of_a_weight_sync_are_counted():
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 1000}
+    with bench_traffic.fake_world(4) as mesh:
+        with torch.device("meta"):
+            model = Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2))
+        fully_shard(model, mesh=mesh)
+        numbers = sum(p.numel() for p in model.parameters())
+        before = bench_traffic.count_sync(model, as_it_is, 0)
+        after = bench_traffic.count_sync(model, bench_traffic.bfloat16_matrices, 1 << 18)
+    # Two layers of 12 parameters, embedding, head and the last norm; all of rows that 4 divides.
+    assert before == {"collectives": 27, "gib": 4 * numbers / 2**30, "largest_mib": 4 * 64_000 / 2**20}
+    # Embedding, the layers, head.
+    assert after["collectives"] == 3 and 0.5 < after["gib"] / before["gib"] < 0.51
 
 
 TEN = [10, 3, 7, 1, 9, 2, 8, 5, 4, 6]

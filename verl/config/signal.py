@@ -276,8 +276,8 @@ class RewardScoreConfig:
     """``independent``: 1 correct and boxed, 0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed; ``mix``: 1 or
     0."""
     num_workers: int
-    """Verifier processes, at most 4096. 0: as many as this machine's cores leave beside the workers, at least 1 and at most
-    32; a worker on a GPU counts as one core, one on a CPU as its threads."""
+    """Verifier processes, at most 4096. 0: as many as this machine's cores leave beside the workers, at least 1 and at
+    most 32; a worker on a GPU counts as one core, one on a CPU as its threads."""
     timeout_s: float
     """Seconds per response; a verifier that takes longer is killed, and the response counts as wrong."""
     memory_limit_mb: int

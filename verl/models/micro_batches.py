@@ -84,7 +84,7 @@ def split_to_count(parts: list[list[int]], count: int) -> list[list[int]]:
 
 
 def restore_order(parts: Sequence[Tensor], cuts: Sequence[Tensor]) -> Tensor:
-    """Results of micro-batches, ``parts`` [b, ...] each, in the order of the rows they were cut from, [B, ...] on the CPU.
+    """Results of micro-batches, ``parts`` [b, ...], in the order of the rows they were cut from, [B, ...] on the CPU.
 
     They are fetched together: to fetch each would have the device wait before the next micro-batch.
     """

@@ -74,7 +74,7 @@ class VLLMRollout:
         return collect(prompts, responses, sampling.n, self.max_response_length, self.setup.pad_token_id)
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace the engine's weights, parameter by parameter, and drop what was cached under the old ones."""
+        """Replace the engine's weights and drop what was cached under the old ones."""
         with self.memory.new_weights():
             reload_weights(self.engine, parameters)
         self._has_weights = True

@@ -22,7 +22,11 @@ def _quota() -> float:
     # The first version of control groups.
     limits.append(_words(CGROUPS / "cpu/cpu.cfs_quota_us") + _words(CGROUPS / "cpu/cpu.cfs_period_us"))
     return min(
-        (int(quota) / int(period) for quota, period in (limit for limit in limits if len(limit) == 2) if quota.isdigit()),
+        (
+            int(quota) / int(period)
+            for quota, period in (limit for limit in limits if len(limit) == 2)
+            if quota.isdigit()
+        ),
         default=math.inf,
     )
 
