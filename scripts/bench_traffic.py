@@ -3,8 +3,8 @@
 python scripts/bench_traffic.py --out benchmarks/traffic
 
 No GPU and no network take part. Weights go through the code that gathers them for the engine, over models on the meta
-device in a world of fake ranks, with the collective replaced by a counter. Batches are random ones of the full size: what
-the roles of the trainer hand to their workers is packed and measured. "Before" is one collective a parameter in
+device in a world of fake ranks, with the collective replaced by a counter. Batches are random ones of the full size:
+what the roles of the trainer hand to their workers is packed and measured. "Before" is one collective a parameter in
 float32, and batches as dense tensors, one copy for every worker of an engine.
 
 Writes OUT.jsonl (how it was made, then each row) and OUT.md.

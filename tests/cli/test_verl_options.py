@@ -504,7 +504,7 @@ def test_one_line_says_why_an_option_has_no_effect(capsys: pytest.CaptureFixture
         [MODEL, f"{ROLLOUT}.layered_summon=True", "data.use_shm=True", f"{ROLLOUT}.mode=async", f"{ACTOR}.ppo_epochs=1"]
     )
     assert capsys.readouterr().err.splitlines() == [
-        f"note: {ROLLOUT}.layered_summon: no effect: weights are always handed over one parameter at a time",
+        f"note: {ROLLOUT}.layered_summon: no effect: weights are always gathered a few at a time",
         "note: data.use_shm: no effect: speed only; results are the same",
         f"note: {ROLLOUT}.mode: no effect: all responses of a step are sampled with its weights before the update, as "
         "in veRL with either mode",

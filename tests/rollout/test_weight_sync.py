@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 from verl.config import ConfigError
 from verl.rollout.vllm_engine import checked_engine_kwargs
 from verl.rollout.vllm_rollout import check_own_classes
-from verl.rollout.weight_sync import reload_weights
+from verl.rollout.weight_sync import EngineDtype, reload_weights
 
 
 class Model(nn.Linear):
@@ -70,6 +70,29 @@ def test_experts_are_packed_again_on_a_cpu(on_cpu, monkeypatch):
     runner.model.mlp = nn.ModuleDict({"routed_experts": nn.Linear(2, 2, bias=False)})
     assert "mlp.routed_experts.weight" in dict(runner.model.named_parameters())
     reload_weights(engine_with(runner), [(name, torch.zeros(2, 2)) for name in ("weight", "bias", "mlp.weight")])
+
+
+def test_weights_travel_as_the_engine_holds_them():
+    runner = Runner()
+    runner.vllm_config = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.bfloat16))
+    runner.model = nn.ModuleDict(
+        {"moe": nn.ModuleDict({"gate": nn.Linear(4, 2)}), "up_proj": nn.Linear(4, 2).bfloat16()}
+    )
+    dtype = EngineDtype(engine_with(runner))
+    wanted = {
+        ("model.layers.0.mlp.up_proj.weight", (2, 4)): torch.bfloat16,
+        ("model.layers.0.mlp.experts.gate_up_proj", (3, 2, 4)): torch.bfloat16,
+        # The engine keeps this one in float32, under another path.
+        ("model.layers.0.mlp.gate.weight", (2, 4)): torch.float32,
+        # A norm; and what a state-space model computes with before it rounds.
+        ("model.norm.weight", (4,)): torch.float32,
+        ("model.layers.0.mixer.A_log", (2, 4)): torch.float32,
+    }
+    assert {key: dtype(key[0], torch.zeros(key[1])) for key in wanted} == wanted
+    # What is narrower already stays so, also for an engine in float32.
+    assert dtype("a.up_proj.weight", torch.zeros(2, 4, dtype=torch.bfloat16)) == torch.bfloat16
+    dtype.dtype = torch.float32
+    assert dtype("a.up_proj.weight", torch.zeros(2, 4, dtype=torch.bfloat16)) == torch.bfloat16
 
 
 def test_models_that_vllm_borrows_from_transformers_are_refused():

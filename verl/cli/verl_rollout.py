@@ -102,7 +102,7 @@ ROLLOUT_OPTIONS = {
         "swap_space": MEMORY,
         "engine_kwargs.swap_space": MEMORY,
         "engine_kwargs.vllm.swap_space": MEMORY,
-        "update_weights_bucket_megabytes": to("rollout.update_weights_bucket_megabytes", note="an earlier name"),
+        "update_weights_bucket_megabytes": MEMORY,
         "seed": accepted("`seed` fixes every random choice"),
         "use_fire_sampling": only(["false"], "every token is drawn at the same temperature"),
         "n_val": to("rollout.val_kwargs.n", note="an earlier name"),
