@@ -124,8 +124,13 @@ class StateCollector:
         return engine.collective_rpc("take_hidden_states", args=(requests, abandoned, not self.in_process))
 
     def _receive(self, handles: list[StateHandle], replies: list[Any]) -> None:
-        """Store the states in their handles. The worker that keeps states replies with a list, the others with None."""
-        results = next(reply for reply in replies if reply is not None)
+        """Store the states in their handles. The worker that keeps states replies with a list, the others with None.
+
+        With ``ranks="first"`` there may be none that keeps them.
+        """
+        results = next((reply for reply in replies if reply is not None), None)
+        if results is None:
+            return
         if isinstance(results, str):
             raise RuntimeError(f"hidden states of {len(handles)} responses: {results}")
         for handle, result in zip(handles, results, strict=True):
@@ -135,6 +140,20 @@ class StateCollector:
                 handle.response = {name.removeprefix(REDUCED): value for name, value in result.items()}
             else:
                 handle.response = result.get(STATES)
+
+
+@contextmanager
+def collecting(engine: LLMEngine) -> Iterator[None]:
+    """While an engine is stepped by hand, collect the states of finished requests in batches.
+
+    The outputs of its steps get their states on exit at the latest. No effect on an engine that captures none.
+    """
+    collector = getattr(engine, "state_collector", None)
+    if collector is None:
+        yield
+        return
+    with collector.deferring():
+        yield
 
 
 def _handle(completion: CompletionOutput) -> StateHandle | None:

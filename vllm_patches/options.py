@@ -15,6 +15,7 @@ KEY = "hidden_states"
 
 PHASES = ("decode", "prefill", "both")
 DEVICES = ("cpu", "device")
+RANKS = ("all", "first")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 Reducer = Callable[[list[Tensor]], list[Mapping[str, Tensor]]]
@@ -36,6 +37,9 @@ class CaptureOptions:
     """Where results are: ``cpu``, or ``device``, where they were computed (the engine must be in this process)."""
     max_bytes: int = 1 << 30
     """Bound on the buffer on the device, bytes per worker. Rows beyond it move to host memory."""
+    ranks: str = "all"
+    """Which ranks of a tensor-parallel group return states where each is an engine of its own, started by an external
+    launcher: ``all``, or the ``first`` alone. In any other engine the first one's reach the user."""
     reducer: str | None = None
     """Import path ``module:function`` of a :data:`Reducer`, called where the states are; its result replaces them."""
     reducer_options: dict[str, Any] = field(default_factory=dict)
@@ -62,7 +66,7 @@ class CaptureOptions:
         return options
 
     def _check(self) -> None:
-        for name, choices in (("phase", PHASES), ("device", DEVICES), ("dtype", DTYPES)):
+        for name, choices in (("phase", PHASES), ("device", DEVICES), ("dtype", DTYPES), ("ranks", RANKS)):
             if getattr(self, name) not in choices:
                 raise _error(name, getattr(self, name), f"must be one of {list(choices)}")
         if not isinstance(self.max_bytes, int) or isinstance(self.max_bytes, bool) or self.max_bytes <= 0:

@@ -124,7 +124,7 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
         _enable_auxiliary_states(runner, layers.auxiliary)
     external = config.parallel_config.distributed_executor_backend == "external_launcher"
     # With an external launcher every rank is its own engine, whose user asks that rank alone.
-    if get_tp_group().rank_in_group != 0 and not external:
+    if get_tp_group().rank_in_group != 0 and not (external and options.ranks == "all"):
         return None
 
     model_config = config.model_config

@@ -11,7 +11,7 @@ from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.targets import Target
 from verl.evaluation.tasks import EvaluationTask
-from verl.rollout.requests import FinishedSample, SampleRequest
+from verl.rollout.requests import FinishedSample, FinishedSamples, SampleRequest
 
 
 def evaluation_config(*overrides: str, **changes: Any) -> EvaluationConfig:
@@ -37,24 +37,32 @@ def make_task(
     )
 
 
-class FakeWorkers:
-    """A worker group whose engines answer a request after as many calls as its seed says, at most three."""
+class FakeEngines:
+    """Engines that answer a request after as many messages as its seed says, at most three."""
 
     def __init__(self, num_engines: int) -> None:
         self.queues: list[list[tuple[int, SampleRequest]]] = [[] for _ in range(num_engines)]
         self.largest_queue = 0
         self.asked: list[SampleRequest] = []
+        self._replies: dict[int, FinishedSamples] = {}
 
-    def run(self, method: str, shares: list[list[SampleRequest]], steps: int) -> list[list[FinishedSample]]:
-        assert method == "advance" and steps > 0
-        answers = []
-        for queue, share in zip(self.queues, shares, strict=True):
-            self.asked += share
-            queue += [(request.seed % 3, request) for request in share]
-            self.largest_queue = max(self.largest_queue, len(queue))
-            answers.append([_answer(request) for left, request in queue if left == 0])
-            queue[:] = [(left - 1, request) for left, request in queue if left > 0]
-        return answers
+    @property
+    def busy(self) -> bool:
+        return bool(self._replies)
+
+    def send(self, engine: int, requests: list[SampleRequest], steps: int) -> None:
+        assert engine not in self._replies and steps > 0
+        self.asked += requests
+        queue = self.queues[engine]
+        queue += [(request.seed % 3, request) for request in requests]
+        self.largest_queue = max(self.largest_queue, len(queue))
+        answers = [_answer(request) for left, request in queue if left == 0]
+        self._replies[engine] = FinishedSamples(answers, num_waiting=0)
+        queue[:] = [(left - 1, request) for left, request in queue if left > 0]
+
+    def receive(self, from_all: bool) -> list[tuple[int, FinishedSamples]]:
+        engines = sorted(self._replies) if from_all else [min(self._replies)]
+        return [(engine, self._replies.pop(engine)) for engine in engines]
 
 
 def _answer(request: SampleRequest) -> FinishedSample:

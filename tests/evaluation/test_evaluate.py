@@ -10,13 +10,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.evaluation.example_tasks import FakeWorkers, evaluation_config
+from tests.evaluation.example_tasks import FakeEngines, evaluation_config
 from verl.checkpoint.run_lock import run_lock
 from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation import evaluate as evaluate_module
 from verl.evaluation.evaluate import count_workers, run_evaluation
 from verl.rewards.pool import VerifierPool
+from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import EngineModel
 from verl.run.session import RaySession
 from verl.single_controller import WorkerError
@@ -29,7 +30,15 @@ BROKEN = 13
 """Response length with which the engine does not start."""
 
 
-class Started(FakeWorkers):
+class Started(FakeEngines):
+    """Workers that are engines at the same time."""
+
+    device_type = "cpu"
+
+    def run(self, method: str) -> list[EngineRoom]:
+        assert method == "room"
+        return [EngineRoom(2, 2)] * len(self.queues)
+
     def close(self) -> None: ...
 
 
@@ -51,6 +60,7 @@ def engines(verifiers: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> list[tu
         return started[-1][1]
 
     monkeypatch.setattr(evaluate_module, "start_engines", start)
+    monkeypatch.setattr(evaluate_module, "Exchange", lambda workers, method, copies: workers)
     # One pool for all tests: a process takes seconds to start.
     kept = SimpleNamespace(config=verifiers.config, score_batch=verifiers.score_batch, close=lambda: None)
     monkeypatch.setattr(evaluate_module, "VerifierPool", lambda config: kept)

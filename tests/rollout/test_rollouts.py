@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import changed
 from tests.evaluation.example_tasks import evaluation_config
-from tests.workers.groups import all_prompts, policy_batch, start_group
+from tests.workers.groups import all_prompts, policy_batch, sample, start_group
 from verl.config import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
@@ -18,7 +18,6 @@ from verl.protocol import RolloutBatch
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel, SampleRequest
 from verl.single_controller import WorkerError, WorkerGroup, concat
-from verl.single_controller.roles import PolicyWorkers
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +74,7 @@ def prompts(config: PPOConfig, tiny_tokenizer) -> TokenizedPrompts:
 
 
 def generate(group: WorkerGroup, prompts: TokenizedPrompts, sampling: SamplingConfig, seed: int, copies=1):
-    return concat(group.run_split("generate", prompts.tokens, sampling, seed, copies=copies))
+    return sample(group, prompts.tokens, sampling, seed, copies)
 
 
 def same_rollout(one: RolloutBatch, two: RolloutBatch) -> None:
@@ -110,13 +109,11 @@ def test_all_engines_sample_alike(alone, together, through_transformers, prompts
     same_rollout(one, generate(through_transformers, prompts, GREEDY, 5))
     assert not any(through_transformers.run("loaded", "vllm"))
     sampling = config.rollout.train_kwargs
-    both = together.run("generate", prompts.tokens, sampling, 5)
-    assert len(both) == 2 and torch.equal(both[0].input_ids, both[1].input_ids)
     drawn = generate(together, prompts, sampling, 5, copies=2)
-    assert torch.equal(drawn.input_ids, both[0].input_ids)
+    assert torch.equal(drawn.input_ids, generate(alone, prompts, sampling, 5).input_ids)
     agree(together, drawn, 1e-4)
     # As many engines as workers, and one of them without a prompt of its own.
-    shared = PolicyWorkers(through_transformers, config).generate(prompts.tokens[:1], GREEDY, 5)
+    shared = sample(through_transformers, prompts.tokens[:1], GREEDY, 5)
     same_rollout(one[: GREEDY.n], shared)
 
 
@@ -229,12 +226,10 @@ def test_an_evaluation_ends_there_too(config, prompts, ray_session):
 def test_draws_of_transformers_depend_on_seed_prompt_and_place_alone(through_transformers, prompts, config):
     sampling = config.rollout.train_kwargs
     shared = generate(through_transformers, prompts, sampling, 7)
-    whole, again = through_transformers.run("generate", prompts.tokens, sampling, 7)
     through_transformers.run("set_batch_size", 5)
     in_fives = generate(through_transformers, prompts, sampling, 7)
     through_transformers.run("set_batch_size", config.rollout.max_num_seqs)
-    for other in (whole, again, in_fives):
-        assert torch.equal(shared.input_ids, other.input_ids)
+    assert torch.equal(shared.input_ids, in_fives.input_ids)
     assert not torch.equal(shared.input_ids, generate(through_transformers, prompts, sampling, 8).input_ids)
     first_group = shared.responses[: sampling.n]
     assert len({tuple(row.tolist()) for row in first_group}) == sampling.n
@@ -243,12 +238,10 @@ def test_draws_of_transformers_depend_on_seed_prompt_and_place_alone(through_tra
 def test_transformers_needs_no_weights(through_transformers, prompts, config):
     rollout = generate(through_transformers, prompts, config.rollout.train_kwargs, 1)
     learn(through_transformers, rollout)
-    # One worker makes more forward passes than the other.
-    uneven = [prompts.tokens[:1], prompts.tokens[1:]]
     through_transformers.run("sync_weights")
-    parts = [through_transformers.run("generate", part, GREEDY, 2)[0] for part in uneven]
     expected = through_transformers.run("trainer_greedy", prompts.tokens, 1)[0]
-    assert torch.equal(concat(parts).responses[:, :1], expected)
+    # One worker has more rows than the other.
+    assert torch.equal(sample(through_transformers, prompts.tokens[:3], GREEDY, 2).responses[:, :1], expected[:3])
     agree(through_transformers, generate(through_transformers, prompts, config.rollout.train_kwargs, 2), 1e-4)
 
 
@@ -267,24 +260,24 @@ def test_an_engine_wakes_before_it_samples(alone, prompts, config):
     generates()
     generates()
     alone.run("finish_generation")
-    assert calls() == ["generate", "generate", "sleep 2"]
+    assert calls() == ["advance", "advance", "sleep 2"]
     assert alone.run("engine_sleeps") == [True]
     # The end of a step, and validation after it.
     alone.run("sync_weights")
     generates()
-    assert calls() == [*woken, "generate"]
+    assert calls() == [*woken, "advance"]
     assert alone.run("engine_sleeps") == [False]
     # Another step, in which something is generated between the models' turns, which come twice.
     alone.run("finish_generation")
     generates()
     alone.run("finish_generation")
     alone.run("finish_generation")
-    assert calls() == ["sleep 2", *woken, "generate", "sleep 2"]
+    assert calls() == ["sleep 2", *woken, "advance", "sleep 2"]
     # Weights for an engine that is awake.
     alone.run("sync_weights")
     alone.run("sync_weights")
     generates()
-    assert calls() == [*woken, "reload_weights", "generate"]
+    assert calls() == [*woken, "reload_weights", "advance"]
 
 
 def test_a_parameter_that_the_engine_was_not_given_is_named(alone):

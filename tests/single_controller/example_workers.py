@@ -42,6 +42,11 @@ class ExampleWorker:
         torch.ones(mebibytes_by_rank[self.rank] << 20, dtype=torch.uint8)
         return self.rank
 
+    def take_as_long(self, seconds: float) -> int:
+        """Returns the rank."""
+        time.sleep(seconds)
+        return self.rank
+
     def update_actor(self, exhausted: str) -> None:
         """Run out of memory on the last of four workers."""
         if self.rank == 3:

@@ -9,11 +9,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from verl.config import PPOConfig
+from verl.config.rollout import SamplingConfig
 from verl.data.prompts import PromptDataset, TokenizedPrompts, val_batches
 from verl.models.learner import Learner
-from verl.protocol import PolicyBatch, RolloutBatch
+from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch
 from verl.rollout import engine_environment
 from verl.single_controller import WorkerGroup
+from verl.single_controller.generation import generate_responses
+
+PAD = 0
+"""What stands behind a response; no token of it is read."""
 
 
 def start_group(config: PPOConfig, world_size: int, device_type: str = "cpu") -> WorkerGroup:
@@ -28,6 +33,13 @@ def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Tokeni
     dataset = PromptDataset(data.train_files, tokenizer, data)
     (batch,) = val_batches(dataset, data, tokenizer.pad_token_id, seed=0)
     return batch
+
+
+def sample(
+    group: WorkerGroup, prompts: PromptBatch, sampling: SamplingConfig, seed: int, copies: int = 1, **options: Any
+) -> RolloutBatch:
+    """Responses of at most 12 tokens from engines of ``copies`` workers."""
+    return generate_responses(group, copies, prompts, sampling, seed, 12, PAD, **options)
 
 
 def policy_batch(rollout: RolloutBatch, old_logprobs: Tensor) -> PolicyBatch:

@@ -89,7 +89,7 @@ class ProbeWorker(HybridWorker):
 
         engine.sleep = noted("sleep", engine.sleep, "level")
         engine.wake_up = noted("wake_up", engine.wake_up, "tags")
-        engine.generate = noted("generate", engine.generate)
+        self.rollout.advance = noted("advance", self.rollout.advance)
         runner = engine.llm_engine.model_executor.driver_worker.worker.model_runner
         runner.reload_weights = noted("reload_weights", runner.reload_weights)
         self.rollout.memory.enabled = True

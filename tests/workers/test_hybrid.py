@@ -10,7 +10,7 @@ from conftest import changed
 from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
-from tests.workers.groups import all_prompts, policy_batch, relative_difference, start_group
+from tests.workers.groups import all_prompts, policy_batch, relative_difference, sample, start_group
 from verl.config import PPOConfig
 from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RolloutBatch
@@ -98,7 +98,7 @@ SPLITS = [
 
 
 def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, small_config):
-    rollout = concat(one.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 1))
+    rollout = sample(one, prompts.tokens, small_config.rollout.train_kwargs, 1)
     scores = concat(one.run_split("compute_logprobs", rollout))
     logprobs, entropy = scores.logprobs, scores.entropy
     mask = rollout.response_mask.bool()
@@ -133,9 +133,9 @@ def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, s
 
 def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, prompts, small_config):
     sampling = small_config.rollout.train_kwargs
-    alone = concat(one.run_split("generate", prompts.tokens, sampling, 7))
-    shared = concat(two.run_split("generate", prompts.tokens, sampling, 7))
-    other_seed = concat(one.run_split("generate", prompts.tokens, sampling, 8))
+    alone = sample(one, prompts.tokens, sampling, 7)
+    shared = sample(two, prompts.tokens, sampling, 7)
+    other_seed = sample(one, prompts.tokens, sampling, 8)
     assert torch.equal(alone.responses, shared.responses)
     assert not torch.equal(alone.responses, other_seed.responses)
     # Responses of one prompt are draws of their own.
@@ -155,7 +155,7 @@ def assert_no_states(rollout: RolloutBatch, config: PPOConfig) -> None:
 
 
 def test_rank_metrics_are_those_of_the_states(one, two, prompts, small_config, tiny_model):
-    rollout = concat(two.run_split("generate", prompts.tokens, small_config.rollout.train_kwargs, 3))
+    rollout = sample(two, prompts.tokens, small_config.rollout.train_kwargs, 3)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     calculator = RepresentationMetricsCalculator(small_config.calculator)
     num_prompt = prompts.tokens.input_ids.shape[1]

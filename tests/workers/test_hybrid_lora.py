@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import changed
 from tests.models.test_value_models import value_batch
-from tests.workers.groups import all_prompts, start_group
+from tests.workers.groups import all_prompts, sample, start_group
 from tests.workers.test_hybrid import policy_batch
 from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.export import export_checkpoint
@@ -44,7 +44,7 @@ def workers(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 
 def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_tokenizer, tmp_path: Path):
     prompts, sampling = all_prompts(config, tiny_tokenizer), config.rollout.train_kwargs
-    rollout = concat(workers.run_split("generate", prompts.tokens, sampling, 1))
+    rollout = sample(workers, prompts.tokens, sampling, 1)
     mask = rollout.response_mask.bool()
     scores = concat(workers.run_split("compute_logprobs", rollout))
     first, metrics = scores.logprobs, scores.rank_metrics
@@ -65,7 +65,7 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_token
     assert concat(workers.run_split("compute_values", rollout)).abs()[mask].max() > 0
 
     workers.run("sync_weights")
-    fresh = concat(workers.run_split("generate", prompts.tokens, sampling, 2))
+    fresh = sample(workers, prompts.tokens, sampling, 2)
     logprobs = concat(workers.run_split("compute_logprobs", fresh)).logprobs
     assert (fresh.rollout_logprobs - logprobs).abs()[fresh.response_mask.bool()].max() < 1e-3
 

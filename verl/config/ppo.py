@@ -260,6 +260,11 @@ class TrainerConfig(RunConfig):
     remove_clip: bool
     """Leave responses that were cut at ``data.max_response_length`` out of the losses. They still count in the
     statistics of their group and in the logs."""
+    deterministic: bool | None
+    """Let no response depend on how long engines take: while requests wait for room, they are dealt to engines when all
+    have replied, by counts of tokens alone. Which responses share a batch changes the last bits of their
+    log-probabilities; the random draws depend on seed, prompt and place in the group in any case. ``null``: on a CPU.
+    ``false`` deals each engine more as soon as it has room."""
     log_release_names: bool
     """Also log metrics under the names of the paper's release; docs/metrics.md lists them."""
     samples: SamplesConfig

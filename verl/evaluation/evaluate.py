@@ -41,6 +41,7 @@ from verl.run.session import RaySession
 from verl.run.sinks import check_trackers
 from verl.single_controller import WorkerError, WorkerGroup
 from verl.single_controller.cluster import gpus_per_machine, resolve_device
+from verl.single_controller.exchange import Exchange
 
 ENGINE_ERROR = "engine_error.log"
 
@@ -278,6 +279,7 @@ def generate_target(
         display.say(f"{title}: {total - num_samples} of {total} samples already exist")
     display.start(title, sum(len({problem for problem, _ in keys}) for keys in missing.values()), num_samples)
     limit = ModelInfo.read(tasks[0].target.path, config.rollout.trust_remote_code).max_length
+    copies = config.rollout.tensor_parallel_size
     workers = start_engines(session, engine_model(tasks, config, limit), config)
     try:
         display.running()
@@ -285,9 +287,9 @@ def generate_target(
             stores,
             config.n_sampling,
             config.seed,
-            workers,
-            session.world_size // config.rollout.tensor_parallel_size,
-            config.rollout.max_num_seqs,
+            Exchange(workers, "advance", copies),
+            workers.run("room")[::copies],
+            workers.device_type == "cpu",
             display,
         )
     finally:

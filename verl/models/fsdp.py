@@ -140,14 +140,15 @@ def full_parameters(
 
 @contextmanager
 def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
-    """Within the block ``model`` keeps its full parameters, in ``param_dtype``, once a forward pass has gathered them.
+    """Within the block ``model`` has its full parameters, in ``param_dtype``, which all ranks gather on entry.
 
-    For a model that learns, without gradients. All ranks must make the block's first forward pass; further ones need no
-    communication, and each rank makes as many as it likes.
+    For a model that learns, without gradients. Forward passes need no communication; each rank makes as many as it
+    likes, or none.
     """
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
+        unit.unshard()
     try:
         yield
     finally:

@@ -228,7 +228,12 @@ def capture_options(config: CalculatorConfig) -> dict[str, Any]:
     vLLM passes these options through JSON, so the calculator's are one JSON text, which each process parses once.
     """
     reducer = f"{__name__}:{reduce_states.__name__}"
-    return {"layers": config.layers, "reducer": reducer, "reducer_options": {"calculator": json.dumps(asdict(config))}}
+    return {
+        "layers": config.layers,
+        "ranks": "first",
+        "reducer": reducer,
+        "reducer_options": {"calculator": json.dumps(asdict(config))},
+    }
 
 
 def reduce_states(states: list[Tensor], calculator: str) -> list[dict[str, Tensor]]:

@@ -3,6 +3,7 @@
 Legend: B responses, R longest response.
 """
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -12,10 +13,11 @@ from verl.config.rollout import SamplingConfig
 from verl.models.fsdp import keep_unsharded
 from verl.models.gather import as_it_is
 from verl.models.policy import Policy
-from verl.protocol import PromptBatch, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rollout.base import RolloutSetup, SampledResponse, collect, mix_seed
+from verl.rollout.base import FinishedResponses, RolloutSetup, SampledResponse, mix_seed
 from verl.rollout.decoding import Decoded, StopStrings, decode
+from verl.rollout.queue import EngineRoom
+from verl.rollout.requests import ResponseRequests
 
 
 class HFRollout:
@@ -39,16 +41,20 @@ class HFRollout:
         self.stops = StopStrings(setup.tokenizer, strings) if strings else None
         self.layers = [] if setup.calculator is None else setup.calculator.layers
 
-    def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
-        """Sample ``sampling.n`` responses per prompt; the responses of one prompt are neighbours."""
-        rows = prompts.repeat_interleave(sampling.n)
-        draws = self._draws(rows, sampling, seed)
-        responses: list[SampledResponse] = []
+    @property
+    def room(self) -> EngineRoom:
+        """Without end: its workers gather the parameters together, so each is given all its requests at once."""
+        return EngineRoom(sys.maxsize, sys.maxsize)
+
+    def advance(self, requests: ResponseRequests, max_steps: int) -> FinishedResponses:
+        """Sample all of the requests, however many steps that takes."""
+        finished: dict[int, SampledResponse] = {}
         with self.policy.parameters.loaded(), keep_unsharded(self.policy.model):
-            for start in range(0, len(rows), self.batch_size):
+            for start in range(0, len(requests.rows), self.batch_size):
                 part = slice(start, start + self.batch_size)
-                responses += self._decode(rows[part], draws[part], sampling)
-        return collect(prompts, responses, sampling.n, self.max_response_length, self.setup.pad_token_id)
+                responses = self._decode(requests.prompt_ids[part], self._draws(requests, part), requests.sampling)
+                finished |= zip(requests.rows[part], responses, strict=True)
+        return FinishedResponses.of(finished, self.max_response_length)
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Do nothing: the engine uses the policy's own weights."""
@@ -56,18 +62,21 @@ class HFRollout:
     def sleep(self) -> None:
         """Do nothing: the engine holds no memory between calls."""
 
-    def _draws(self, rows: PromptBatch, sampling: SamplingConfig, seed: int) -> Tensor:
+    def _draws(self, requests: ResponseRequests, part: slice) -> Tensor:
         """[B, R] float64, uniform in [0, 1), each row from its own random stream; the same on every device."""
-        draws = torch.empty(len(rows), self.max_response_length, dtype=torch.float64)
-        for row, uid in enumerate(rows.uid.tolist()):
-            generator = torch.Generator().manual_seed(mix_seed(seed, uid) + row % sampling.n)
-            draws[row].uniform_(generator=generator)
+        uids, places = requests.uids[part], requests.places[part]
+        draws = torch.empty(len(uids), self.max_response_length, dtype=torch.float64)
+        for row, uid, place in zip(draws, uids, places, strict=True):
+            row.uniform_(generator=torch.Generator().manual_seed(mix_seed(requests.seed, uid) + place))
         return draws
 
-    def _decode(self, rows: PromptBatch, draws: Tensor, sampling: SamplingConfig) -> list[SampledResponse]:
-        first = int(rows.attention_mask.any(dim=0).nonzero()[0])
+    def _decode(self, prompts: list[list[int]], draws: Tensor, sampling: SamplingConfig) -> list[SampledResponse]:
         device = self.setup.place.device_type
-        input_ids, attention_mask = (t[:, first:].to(device) for t in (rows.input_ids, rows.attention_mask))
+        longest = max(len(ids) for ids in prompts)
+        padding = [[self.setup.pad_token_id] * (longest - len(ids)) for ids in prompts]
+        input_ids = torch.tensor([pads + ids for pads, ids in zip(padding, prompts, strict=True)], device=device)
+        lengths = torch.tensor([len(ids) for ids in prompts], device=device)
+        attention_mask = (torch.arange(longest, device=device) >= longest - lengths[:, None]).long()
         decoded = decode(
             self.policy.model,
             input_ids,
@@ -78,9 +87,9 @@ class HFRollout:
             self.layers,
             self.stops,
         )
-        lengths = decoded.lengths.tolist()
-        measured = self._measure(decoded, lengths)
-        fields = (decoded.token_ids.tolist(), decoded.logprobs.tolist(), decoded.ended.tolist(), lengths, measured)
+        sizes = decoded.lengths.tolist()
+        measured = self._measure(decoded, sizes)
+        fields = (decoded.token_ids.tolist(), decoded.logprobs.tolist(), decoded.ended.tolist(), sizes, measured)
         return [
             SampledResponse(token_ids[:length], logprobs[:length], not ended, metrics)
             for token_ids, logprobs, ended, length, metrics in zip(*fields, strict=True)

@@ -1,7 +1,25 @@
-"""The requests and responses that travel between an evaluation and its workers. Imports nothing heavy."""
+"""The requests and responses that travel between a run and its engines. Imports nothing heavy."""
 
 import hashlib
 from dataclasses import dataclass, field
+
+from verl.config.rollout import SamplingConfig
+
+
+@dataclass(frozen=True)
+class ResponseRequests:
+    """Responses for an engine to sample in training."""
+
+    rows: list[int]
+    """The place of each response in the batch, its name for the caller."""
+    prompt_ids: list[list[int]]
+    """Of each response."""
+    uids: list[int]
+    """What distinguishes the prompt of each response; with its place in the group and the seed it decides all draws."""
+    places: list[int]
+    """Of each response among those to the same prompt."""
+    sampling: SamplingConfig
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -31,6 +49,15 @@ class FinishedSample:
     """Rank metrics by name, or by ``layer_1/<name>`` if several layers are captured. Only finite values."""
     token_ids: list[int] = field(default_factory=list)
     """The generated tokens, with ``keep_tokens`` alone."""
+
+
+@dataclass(frozen=True)
+class FinishedSamples:
+    """An engine's reply: what has ended since its last."""
+
+    samples: list[FinishedSample]
+    num_waiting: int
+    """Requests that the engine has not begun yet."""
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,15 @@ from torch import Tensor
 from vllm import CompletionOutput
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
+from vllm.v1.engine.llm_engine import LLMEngine
 
 from verl.config.common import EngineConfig
 from verl.config.errors import ConfigError
 from verl.config.signal import CalculatorConfig
 from verl.rank.calculator import capture_options
+from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import resolve_dtype
+from vllm_patches.frontend import collecting
 
 CPU_KV_CACHE_MB = 512
 """KV cache of a CPU engine where the config leaves its size open, MiB."""
@@ -105,6 +108,40 @@ def checked_engine_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"rollout.engine_kwargs.{name}={value!r}: vLLM {vllm.__version__} has no such argument; {fix}"
             )
     return dict(given)
+
+
+def engine_room(engine: LLMEngine) -> EngineRoom:
+    """How much an engine can decode at once."""
+    config = engine.vllm_config
+    slots, cache = config.scheduler_config.max_num_seqs, config.cache_config
+    # Models whose layers keep different things have a figure of their own; older versions of vLLM do not state it.
+    sequences = getattr(cache, "kv_cache_max_concurrency", None)
+    if not sequences:
+        sequences = (cache.num_gpu_blocks or 0) * cache.block_size / config.model_config.max_model_len
+    return EngineRoom(slots, max(1, int(sequences)))
+
+
+def run_steps(engine: LLMEngine, max_steps: int) -> list[tuple[int, CompletionOutput]]:
+    """Run the engine until no request is left, or for ``max_steps`` steps.
+
+    Returns:
+        The responses that have ended, with the numbers that are their requests' ids; all are whole, whatever stays
+        unfinished.
+    """
+    finished: list[Any] = []
+    with collecting(engine):
+        for _ in range(max_steps):
+            if not engine.has_unfinished_requests():
+                break
+            finished += [output for output in engine.step() if output.finished]
+    return [(int(output.request_id), output.outputs[0]) for output in finished]
+
+
+def num_waiting(engine: LLMEngine) -> int:
+    """Requests that the engine has not begun, or has put back for want of cache."""
+    core: Any = engine.engine_core
+    _, waiting = core.engine_core.scheduler.get_request_counts()
+    return int(waiting)
 
 
 def measured(completion: CompletionOutput) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 import vllm
 from torch import Tensor
 from vllm import LLM, CompletionOutput, SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
 from verl.config.errors import ConfigError
 from verl.config.rollout import SamplingConfig
@@ -14,11 +15,12 @@ from verl.models.gather import WeightDtype
 from verl.models.hub import local_folder
 from verl.models.info import override_engine_config
 from verl.models.policy import Policy
-from verl.protocol import PromptBatch, RolloutBatch
-from verl.rollout.base import RolloutSetup, SampledResponse, collect, mix_seed
+from verl.rollout.base import FinishedResponses, RolloutSetup, SampledResponse, mix_seed
+from verl.rollout.queue import EngineRoom
+from verl.rollout.requests import ResponseRequests
 from verl.rollout.shared_memory import own_shared_memory
 from verl.rollout.sleep import EngineSleep
-from verl.rollout.vllm_engine import engine_options, measured, naming_layers
+from verl.rollout.vllm_engine import engine_options, engine_room, measured, naming_layers, num_waiting, run_steps
 from verl.rollout.weight_sync import EngineDtype, reload_weights
 
 
@@ -38,6 +40,7 @@ class VLLMRollout:
         config, model, place = setup.config.rollout, setup.config.model, setup.place
         self.setup = setup
         self.max_response_length = setup.config.data.max_response_length
+        self.is_first = place.rank % config.tensor_parallel_size == 0
         sleeps = config.free_cache_engine and place.device_type == "cuda"
         # The files are read once, for the policy.
         options = {"load_format": "dummy"} | engine_options(
@@ -62,16 +65,23 @@ class VLLMRollout:
         self.weight_dtype: WeightDtype = EngineDtype(self.engine)
         self._has_weights = False
 
-    def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
-        """Sample ``sampling.n`` responses per prompt; the responses of one prompt are neighbours."""
-        token_prompts: list[Any] = [
-            {"prompt_token_ids": ids[mask.bool()].tolist()}
-            for ids, mask in zip(prompts.input_ids, prompts.attention_mask, strict=True)
-        ]
-        parameters = [self._sampling_params(sampling, seed, uid) for uid in prompts.uid.tolist()]
-        outputs = self.engine.generate(token_prompts, parameters, use_tqdm=False)
-        responses = [self._response(completion) for output in outputs for completion in output.outputs]
-        return collect(prompts, responses, sampling.n, self.max_response_length, self.setup.pad_token_id)
+    @property
+    def room(self) -> EngineRoom:
+        """As many responses as ``rollout.max_num_seqs``, and as the KV cache has tokens for."""
+        return engine_room(self.engine.llm_engine)
+
+    def advance(self, requests: ResponseRequests, max_steps: int) -> FinishedResponses:
+        """Take further requests, decode at most ``max_steps`` tokens of each, and return what has ended."""
+        engine = self.engine.llm_engine
+        each = zip(requests.rows, requests.prompt_ids, requests.uids, requests.places, strict=True)
+        for row, prompt_ids, uid, place in each:
+            prompt: Any = {"prompt_token_ids": prompt_ids}
+            seed = mix_seed(requests.seed, uid) + place
+            engine.add_request(str(row), prompt, self._sampling_params(requests.sampling, seed))
+        completions = run_steps(engine, max_steps)
+        # The workers of an engine have sampled the same.
+        finished = {row: self._response(completion) for row, completion in completions if self.is_first}
+        return FinishedResponses.of(finished, self.max_response_length, num_waiting(engine))
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Replace the engine's weights and drop what was cached under the old ones."""
@@ -88,9 +98,8 @@ class VLLMRollout:
         """Whether the engine sleeps, or has not been given weights yet."""
         return self.memory.asleep or not self._has_weights
 
-    def _sampling_params(self, sampling: SamplingConfig, seed: int, uid: int) -> SamplingParams:
+    def _sampling_params(self, sampling: SamplingConfig, seed: int) -> SamplingParams:
         return SamplingParams(
-            n=sampling.n,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
@@ -100,8 +109,8 @@ class VLLMRollout:
             stop_token_ids=self.setup.end_tokens,
             stop=self.setup.stop_strings,
             logprobs=0,
-            # vLLM adds the response's index in its group.
-            seed=mix_seed(seed, uid),
+            seed=seed,
+            output_kind=RequestOutputKind.FINAL_ONLY,
             # Text is needed only to find stop strings in.
             detokenize=bool(self.setup.stop_strings),
         )

@@ -12,7 +12,7 @@ HOLD = "use more workers, or set model.fsdp.param_offload=true and model.fsdp.op
 UPDATE = "set model.gradient_checkpointing=true and model.logits_chunk_size=1024, or use more workers"
 FIXES = {
     "start": f"lower rollout.gpu_memory_utilization for the models, or raise it for the engine; {HOLD}",
-    "generate": ENGINE,
+    "start_generation": f"lower rollout.gpu_memory_utilization; {HOLD}",
     "advance": ENGINE,
     "sync_weights": f"lower rollout.gpu_memory_utilization; {HOLD}",
     "compute_logprobs": SCORING,
@@ -28,7 +28,7 @@ FIXES = {
 }
 """Method of a worker -> which options need less memory in it."""
 
-PHASES = {"start": "start of models and engine", "generate": "gen", "compute_logprobs": "old_log_prob"}
+PHASES = {"start": "start of models and engine", "advance": "gen", "compute_logprobs": "old_log_prob"}
 PHASES |= {"compute_ref_logprobs": "ref", "compute_values": "values", "compute_rm_scores": "reward_model"}
 """Method of a worker -> its phase in the log, where the two differ."""
 

@@ -3,6 +3,7 @@
 Legend: B rows, S columns, R response columns.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.config.sft import SFTConfig
 from verl.protocol import ConversationBatch, PolicyBatch, PolicyScores, PromptBatch, RolloutBatch, TextBatch, ValueBatch
+from verl.rollout.base import FinishedResponses
 from verl.single_controller.balance import balanced_order
+from verl.single_controller.generation import generate_responses
 from verl.single_controller.worker_group import WorkerGroup, concat
 
 
@@ -91,17 +94,33 @@ class PolicyWorkers(RoleWorkers):
 
     def __init__(self, workers: WorkerGroup, config: PPOConfig) -> None:
         super().__init__(workers, config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz)
-        self.tensor_parallel_size = config.rollout.tensor_parallel_size
+        self.config = config
 
-    def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
-        """``sampling.n`` responses per prompt, neighbours where they share a prompt."""
-        # The workers of one engine compute each response together. An engine without a prompt of its own samples one
-        # that another has, whose responses are dropped: no worker may be missing when parameters are gathered.
-        size = len(prompts)
-        rows = torch.arange(max(size, self.workers.world_size // self.tensor_parallel_size)) % size
-        shares = self.workers.run_split("generate", prompts[rows], sampling, seed, copies=self.tensor_parallel_size)
-        rollout: RolloutBatch = concat(shares)[: size * sampling.n]
-        return rollout
+    def generate(
+        self,
+        prompts: PromptBatch,
+        sampling: SamplingConfig,
+        seed: int,
+        pad_token_id: int,
+        on_finished: Callable[[FinishedResponses], None] = lambda part: None,
+    ) -> RolloutBatch:
+        """See :func:`verl.single_controller.generation.generate_responses`."""
+        return generate_responses(
+            self.workers,
+            self.config.rollout.tensor_parallel_size,
+            prompts,
+            sampling,
+            seed,
+            self.config.data.max_response_length,
+            pad_token_id,
+            self._deterministic,
+            on_finished,
+        )
+
+    @property
+    def _deterministic(self) -> bool:
+        wanted = self.config.trainer.deterministic
+        return self.workers.device_type == "cpu" if wanted is None else wanted
 
     def finish_generation(self) -> None:
         """Free the engines' memory until they generate again or get new weights."""

@@ -5,7 +5,7 @@ import pkgutil
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -86,6 +86,7 @@ class WorkerGroup:
         supervision: Supervision | None = None,
     ) -> None:
         self.workers_per_node = workers_per_node
+        self.device_type = device_type
         self.world_size = nnodes * workers_per_node
         resource = "GPU" if device_type == "cuda" else "CPU"
         per_node = float(workers_per_node)
@@ -182,6 +183,10 @@ class WorkerGroup:
         ]
         return self._gather(calls, method)[::copies]
 
+    def call(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Start a call of one worker, for :class:`verl.single_controller.exchange.Exchange`."""
+        return self._workers[rank].call.remote(method, arguments)
+
     def take_peak_memory(self) -> MemoryPeak | None:
         """The most memory that any worker used since the last call of this method; None if none was called."""
         peak, self._peak = self._peak, None
@@ -207,26 +212,38 @@ class WorkerGroup:
 
     def _gather(self, calls: list[Any], method: str) -> list[Any]:
         """The results of the calls; the peak memory they report is kept for ``take_peak_memory``."""
-        replies: list[_Reply] = self._wait(calls, method)
-        for reply in replies:
-            self._peak = reply.peak.joined(self._peak)
-        return [unpack(reply.result) for reply in replies]
+        return [self.received(reply) for reply in self._wait(calls, method)]
+
+    def received(self, reply: "_Reply") -> Any:
+        """The result in a worker's reply; its peak memory is kept for ``take_peak_memory``."""
+        self._peak = reply.peak.joined(self._peak)
+        return unpack(reply.result)
 
     def _wait(self, calls: list[Any], method: str) -> list[Any]:
-        """Wait for all calls; raise at the first failure, since the others may wait for that worker for ever."""
+        """The results of the calls, one per worker."""
         ranks = {call: rank for rank, call in enumerate(calls)}
-        pending, started = list(calls), time.monotonic()
-        results: dict[Any, Any] = {}
+        results = dict(self.completed(ranks, method, time.monotonic()))
+        return [results[call] for call in calls]
+
+    def completed(self, calls: Mapping[Any, int], method: str, started: float) -> Iterator[tuple[Any, Any]]:
+        """The calls, keys of a mapping to their workers' ranks, with their results as they end.
+
+        Raises at the first failure, since the others may wait for that worker for ever.
+
+        Args:
+            started: when the work began that the limit of time counts for, on the monotonic clock.
+        """
+        pending = list(calls)
         while pending:
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
-            for call in done:
-                results[call] = found = _outcome(call)
+            results = {call: _outcome(call) for call in done}
+            for call, found in results.items():
                 if isinstance(found, RayError):
                     first, error = self._cause((call, found), pending)
-                    raise self._failure(ranks[first], error, method) from error
+                    raise self._failure(calls[first], error, method) from error
             if pending:
                 self._supervisor.check(method, time.monotonic() - started)
-        return [results[call] for call in calls]
+            yield from results.items()
 
     @staticmethod
     def _cause(found: tuple[Any, RayError], pending: list[Any]) -> tuple[Any, RayError]:

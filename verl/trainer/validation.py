@@ -1,7 +1,7 @@
 """Scores of the policy on held-out prompts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -43,7 +43,7 @@ class Validator:
             so on (``logged_sources``). With several responses to a prompt also what they achieve together
             (``sample_figures``).
         """
-        sampled = [self.sampler.verify(batch, self._generate(batch)) for batch in self.batches]
+        sampled = [self._sample(batch) for batch in self.batches]
         # torch.cat is not annotated for tensorclasses.
         rollout: Any = torch.cat([cast(Any, batch.rollout) for batch in sampled])
         results = [result for batch in sampled for result in batch.pending.result()]
@@ -75,18 +75,20 @@ class Validator:
             metrics["rewards/mean"] = rewards.mean().item()
         return metrics | self._dataset_scalars(rollout.rank_metrics)
 
-    def _generate(self, prompts: TokenizedPrompts) -> RolloutBatch:
-        """Responses with their rank metrics."""
+    def _sample(self, prompts: TokenizedPrompts) -> Sampled:
+        """Responses with their rank metrics, verified meanwhile."""
         config = self.sampler.config
         calculator = config.calculator
-        rollout = self.sampler.generate(prompts, config.rollout.val_kwargs, VALIDATION_STEP)
+        sampled = self.sampler.sample(prompts, config.rollout.val_kwargs, VALIDATION_STEP)
+        rollout = sampled.rollout
         scores, metrics = None, rollout.rank_metrics
         if calculator.measured_by("actor") or calculator.needs_policy:
             # As in training, the engine makes room for the policy; further batches wake it.
             self.policy.finish_generation()
             scores = self.policy.compute_logprobs(rollout)
             metrics = scores.rank_metrics if calculator.measured_by("actor") else metrics
-        return rollout.replace(rank_metrics=with_token_metrics(metrics, calculator.token_metrics, rollout, scores))
+        metrics = with_token_metrics(metrics, calculator.token_metrics, rollout, scores)
+        return replace(sampled, rollout=rollout.replace(rank_metrics=metrics))
 
     def _dataset_scalars(self, rank_metrics: RankMetrics) -> dict[str, float]:
         stride = self.sampler.config.calculator.global_diff_stride_val

@@ -15,7 +15,7 @@ from verl.models.policy import Policy
 from verl.protocol import PolicyScores, PromptBatch, RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.stacks import StackedResponses, mean_state_distances
-from verl.rollout.base import SampledResponse, collect
+from verl.rollout.base import FinishedResponses, SampledResponse, collect
 from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
@@ -108,7 +108,8 @@ def _batch(prompts: Sequence[PromptResponses]) -> RolloutBatch:
         SampledResponse(tokens, [0.0] * len(tokens), False, None) for prompt in prompts for tokens in prompt.token_ids
     ]
     longest_response = max(len(response.token_ids) for response in responses)
-    return collect(batch, responses, len(prompts[0].token_ids), longest_response, PAD)
+    part = FinishedResponses.of(dict(enumerate(responses)), longest_response)
+    return collect(batch, [part], len(prompts[0].token_ids), longest_response, PAD)
 
 
 def _course(scores: PolicyScores, row: int, length: int, layer: int) -> Course:

@@ -12,9 +12,10 @@ from verl.data.responses import decode_responses, special_tags
 from verl.models.hub import local_folder
 from verl.models.tokenizer import load_tokenizer
 from verl.protocol import RankMetrics
-from verl.rollout.requests import EngineModel, FinishedSample, SampleRequest
+from verl.rollout.queue import EngineRoom
+from verl.rollout.requests import EngineModel, FinishedSample, FinishedSamples, SampleRequest
 from verl.rollout.shared_memory import own_shared_memory
-from verl.rollout.vllm_engine import engine_options, measured, naming_layers
+from verl.rollout.vllm_engine import engine_options, engine_room, measured, naming_layers, num_waiting, run_steps
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 
@@ -40,35 +41,31 @@ class EvaluationWorker:
         join_world(place)
         self.model = model
         self.measures = calculator is not None
-        self.engine_index, self.rank_in_engine = divmod(place.rank, config.tensor_parallel_size)
+        self.is_first = place.rank % config.tensor_parallel_size == 0
         with own_shared_memory(place), naming_layers(calculator):
             self.engine = LLM(local_folder(model.path), **options).llm_engine
         self.tokenizer = load_tokenizer(local_folder(model.path), config.trust_remote_code, needs_chat_template=False)
         self.loses_tags = bool(special_tags(self.tokenizer))
         """Whether the engine's text lacks the tags of thoughts."""
 
-    def advance(self, shares: list[list[SampleRequest]], max_steps: int) -> list[FinishedSample]:
+    def room(self) -> EngineRoom:
+        """How much the engine can sample at once."""
+        return engine_room(self.engine)
+
+    def advance(self, requests: list[SampleRequest], max_steps: int) -> FinishedSamples:
         """Take further requests and run the engine.
 
         Args:
-            shares: new requests for each engine.
+            requests: the same for all workers of the engine.
             max_steps: engine steps after which to return; earlier only if no request is left.
-
-        Returns:
-            Responses that have finished, from one worker of each engine.
         """
-        for request in shares[self.engine_index]:
+        for request in requests:
             prompt: Any = {"prompt_token_ids": request.prompt_ids}
             self.engine.add_request(str(request.key), prompt, self._sampling_params(request))
-        finished: list[FinishedSample] = []
-        steps = 0
-        while steps < max_steps and self.engine.has_unfinished_requests():
-            steps += 1
-            output: Any
-            for output in self.engine.step():
-                if output.finished:
-                    finished.append(self._finished(int(output.request_id), output.outputs[0]))
-        return finished if self.rank_in_engine == 0 else []
+        completions = run_steps(self.engine, max_steps)
+        # The workers of an engine have sampled the same.
+        samples = [self._finished(key, completion) for key, completion in completions if self.is_first]
+        return FinishedSamples(samples, num_waiting(self.engine))
 
     def _sampling_params(self, request: SampleRequest) -> SamplingParams:
         return SamplingParams(

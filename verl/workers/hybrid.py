@@ -7,15 +7,16 @@ from torch import Tensor
 
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig
-from verl.config.rollout import SamplingConfig
 from verl.models.huggingface import checkpoint_parameters
 from verl.models.lora import adapters_disabled
 from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
-from verl.protocol import PolicyBatch, PolicyScores, PromptBatch, RolloutBatch, TextBatch, ValueBatch
+from verl.protocol import PolicyBatch, PolicyScores, RolloutBatch, TextBatch, ValueBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout import end_tokens, make_rollout
-from verl.rollout.base import RolloutSetup
+from verl.rollout.base import FinishedResponses, RolloutSetup
+from verl.rollout.queue import EngineRoom
+from verl.rollout.requests import ResponseRequests
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic
@@ -64,14 +65,18 @@ class HybridWorker(Checkpointed):
             parts.append(TrainedPart("critic", learner, self.critic.parameters, model, self.tokenizer))
         self.checkpoints = CheckpointWorker(parts, config.seed)
 
-    def generate(self, prompts: PromptBatch, sampling: SamplingConfig, seed: int) -> RolloutBatch:
-        """Sample responses to the prompts of this worker, or of the workers that share its engine."""
+    def start_generation(self) -> EngineRoom:
+        """Give the engine weights if it has none; returns how much it can sample at once."""
         if self.rollout.needs_weights:
             self.sync_weights()
-        return self.rollout.generate(prompts, sampling, seed)
+        return self.rollout.room
+
+    def advance(self, requests: ResponseRequests, max_steps: int) -> FinishedResponses:
+        """See :meth:`verl.rollout.base.Rollout.advance`; the workers of one engine get the same requests."""
+        return self.rollout.advance(requests, max_steps)
 
     def finish_generation(self) -> None:
-        """Free the engine's memory until ``sync_weights`` or the next ``generate``."""
+        """Free the engine's memory until ``sync_weights`` or the next ``start_generation``."""
         self.rollout.sleep()
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:

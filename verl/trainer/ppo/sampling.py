@@ -18,7 +18,6 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
-from verl.data.responses import decode_responses
 from verl.data.reward_model_inputs import reward_model_batch
 from verl.protocol import RolloutBatch
 from verl.rewards import Score
@@ -29,6 +28,7 @@ from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
 from verl.trainer.logging.rollout_metrics import group_metrics, with_prefix
 from verl.trainer.logging.source_metrics import metrics_by_source, verdict_figures
 from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.ppo.verification import Verification
 
 VALIDATION_STEP = 1 << 20
 """Takes the place of the step in the seed of validation: the same at every validation, and never used in training."""
@@ -99,27 +99,15 @@ class Sampler:
         self.sources = sources
 
     def sample(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> Sampled:
-        """Generate responses, and start verifying them."""
-        return self.verify(prompts, self.generate(prompts, sampling, step))
+        """Generate responses, and verify them as they end.
 
-    def generate(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> RolloutBatch:
-        """Responses whose random draws depend on the run's seed, ``step`` and the prompt alone."""
-        return self.policy.generate(prompts.tokens, sampling, (self.config.seed << 32) + step)
-
-    def verify(self, prompts: TokenizedPrompts, rollout: RolloutBatch) -> Sampled:
-        """Start verifying the responses in the background."""
-        n = len(rollout) // len(prompts.records)
-        records = [record for record in prompts.records for _ in range(n)]
-        tokens = [ids[mask.bool()] for ids, mask in zip(rollout.responses, rollout.response_mask, strict=True)]
-        texts = decode_responses([ids.tolist() for ids in tokens], self.tokenizer, self.stop_strings)
-        pending = self.verifiers.submit_batch(
-            [record.data_source for record in records],
-            texts,
-            [record.ground_truth for record in records],
-            [record.extra_info for record in records],
-            [record.opens_thought for record in records],
-        )
-        return Sampled(prompts, rollout, texts, pending, torch.ones(len(rollout), dtype=torch.bool))
+        Their random draws depend on the run's seed, ``step`` and the prompt alone.
+        """
+        records = [record for record in prompts.records for _ in range(sampling.n)]
+        verification = Verification(records, self.tokenizer, self.stop_strings, self.verifiers)
+        seed, pad = (self.config.seed << 32) + step, self.tokenizer.pad_token_id
+        rollout = self.policy.generate(prompts.tokens, sampling, seed, pad, verification.add)
+        return Sampled(prompts, rollout, *verification.finish(), torch.ones(len(rollout), dtype=torch.bool))
 
     def sample_step(self, prompts: Iterator[TokenizedPrompts], step: int, timer: PhaseTimer) -> StepSample:
         """The responses of one training step; the engines' memory is free afterwards."""

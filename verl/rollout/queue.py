@@ -1,0 +1,79 @@
+"""Which engine samples which request: one queue, from which engines take work while they have room.
+
+Imports nothing heavy, and decides by counts alone: given the same replies in the same order, it deals the same.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class EngineRoom(NamedTuple):
+    """How much an engine can decode at once."""
+
+    slots: int
+    """Most responses."""
+    surely: int
+    """Responses for which its cache has room however long they become."""
+
+
+class RequestQueue:
+    """Requests 0 to ``num_requests`` - 1, dealt to engines in this order.
+
+    If all fit, each engine gets an equal share at once. Otherwise each begins with what it can hold and the rest waits
+    here until one has room, so that none is stuck with a share of long responses while others idle. Neighbours go to
+    the same engine where its room allows: requests of one prompt share its place in the cache.
+    """
+
+    def __init__(self, num_requests: int, engines: Sequence[EngineRoom]) -> None:
+        self.num_requests = num_requests
+        self.held = [0] * len(engines)
+        """Unfinished requests of each engine."""
+        self._slots = [engine.slots for engine in engines]
+        self._room = [min(engine) for engine in engines]
+        self._full = [False] * len(engines)
+        self._next = 0
+
+    @property
+    def left(self) -> int:
+        """Requests that no engine has yet."""
+        return self.num_requests - self._next
+
+    def first(self) -> list[range]:
+        """What each engine begins with."""
+        size, num_engines = self.num_requests, len(self.held)
+        bounds = [size * engine // num_engines for engine in range(num_engines + 1)]
+        equal = [stop - start for start, stop in zip(bounds, bounds[1:], strict=False)]
+        left = size - sum(map(min, equal, self._room))
+        return [
+            self._deal(engine, min(share, self._room[engine] + self._ahead(engine, left)))
+            for engine, share in enumerate(equal)
+        ]
+
+    def take(self, engine: int) -> range:
+        """The requests that ``engine`` gets now; none if it has no room, or none are left."""
+        room = self._room[engine] + self._ahead(engine, self.left) - self.held[engine]
+        return self._deal(engine, 0 if self._full[engine] else min(max(0, room), self.left))
+
+    def finish(self, engine: int, num_finished: int, num_waiting: int) -> None:
+        """``engine`` has finished so many requests, and has not begun ``num_waiting`` of those that it holds."""
+        self.held[engine] -= num_finished
+        # Its cache is full if requests wait although there are slots, besides those that became free just now.
+        num_running = self.held[engine] - num_waiting
+        self._full[engine] = num_waiting > 0 and num_running + num_finished < self._slots[engine]
+        if not self._full[engine]:
+            # Responses may turn out shorter than the cache allows for.
+            self._room[engine] = min(self._slots[engine], self._room[engine] + self._room[engine] // 2 + 1)
+
+    def _ahead(self, engine: int, left: int) -> int:
+        """Requests that ``engine`` may hold besides those it decodes, so that no slot idles until its next reply.
+
+        The fewer are left, the fewer it takes: another engine may have room for them sooner.
+        """
+        slots = self._slots[engine]
+        return min(slots, left // (2 * len(self.held))) if self._room[engine] == slots else 0
+
+    def _deal(self, engine: int, count: int) -> range:
+        dealt = range(self._next, self._next + count)
+        self._next += count
+        self.held[engine] += count
+        return dealt
