@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import bench_dealing
 import bench_hidden_states
 import bench_report
 import bench_shaping
@@ -23,6 +24,7 @@ from verl.models.gather import as_it_is
 HIDDEN_STATES = ("hidden_states_cpu", "hidden_states_cpu_compiled", "hidden_states_cpu_tiny")
 PAGES = {
     **dict.fromkeys(HIDDEN_STATES, bench_hidden_states.page),
+    "dealing": bench_dealing.page,
     "learning": compare_algorithms.page,
     "shaping_cpu": lambda facts, pairs: bench_shaping.page(facts, bench_shaping.summarise(pairs)),
     "spectral": bench_spectral.page,

@@ -35,11 +35,11 @@ class ScriptedSampler:
     def __init__(self, verdicts: dict[int, list[bool]], config: PPOConfig, measures: bool = True) -> None:
         self.verdicts, self.config, self.measures = verdicts, config, measures
 
-    def generate(self, batch: TokenizedPrompts, sampling: object, step: int) -> RolloutBatch:
+    def sample(self, batch: TokenizedPrompts, sampling: object, step: int) -> Sampled:
         group_ids = batch.tokens.uid.repeat_interleave(2)
         num = len(group_ids)
         response_mask = (torch.arange(4) <= group_ids[:, None]).long()
-        return RolloutBatch(
+        rollout = RolloutBatch(
             input_ids=torch.ones(num, 5, dtype=torch.int64),
             attention_mask=torch.cat([torch.ones(num, 1, dtype=torch.int64), response_mask], dim=1),
             response_mask=response_mask,
@@ -50,13 +50,11 @@ class ScriptedSampler:
             batch_size=[num],
         )
 
-    def verify(self, batch: TokenizedPrompts, rollout: RolloutBatch):
         verdicts = [verdict for record in batch.records for verdict in self.verdicts[record.uid]]
         scores = [
             score_of(Verdict(v, True, "exact" if v else "different", score=2.0 * v - 1, extras={"right": v}), "mix")
             for v in verdicts
         ]
-        num = len(verdicts)
         return Sampled(batch, rollout, [""] * num, finished(scores), torch.ones(num, dtype=torch.bool))
 
 

@@ -16,6 +16,7 @@ from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout import end_tokens
+from verl.rollout.queue import EngineRoom
 from verl.single_controller import WorkerGroup, concat
 from verl.single_controller.roles import RoleWorkers
 from verl.workers.hybrid import HybridWorker
@@ -131,7 +132,7 @@ def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, s
         group.run("configure_actor", small_config.actor, {})
 
 
-def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, prompts, small_config):
+def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, prompts, small_config, monkeypatch):
     sampling = small_config.rollout.train_kwargs
     alone = sample(one, prompts.tokens, sampling, 7)
     shared = sample(two, prompts.tokens, sampling, 7)
@@ -141,6 +142,16 @@ def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, promp
     # Responses of one prompt are draws of their own.
     first_group = alone.responses[: sampling.n]
     assert len({tuple(row.tolist()) for row in first_group}) == sampling.n
+    # Engines that take a few responses at a time from the queue, and return what has ended after a few steps.
+    call, parts = two.run, []
+    few = {"start_generation": [EngineRoom(3, 9)] * 2}
+    monkeypatch.setattr(two, "run", lambda method, *arguments: few.get(method) or call(method, *arguments))
+    monkeypatch.setattr("verl.single_controller.generation.STEPS_PER_CALL", 5)
+    for deterministic in (True, False):
+        dealt = sample(two, prompts.tokens, sampling, 7, deterministic=deterministic, on_finished=parts.append)
+        assert torch.equal(alone.responses, dealt.responses)
+    assert len(parts) > 20
+    assert sorted(row for part in parts for row in part.rows) == sorted(2 * list(range(len(alone))))
 
 
 def assert_no_states(rollout: RolloutBatch, config: PPOConfig) -> None:

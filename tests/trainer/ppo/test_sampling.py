@@ -9,8 +9,9 @@ from conftest import rank_metrics
 
 from verl.config import ConfigError, PPOConfig
 from verl.data.prompts import PromptRecord, TokenizedPrompts
-from verl.protocol import PromptBatch, RolloutBatch
+from verl.protocol import PromptBatch
 from verl.rewards.pool import VerifierPool
+from verl.rollout.base import FinishedResponses, SampledResponse, collect
 from verl.trainer.logging.timing import PhaseTimer, Work
 from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, score_tensors
 
@@ -32,22 +33,21 @@ class ScriptedWorkers:
         assert method == "finish_generation"
 
     def run_split(self, method, batch, *arguments, copies=1):
-        if method == "compute_rm_scores":
-            return [torch.arange(len(batch)).float()]
-        assert method == "generate"
-        sampling, seed = arguments
+        assert method == "compute_rm_scores"
+        return [torch.arange(len(batch)).float()]
+
+    def generate(self, prompts, sampling, seed, pad_token_id, on_finished):
+        """In place of the engines: responses end one by one, the last ones first."""
         self.steps.append(seed & 0xFFFFFFFF)
-        texts = [text for uid in batch.uid.tolist() for text in self.answers[uid][: sampling.n]]
-        responses, mask = torch.zeros(2, len(texts), 12, dtype=torch.int64)
-        for i, text in enumerate(texts):
-            row = torch.tensor(self.tokenizer.encode(text))
-            responses[i, : len(row)], mask[i, : len(row)] = row, 1
-        prompts = batch.input_ids.repeat_interleave(sampling.n, dim=0)
-        tokens = torch.cat([prompts, responses], dim=1), torch.cat([torch.ones_like(prompts), mask], dim=1), mask
-        groups, truncated = batch.uid.repeat_interleave(sampling.n), mask.all(dim=1)
-        metrics = rank_metrics({"m": torch.arange(len(texts), dtype=torch.float64)})
-        logprobs = torch.zeros(len(texts), 12)
-        return [RolloutBatch(*tokens, logprobs, groups, truncated, metrics, batch_size=[len(texts)])]
+        texts = [text for uid in prompts.uid.tolist() for text in self.answers[uid][: sampling.n]]
+        parts = []
+        for row in reversed(range(len(texts))):
+            ids = self.tokenizer.encode(texts[row])
+            (measured,) = rank_metrics({"m": torch.tensor([float(row)], dtype=torch.float64)}).to_rows()
+            response = SampledResponse(ids, [0.0] * len(ids), False, measured)
+            parts.append(FinishedResponses.of({row: response}, 12))
+            on_finished(parts[-1])
+        return collect(prompts, parts, sampling.n, 12, pad_token_id)
 
 
 def prompts_of(*uids: int, source: str = "arithmetic") -> TokenizedPrompts:
@@ -72,7 +72,10 @@ def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str
         rollout=replace(config.rollout, n=N),
         algorithm=replace(config.algorithm, filter_groups=filtering),
     )
-    return Sampler(config, tokenizer, tokenizer, ScriptedWorkers(tokenizer, answers), pool, [])
+    workers = ScriptedWorkers(tokenizer, answers)
+    sampler = Sampler(config, tokenizer, tokenizer, workers, pool, [])
+    sampler.policy.generate = workers.generate
+    return sampler
 
 
 MIXED, RIGHT, WRONG = ["7", "8"], ["7", "7"], ["8", "9"]
