@@ -7,37 +7,39 @@ pass-through option. Then every finished completion carries the states that its 
     out = llm.generate(prompts)
     out[0].outputs[0].hidden_states  # [num_tokens, num_layers, hidden]
 
-The options are those of :class:`vllm_patches.options.CaptureOptions`; README.md says what is supported. This package
-imports vllm, torch, numpy, packaging and safetensors, and nothing else.
+The options are those of :class:`vllm_patches.options.CaptureOptions`. With ``additional_config={"sampling_streams": True}``
+an engine draws the tokens of requests that name a stream of random numbers from it (:mod:`vllm_patches.sampler`). README.md
+says what is supported. This package imports vllm, torch, numpy, packaging and safetensors, and nothing else.
 """
 
 import functools
-
-import vllm
-
-from vllm_patches.compat import SUPPORTED, is_supported, refuse
 
 
 @functools.cache
 def register() -> None:
     """Entry point of the group ``vllm.general_plugins``; vLLM calls it at least once in every process that it starts.
 
-    If this vLLM is of an unsupported version or lacks what the capture relies on, engines that ask for hidden states
-    fail at start with the reason; nothing else is patched.
+    If this vLLM is of an unsupported version or lacks what the plugin relies on, engines that ask for what it does fail
+    at start with the reason; nothing else is patched.
     """
+    # Imported late: the streams are for engines without vLLM, too.
+    import vllm
+
+    from vllm_patches.compat import SUPPORTED, is_supported, refuse
+
     if not is_supported(vllm.__version__):
-        refuse(f"vLLM {vllm.__version__}: hidden states can be captured with vllm{SUPPORTED}")
+        refuse(f"vLLM {vllm.__version__}: hidden states and sampling streams need vllm{SUPPORTED}")
         return
     try:
-        # Imported late: vLLM calls plugins while it starts, and other versions may lack what these modules import.
+        # vLLM calls plugins while it starts, and other versions may lack what these modules import.
         from vllm_patches import frontend, worker
 
         frontend.check()
     except (ImportError, RuntimeError) as error:
-        refuse(f"vLLM {vllm.__version__}: hidden states cannot be captured: {error}")
+        refuse(f"vLLM {vllm.__version__}: no hidden states and no sampling streams: {error}")
     else:
         frontend.install()
         worker.install()
 
 
-__all__ = ["SUPPORTED", "is_supported", "register"]
+__all__ = ["register"]

@@ -1,4 +1,4 @@
-"""Supported versions of vLLM, checks of what the capture relies on, and how engines are refused and patched."""
+"""Supported versions of vLLM, checks of what the plugin relies on, and how engines are refused and patched."""
 
 import functools
 import logging
@@ -13,9 +13,12 @@ from vllm_patches.options import KEY
 
 SUPPORTED = SpecifierSet(">=0.24,<0.34")
 
+STREAMS = "sampling_streams"
+"""Key in vLLM's ``additional_config``: true makes an engine draw from the streams that requests name."""
+
 
 def is_supported(version: str) -> bool:
-    """Whether the capture supports this version of vLLM; local and pre-release parts do not matter."""
+    """Whether the plugin supports this version of vLLM; local and pre-release parts do not matter."""
     try:
         return Version(version).base_version in SUPPORTED
     except InvalidVersion:
@@ -23,7 +26,7 @@ def is_supported(version: str) -> bool:
 
 
 def require(owner: object, *names: str) -> None:
-    """Check that an object or class of vLLM has what the capture relies on.
+    """Check that an object or class of vLLM has what the plugin relies on.
 
     Raises:
         RuntimeError: naming what is missing, the version found and the range supported.
@@ -32,8 +35,8 @@ def require(owner: object, *names: str) -> None:
     if missing:
         where = owner.__name__ if isinstance(owner, type) else type(owner).__name__
         raise RuntimeError(
-            f"vLLM {vllm.__version__}: {where} has no {', '.join(missing)}, which the capture of hidden states relies "
-            f"on; it supports vllm{SUPPORTED}"
+            f"vLLM {vllm.__version__}: {where} has no {', '.join(missing)}, which the plugin relies on; it supports "
+            f"vllm{SUPPORTED}"
         )
 
 
@@ -49,7 +52,7 @@ def patch(owner: type, name: str, replacement: Callable[..., Any]) -> None:
 
 
 def refuse(reason: str) -> None:
-    """Make engines that ask for hidden states fail at start with ``reason``; other engines are not affected."""
+    """Make engines that ask for what the plugin does fail at start with ``reason``; others are not affected."""
     try:
         # Imported late: an unknown vLLM may not have them.
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -64,6 +67,6 @@ def refuse(reason: str) -> None:
 def _refusing_init(reason: str, original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
     additional_config = getattr(config, "additional_config", None)
-    if isinstance(additional_config, dict) and KEY in additional_config:
+    if isinstance(additional_config, dict) and (KEY in additional_config or additional_config.get(STREAMS)):
         raise RuntimeError(reason)
     original(self, *args, **kwargs)

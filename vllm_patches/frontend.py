@@ -19,12 +19,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
+from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import PROMPT, REDUCED, STATES
 from vllm_patches.compat import patch, require
 from vllm_patches.options import KEY, CaptureOptions
+from vllm_patches.sampler import check_streams, child_params
 
 COLLECTED_AT_ONCE = 64
 """``LLM.generate``, which returns everything at its end, collects the states of this many responses together, so that a
@@ -247,6 +249,7 @@ def install() -> None:
 def _init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
     options = check_engine(config)
+    check_streams(config)
     original(self, *args, **kwargs)
     if options is not None:
         self.output_processor.state_collector = self.state_collector = StateCollector(self, options)
@@ -343,6 +346,7 @@ PATCHES: list[tuple[type, str, Callable[..., Any]]] = [
     (LLMEngine, "__init__", _init),
     (AsyncLLM, "__init__", _init),
     (OutputProcessor, "add_request", _add_request),
+    (ParentRequest, "_get_child_sampling_params", child_params),
     (RequestState, "_new_completion_output", _new_completion_output),
     (RequestOutput, "add", _add_output),
     (LLMEngine, "step", _step),

@@ -22,6 +22,7 @@ from vllm_patches.capture import HiddenStateCapture
 from vllm_patches.compat import patch, require
 from vllm_patches.options import CaptureOptions
 from vllm_patches.runners import LayerSelection, check_runner, read_step
+from vllm_patches.sampler import asks_for_streams, attach_streams
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,11 @@ def _to_bytes(result: dict[str, Tensor]) -> bytes:
 
 def _load_model(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     original(self, *args, **kwargs)
-    options = CaptureOptions.parse(self.vllm_config.additional_config)
+    additional_config = self.vllm_config.additional_config
+    if asks_for_streams(additional_config) and not hasattr(self, "samples_from_streams"):
+        attach_streams(self.model_runner)
+        self.samples_from_streams = True
+    options = CaptureOptions.parse(additional_config)
     if options is not None and not hasattr(self, "hidden_state_capture"):
         self.hidden_state_capture = capture = attach(self.model_runner, options)
         if capture is not None:

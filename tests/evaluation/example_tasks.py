@@ -54,7 +54,7 @@ class FakeEngines:
         assert engine not in self._replies and steps > 0
         self.asked += requests
         queue = self.queues[engine]
-        queue += [(request.seed % 3, request) for request in requests]
+        queue += [(request.stream % 3, request) for request in requests]
         self.largest_queue = max(self.largest_queue, len(queue))
         answers = [_answer(request) for left, request in queue if left == 0]
         self._replies[engine] = FinishedSamples(answers, num_waiting=0)
@@ -66,5 +66,5 @@ class FakeEngines:
 
 
 def _answer(request: SampleRequest) -> FinishedSample:
-    text = f"{request.prompt_ids} {request.seed} \\boxed{{{request.seed % 3}}}"
-    return FinishedSample(request.key, text, len(text), request.seed % 2 == 0, {})
+    text = f"{request.prompt_ids} {request.stream} \\boxed{{{request.stream % 3}}}"
+    return FinishedSample(request.key, text, len(text), request.stream % 2 == 0, {})

@@ -11,7 +11,7 @@ from verl.evaluation.generation import generate_missing
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.tasks import EvaluationTask
 from verl.rollout.queue import EngineRoom
-from verl.rollout.requests import sample_seed
+from verl.rollout.requests import sample_stream
 
 N = 5
 FOUR = ["1"] * 4
@@ -39,17 +39,17 @@ def generate(tasks: list[EvaluationTask], workers: FakeEngines) -> dict[tuple[st
 
 
 @pytest.mark.parametrize("num_engines", [1, 3])
-def test_every_sample_is_generated_once_with_its_own_seed(num_engines: int, tmp_path: Path):
+def test_every_sample_is_generated_once_from_its_own_stream(num_engines: int, tmp_path: Path):
     tasks = [make_task(tmp_path, FOUR), make_task(tmp_path, FOUR, temperature=1.0)]
     tasks.append(make_task(tmp_path, ["1", "2"], "products"))
     workers = FakeEngines(num_engines)
     responses = generate(tasks, workers)
     assert len(workers.asked) == len(responses) == (4 + 4 + 2) * N
-    assert responses["products", 0.6, 1, 3].startswith(f"[1, 2] {sample_seed(7, 'products', 1, 3)} ")
+    assert responses["products", 0.6, 1, 3].startswith(f"[1, 2] {sample_stream(7, 'products', 1, 3)} ")
     assert {request.temperature for request in workers.asked} == {0.6, 1.0}
     assert not any(workers.queues) and workers.largest_queue < 10
-    # Almost no two samples share a seed.
-    assert len({sample_seed(7, "sums", i, j) for i in range(100) for j in range(100)}) > 9_990
+    # No two samples share a stream.
+    assert len({sample_stream(7, "sums", i, j) for i in range(100) for j in range(100)}) == 10_000
 
 
 def test_off_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):

@@ -9,8 +9,8 @@ from torch import Tensor
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from vllm_patches import is_supported, register
-from vllm_patches.compat import require
+from vllm_patches import register
+from vllm_patches.compat import is_supported, require
 from vllm_patches.options import CaptureOptions
 
 
@@ -106,7 +106,7 @@ def test_other_versions_refuse_engines_that_ask_and_leave_the_others(monkeypatch
     register.__wrapped__()
     for engine_class in (LLMEngine, AsyncLLM):
         engine_class(EngineConfig({"something": "else"}))
-        with pytest.raises(RuntimeError, match=r"vLLM 0.99.1: hidden states can be captured with vllm"):
+        with pytest.raises(RuntimeError, match=r"vLLM 0.99.1: hidden states and sampling streams need vllm"):
             engine_class(vllm_config=EngineConfig({"hidden_states": {}}))
     assert len(started) == 2
 
@@ -117,7 +117,7 @@ def test_a_vllm_that_lacks_something_is_left_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(LLMEngine, "step")
     register.__wrapped__()
     LLMEngine(EngineConfig({}))
-    with pytest.raises(RuntimeError, match="hidden states cannot be captured: .*LLMEngine has no step"):
+    with pytest.raises(RuntimeError, match="no hidden states and no sampling streams: .*LLMEngine has no step"):
         LLMEngine(EngineConfig({"hidden_states": {}}))
 
 

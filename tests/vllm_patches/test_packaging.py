@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from vllm_patches import SUPPORTED
+from vllm_patches.compat import SUPPORTED
 
 SOURCE = Path(__file__).parents[2] / "vllm_patches"
 

@@ -208,7 +208,11 @@ class EngineConfig:
     max_num_seqs: int
     """Most sequences that one engine decodes at the same time."""
     max_num_batched_tokens: int
-    """Most tokens that one engine step computes; at least one whole sequence. On a CPU prompts are not split."""
+    """Most tokens that one engine step computes; at least one whole sequence."""
+    seeded: bool
+    """Draw every response from its own stream of random numbers, which the seed and its place among the prompts and
+    their samples decide: responses do not depend on what else is sampled, in which order, or by which worker. ``false``
+    leaves sampling to vLLM; then nothing can be sampled again."""
     tensor_parallel_size: int
     """Workers, consecutive in rank, that form one engine and share one copy of the model. Must divide the workers
     of a machine."""
@@ -245,6 +249,7 @@ class EngineConfig:
         field = "rollout.engine_kwargs.additional_config"
         require(isinstance(further, dict), field, further, "must be a mapping, name: value")
         require("hidden_states" not in further, field, further, "set calculator.* instead of hidden_states")
+        require("sampling_streams" not in further, field, further, "set rollout.seeded instead of sampling_streams")
 
 
 _VARIABLE = re.compile(r"[A-Za-z_*][\w*]*")

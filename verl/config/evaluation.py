@@ -88,6 +88,12 @@ class EvaluationEngineConfig(EngineConfig):
     trust_remote_code: bool
     """Allow code shipped inside the model folder to run."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        drafts = self.engine_kwargs.get("speculative_config") if self.seeded else None
+        field = "rollout.engine_kwargs.speculative_config"
+        require(drafts is None, field, drafts, "it draws in its own way; set rollout.seeded=false, or leave it out")
+
 
 @dataclass(frozen=True)
 class EvaluationTrainerConfig(MachineOptions):

@@ -94,6 +94,8 @@ class RolloutConfig(EngineConfig):
         require(drafts is None, field, drafts, "its log-probabilities are not those of the samples; leave it out")
         given = self.engine_kwargs if self.name == "hf" else {}
         require(not given, "rollout.engine_kwargs", given, "rollout.name=hf has no such arguments; leave it empty")
+        own = self.seeded or self.name == "vllm"
+        require(own, "rollout.seeded", self.seeded, "rollout.name=hf draws from streams alone; set it to true")
         require(
             self.temperature > 0, "rollout.temperature", self.temperature, "training needs sampling; set it above 0"
         )

@@ -7,7 +7,7 @@ from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask
 from verl.rollout.queue import EngineRoom, RequestQueue
-from verl.rollout.requests import FinishedSamples, SampleRequest, sample_seed
+from verl.rollout.requests import FinishedSamples, SampleRequest, sample_stream
 from verl.single_controller.exchange import Messages
 from verl.single_controller.generation import serve
 
@@ -43,8 +43,8 @@ def generate_missing(
         requests = []
         for key in keys:
             task, problem, i = samples[key]
-            own_seed = sample_seed(seed, task.benchmark, problem, i)
-            requests.append(SampleRequest(key, task.prompts[problem], own_seed, task.temperature))
+            stream = sample_stream(seed, task.benchmark, problem, i)
+            requests.append(SampleRequest(key, task.prompts[problem], stream, task.temperature))
         return requests, STEPS_PER_CALL
 
     def take(reply: FinishedSamples) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from verl.protocol import PromptBatch, RankMetrics, RolloutBatch
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.utils.distributed import WorkerPlace
+from vllm_patches.streams import substream
 
 
 @dataclass(frozen=True)
@@ -165,12 +166,10 @@ def collect(
     )
 
 
-def mix_seed(seed: int, uid: int) -> int:
-    """A 31-bit seed that differs between neighbouring (seed, uid) pairs in all its bits (splitmix64's finaliser).
+def prompt_stream(seed: int, uid: int) -> int:
+    """The stream of random numbers of a prompt; response i of its group has ``substream(prompt_stream(...), i)``.
 
-    Engines add a response's index within its group, so consecutive seeds would make groups share random streams.
+    One number of a response's stream decides each of its tokens: that at the token's position in the sequence, which
+    starts with the prompt.
     """
-    z = (seed * 0x9E3779B97F4A7C15 + uid + 1) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (z ^ (z >> 31)) >> 33
+    return substream(substream(0, seed), uid)

@@ -23,6 +23,7 @@ from transformers import (
 from verl.config.rollout import SamplingConfig
 from verl.models.hidden_states import record_states
 from verl.models.packing import position_ids
+from vllm_patches.draw import draw
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def decode(
     batch_size, num_steps = draws.shape
     device = input_ids.device
     processors: Any = logits_processors(sampling)
+    numbers = draws.to(device)
     ends = torch.tensor(end_tokens, device=device)
     token_ids = torch.zeros(batch_size, num_steps, dtype=torch.int64, device=device)
     logprobs = torch.zeros(batch_size, num_steps, device=device)
@@ -106,7 +108,9 @@ def decode(
             states = last.new_zeros(batch_size, num_steps, *last.shape[1:]) if states is None else states
             states[:, step] = last
         distribution = processors(read, output.logits[:, -1].float()).log_softmax(dim=-1)
-        tokens = distribution.argmax(dim=-1) if sampling.temperature == 0 else draw(distribution, draws[:, step])
+        tokens = (
+            distribution.argmax(dim=-1) if sampling.temperature == 0 else draw(distribution.exp(), numbers[:, step])
+        )
         token_ids[:, step] = tokens
         logprobs[:, step] = distribution.gather(1, tokens[:, None]).squeeze(1)
         ends_here = torch.isin(tokens, ends) & ~ended
@@ -142,15 +146,3 @@ def logits_processors(sampling: SamplingConfig) -> LogitsProcessorList:
         if sampling.top_p < 1:
             processors.append(TopPLogitsWarper(sampling.top_p))
     return processors
-
-
-def draw(distribution: Tensor, draws: Tensor) -> Tensor:
-    """Tokens [B] drawn from log-probabilities [B, V], each by its uniform number of ``draws`` [B] in [0, 1).
-
-    Inverts the cumulative distribution. One number decides each token, so a row's stream of numbers is its only source
-    of randomness, on any device.
-    """
-    cumulative = distribution.double().exp().cumsum(dim=-1)
-    # Slightly below 1: rounded up to the total, a draw would fall behind the last token.
-    targets = draws.to(cumulative.device) * (1 - 2**-52) * cumulative[:, -1]
-    return torch.searchsorted(cumulative, targets[:, None], right=True).squeeze(1)

@@ -6,6 +6,7 @@ Legend: B responses, R longest response.
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +15,11 @@ from verl.models.fsdp import keep_unsharded
 from verl.models.gather import as_it_is
 from verl.models.policy import Policy
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rollout.base import FinishedResponses, RolloutSetup, SampledResponse, mix_seed
+from verl.rollout.base import FinishedResponses, RolloutSetup, SampledResponse, prompt_stream
 from verl.rollout.decoding import Decoded, StopStrings, decode
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
+from vllm_patches.streams import substream, uniforms
 
 
 class HFRollout:
@@ -63,12 +65,12 @@ class HFRollout:
         """Do nothing: the engine holds no memory between calls."""
 
     def _draws(self, requests: ResponseRequests, part: slice) -> Tensor:
-        """[B, R] float64, uniform in [0, 1), each row from its own random stream; the same on every device."""
-        uids, places = requests.uids[part], requests.places[part]
-        draws = torch.empty(len(uids), self.max_response_length, dtype=torch.float64)
-        for row, uid, place in zip(draws, uids, places, strict=True):
-            row.uniform_(generator=torch.Generator().manual_seed(mix_seed(requests.seed, uid) + place))
-        return draws
+        """[B, R] float64, uniform in [0, 1): of each row's stream, from the end of its prompt on, as vLLM draws."""
+        each = zip(requests.uids[part], requests.places[part], strict=True)
+        streams = [substream(prompt_stream(requests.seed, uid), place) for uid, place in each]
+        ends = np.array([len(ids) for ids in requests.prompt_ids[part]])
+        positions = ends[:, None] + np.arange(self.max_response_length)
+        return torch.from_numpy(uniforms(np.array(streams, dtype=np.uint64)[:, None], positions))
 
     def _decode(self, prompts: list[list[int]], draws: Tensor, sampling: SamplingConfig) -> list[SampledResponse]:
         device = self.setup.place.device_type

@@ -29,8 +29,8 @@ class SampleRequest:
     key: int
     """The caller's name for the request."""
     prompt_ids: list[int]
-    seed: int
-    """Seed of this response's random stream; see :func:`sample_seed`."""
+    stream: int
+    """This response's stream of random numbers; see :func:`sample_stream`."""
     temperature: float
 
 
@@ -80,10 +80,10 @@ class EngineModel:
     """Return the tokens of responses, too."""
 
 
-def sample_seed(seed: int, benchmark: str, problem: int, sample: int) -> int:
-    """A 31-bit seed for one response. It does not depend on what else is generated, or in which order."""
+def sample_stream(seed: int, benchmark: str, problem: int, sample: int) -> int:
+    """The 64-bit name of one response's stream. It does not depend on what else is generated, or in which order."""
     text = f"{seed}/{benchmark}/{problem}/{sample}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") >> 1
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def resolve_dtype(dtype: str, on_cpu: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import vllm
 from torch import Tensor
-from vllm import CompletionOutput
+from vllm import LLM, CompletionOutput
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -21,6 +21,12 @@ from verl.rank.calculator import capture_options
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import resolve_dtype
 from vllm_patches.frontend import collecting
+from vllm_patches.streams import KEY
+
+PLUGIN_INACTIVE = (
+    "its plugin is not active. Install the project with `pip install -e .`, and if VLLM_PLUGINS is set, add "
+    "verl_hidden_states to it"
+)
 
 CPU_KV_CACHE_MB = 512
 """KV cache of a CPU engine where the config leaves its size open, MiB."""
@@ -71,16 +77,30 @@ def engine_options(
     if config.tensor_parallel_size > 1:
         # vLLM's own all-reduce accesses the GPUs of its peers, but each worker sees only its own.
         options["disable_custom_all_reduce"] = True
-    if on_cpu:
-        # A prompt computed in chunks rewinds its random stream, which CPU generators do not support.
-        options["enable_chunked_prefill"] = False
     options |= checked_engine_kwargs(config.engine_kwargs)
+    plugin: dict[str, Any] = {}
     if calculator is not None:
-        options["additional_config"] = {
-            **options.get("additional_config", {}),
-            "hidden_states": capture_options(calculator),
-        }
+        plugin["hidden_states"] = capture_options(calculator)
+    if config.seeded:
+        plugin["sampling_streams"] = True
+    if plugin:
+        options["additional_config"] = {**options.get("additional_config", {}), **plugin}
     return options
+
+
+def from_stream(stream: int) -> dict[str, Any]:
+    """``extra_args`` of ``SamplingParams`` with which the plugin draws a request's tokens from ``stream``."""
+    return {KEY: stream}
+
+
+def check_streams(engine: LLM) -> None:
+    """Check that an engine of this process draws from the streams that requests name.
+
+    Raises:
+        RuntimeError: it does not, because its plugin is not active.
+    """
+    if not hasattr(engine.llm_engine.model_executor.driver_worker.worker, "samples_from_streams"):
+        raise RuntimeError(f"vLLM {vllm.__version__} does not sample from streams: {PLUGIN_INACTIVE}")
 
 
 @contextmanager
@@ -152,8 +172,5 @@ def measured(completion: CompletionOutput) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] | None = getattr(completion, "hidden_states", None)
     if found is None:
-        raise RuntimeError(
-            f"vLLM {vllm.__version__} returned no hidden states: its plugin is not active. Install the project with "
-            "`pip install -e .`, and if VLLM_PLUGINS is set, add verl_hidden_states to it"
-        )
+        raise RuntimeError(f"vLLM {vllm.__version__} returned no hidden states: {PLUGIN_INACTIVE}")
     return found

@@ -15,13 +15,23 @@ from verl.models.gather import WeightDtype
 from verl.models.hub import local_folder
 from verl.models.info import override_engine_config
 from verl.models.policy import Policy
-from verl.rollout.base import FinishedResponses, RolloutSetup, SampledResponse, mix_seed
+from verl.rollout.base import FinishedResponses, RolloutSetup, SampledResponse, prompt_stream
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.rollout.shared_memory import own_shared_memory
 from verl.rollout.sleep import EngineSleep
-from verl.rollout.vllm_engine import engine_options, engine_room, measured, naming_layers, num_waiting, run_steps
+from verl.rollout.vllm_engine import (
+    check_streams,
+    engine_options,
+    engine_room,
+    from_stream,
+    measured,
+    naming_layers,
+    num_waiting,
+    run_steps,
+)
 from verl.rollout.weight_sync import EngineDtype, reload_weights
+from vllm_patches.streams import substream
 
 
 class VLLMRollout:
@@ -61,6 +71,9 @@ class VLLMRollout:
                 **options,
             )
         check_own_classes(self.engine, model.path)
+        self.seeded = config.seeded
+        if self.seeded:
+            check_streams(self.engine)
         self.memory = EngineSleep(self.engine, sleeps)
         self.weight_dtype: WeightDtype = EngineDtype(self.engine)
         self._has_weights = False
@@ -76,8 +89,8 @@ class VLLMRollout:
         each = zip(requests.rows, requests.prompt_ids, requests.uids, requests.places, strict=True)
         for row, prompt_ids, uid, place in each:
             prompt: Any = {"prompt_token_ids": prompt_ids}
-            seed = mix_seed(requests.seed, uid) + place
-            engine.add_request(str(row), prompt, self._sampling_params(requests.sampling, seed))
+            stream = substream(prompt_stream(requests.seed, uid), place)
+            engine.add_request(str(row), prompt, self._sampling_params(requests.sampling, stream))
         completions = run_steps(engine, max_steps)
         # The workers of an engine have sampled the same.
         finished = {row: self._response(completion) for row, completion in completions if self.is_first}
@@ -98,7 +111,7 @@ class VLLMRollout:
         """Whether the engine sleeps, or has not been given weights yet."""
         return self.memory.asleep or not self._has_weights
 
-    def _sampling_params(self, sampling: SamplingConfig, seed: int) -> SamplingParams:
+    def _sampling_params(self, sampling: SamplingConfig, stream: int) -> SamplingParams:
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -109,7 +122,7 @@ class VLLMRollout:
             stop_token_ids=self.setup.end_tokens,
             stop=self.setup.stop_strings,
             logprobs=0,
-            seed=seed,
+            extra_args=from_stream(stream) if self.seeded else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
             # Text is needed only to find stop strings in.
             detokenize=bool(self.setup.stop_strings),

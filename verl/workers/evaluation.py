@@ -15,7 +15,16 @@ from verl.protocol import RankMetrics
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import EngineModel, FinishedSample, FinishedSamples, SampleRequest
 from verl.rollout.shared_memory import own_shared_memory
-from verl.rollout.vllm_engine import engine_options, engine_room, measured, naming_layers, num_waiting, run_steps
+from verl.rollout.vllm_engine import (
+    check_streams,
+    engine_options,
+    engine_room,
+    from_stream,
+    measured,
+    naming_layers,
+    num_waiting,
+    run_steps,
+)
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 
@@ -43,7 +52,11 @@ class EvaluationWorker:
         self.measures = calculator is not None
         self.is_first = place.rank % config.tensor_parallel_size == 0
         with own_shared_memory(place), naming_layers(calculator):
-            self.engine = LLM(local_folder(model.path), **options).llm_engine
+            llm = LLM(local_folder(model.path), **options)
+        self.engine = llm.llm_engine
+        self.seeded = config.seeded
+        if self.seeded:
+            check_streams(llm)
         self.tokenizer = load_tokenizer(local_folder(model.path), config.trust_remote_code, needs_chat_template=False)
         self.loses_tags = bool(special_tags(self.tokenizer))
         """Whether the engine's text lacks the tags of thoughts."""
@@ -77,7 +90,7 @@ class EvaluationWorker:
             max_tokens=self.model.max_response_length,
             stop=self.model.stop,
             stop_token_ids=self.model.stop_token_ids,
-            seed=request.seed,
+            extra_args=from_stream(request.stream) if self.seeded else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 

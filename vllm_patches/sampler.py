@@ -1,0 +1,211 @@
+"""Sampling from streams of random numbers, for all rows of a step at once.
+
+vLLM's own way to make a response reproducible, ``SamplingParams.seed``, gives each request a generator, and its sampler
+then loops over the rows in Python. Here one number per row, computed from the request's stream and the position of the
+token in its sequence, decides the token. Which requests share a step, chunks, preemptions and prefix caches make no
+difference, given equal logits.
+
+The second model runner has such numbers of its own, computed from seed and position in the kernel that draws. There the
+stream is the seed, and vLLM draws; the tokens differ from those of the first runner.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm import SamplingParams
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+from vllm_patches.compat import STREAMS, require
+from vllm_patches.draw import draw
+from vllm_patches.streams import KEY, substream, uniforms
+
+
+def asks_for_streams(additional_config: Any) -> bool:
+    """Whether an engine with this ``additional_config`` samples from streams.
+
+    Raises:
+        ValueError: the option is neither true nor false.
+    """
+    asked = additional_config.get(STREAMS, False) if isinstance(additional_config, Mapping) else False
+    if not isinstance(asked, bool):
+        raise ValueError(f"additional_config['{STREAMS}']={asked!r}: must be true or false")
+    return asked
+
+
+def check_streams(config: Any) -> None:
+    """Refuse an engine that asks for streams and cannot have them.
+
+    Raises:
+        ValueError: it decodes speculatively, or the option is neither true nor false.
+    """
+    if asks_for_streams(config.additional_config) and config.speculative_config is not None:
+        raise ValueError(f"additional_config['{STREAMS}']: speculative decoding draws in its own way; leave one out")
+
+
+def stream_of(params: SamplingParams | None) -> int | None:
+    """The stream that a request names; None: it names none."""
+    stream = None if params is None or params.extra_args is None else params.extra_args.get(KEY)
+    return None if stream is None else int(stream)
+
+
+def child_params(original: Callable[..., SamplingParams], self: Any, index: int) -> SamplingParams:
+    """Give each of a request's ``n`` samples a stream of its own, below the request's; they share parameters else."""
+    params = original(self, index)
+    stream = stream_of(self.sampling_params)
+    if stream is not None:
+        params = copy.copy(params)
+        params.extra_args = {**(params.extra_args or {}), KEY: substream(stream, index)}
+    return params
+
+
+def attach_streams(runner: Any) -> None:
+    """Make a runner draw the tokens of requests that name a stream from it.
+
+    Raises:
+        RuntimeError: this vLLM lacks what that relies on.
+    """
+    if runner.vllm_config.use_v2_model_runner:
+        _attach_v2(runner)
+    else:
+        StreamSampler(runner)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The requests of a step, in its order; cached, because most steps have the requests of the step before."""
+
+    request_ids: list[str]
+    streams: np.ndarray | None
+    """[B] uint64, 0 for requests without; None if no request has one."""
+    streamless: Tensor | None
+    """[B] bool on the device, which requests have none; None if all have."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What decides the tokens of one step."""
+
+    uniforms: Tensor
+    """[B] float64 on the device, in [0, 1)."""
+    streamless: Tensor | None
+    """As in :class:`_Rows`."""
+
+
+class StreamSampler:
+    """Draws the tokens of the first model runner, ``v1/worker/gpu_model_runner.py``, and of those that derive from it.
+
+    Relies on ``_sample`` calling the sampler once, with one row for each request of ``input_batch`` in its order, and on
+    the batch describing the step whose tokens are sampled.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        """Wraps ``_sample`` of the runner, and the last part of its sampler, which draws."""
+        require(runner, "_sample", "sampler", "requests", "input_batch", "query_start_loc")
+        require(runner.sampler, "topk_topp_sampler")
+        require(runner.input_batch, "req_ids", "num_reqs", "num_computed_tokens_cpu")
+        self._runner = runner
+        sampler = runner.sampler.topk_topp_sampler
+        self._logprobs_mode = sampler.logprobs_mode
+        self._draw_natively = sampler.forward
+        self._rows: _Rows | None = None
+        self._step: _Step | None = None
+        runner._sample = self._in_step(runner._sample)
+        sampler.forward = self.forward
+
+    def _in_step(self, sample: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(sample)
+        def sample_step(*args: Any, **kwargs: Any) -> Any:
+            # Dummy runs call the sampler by another way, with rows that belong to no request.
+            self._step = self._read_step()
+            try:
+                return sample(*args, **kwargs)
+            finally:
+                self._step = None
+
+        return sample_step
+
+    def _read_step(self) -> _Step | None:
+        """The step to be sampled; None if none of its requests has a stream."""
+        batch = self._runner.input_batch
+        if self._rows is None or self._rows.request_ids != batch.req_ids:
+            self._rows = self._read_rows(batch.req_ids)
+        if self._rows.streams is None:
+            return None
+        count = batch.num_reqs
+        # The position of the token to draw is the number of tokens before it: sampled again after a preemption, or in
+        # another chunk of its prompt, a token has the same.
+        positions = batch.num_computed_tokens_cpu[:count] + np.diff(self._runner.query_start_loc.np[: count + 1])
+        return _Step(self._upload(uniforms(self._rows.streams, positions)), self._rows.streamless)
+
+    def _read_rows(self, request_ids: list[str]) -> _Rows:
+        named = [stream_of(self._runner.requests[request_id].sampling_params) for request_id in request_ids]
+        missing = [stream is None for stream in named]
+        return _Rows(
+            list(request_ids),
+            None if all(missing) else np.array([stream or 0 for stream in named], dtype=np.uint64),
+            self._upload(np.array(missing)) if any(missing) else None,
+        )
+
+    def _upload(self, values: np.ndarray) -> Tensor:
+        host, device = torch.from_numpy(values), self._runner.device
+        # From pinned memory the copy does not wait for the device.
+        return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+    def forward(
+        self, logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """In place of ``TopKTopPSampler.forward``: tokens [B], and what the log-probabilities mode returns, [B, V].
+
+        ``logits`` [B, V] float32 are processed but for top-k and top-p; they may be overwritten, as vLLM says.
+        """
+        step, mode = self._step, self._logprobs_mode
+        if step is None:
+            return self._draw_natively(logits, generators, k, p)  # type: ignore[no-any-return]
+        logits = apply_top_k_top_p(logits, k, p)
+        natively: Tensor | None = None
+        returned: Tensor | None = None
+        if step.streamless is not None:
+            natively, returned = self._draw_natively(logits, generators, None, None)
+        elif mode == "processed_logprobs":
+            returned = logits.log_softmax(dim=-1, dtype=torch.float32)
+        elif mode == "processed_logits":
+            returned = logits
+        # Fresh memory for a distribution costs more than computing it.
+        if mode == "processed_logprobs":
+            weights = torch.exp(returned, out=logits)
+        elif returned is logits:
+            weights = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
+        else:
+            weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+        tokens = draw(weights, step.uniforms)
+        if natively is not None:
+            tokens = torch.where(step.streamless, natively.long(), tokens)
+        return tokens, returned
+
+
+def _attach_v2(runner: Any) -> None:
+    """Of ``v1/worker/gpu/model_runner.py``; relies on it drawing by ``sampling_states.seeds`` and position."""
+    sampler = getattr(runner, "sampler", None)
+    if sampler is None:
+        return  # Another rank of the pipeline samples.
+    require(sampler, "sampling_states")
+    states = sampler.sampling_states
+    require(states, "add_request", "seeds", "seeds_set")
+    add_request = states.add_request
+
+    @functools.wraps(add_request)
+    def add_with_stream(req_idx: int, sampling_params: SamplingParams) -> Any:
+        result = add_request(req_idx, sampling_params)
+        stream = stream_of(sampling_params)
+        if stream is not None:
+            states.seeds.np[req_idx] = np.uint64(stream).astype(np.int64)
+            states.seeds_set[req_idx] = True
+        return result
+
+    states.add_request = add_with_stream
