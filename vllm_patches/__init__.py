@@ -7,9 +7,10 @@ pass-through option. Then every finished completion carries the states that its 
     out = llm.generate(prompts)
     out[0].outputs[0].hidden_states  # [num_tokens, num_layers, hidden]
 
-The options are those of :class:`vllm_patches.options.CaptureOptions`. With ``additional_config={"sampling_streams": True}``
-an engine draws the tokens of requests that name a stream of random numbers from it (:mod:`vllm_patches.sampler`). README.md
-says what is supported. This package imports vllm, torch, numpy, packaging and safetensors, and nothing else.
+The options are those of :class:`vllm_patches.options.CaptureOptions`. An engine with
+``additional_config={"sampling_streams": True}`` draws the tokens of requests that name a stream of random numbers from
+it (:mod:`vllm_patches.sampler`). README.md says what is supported. This package imports vllm, torch, numpy, packaging
+and safetensors, and nothing else.
 """
 
 import functools

@@ -6,7 +6,7 @@ Legend: B rows, V vocabulary. The number of operations does not depend on B, and
 import torch
 from torch import Tensor
 
-BLOCK = 128
+BLOCK = 512
 """Neighbouring tokens whose weights are summed in float32, within 1e-6 of the exact sum; everything else is float64."""
 
 
@@ -38,16 +38,13 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Where the cumulative sum of each row of [B, N] passes ``uniforms`` times the total, and how far into that entry.
 
-    Both are [B]: an index of a positive weight, and a number in [0, 1] that is uniform if ``uniforms`` is.
+    Both are [B]: the index of a positive weight, and a number in [0, 1] that is uniform if ``uniforms`` is.
     """
     cumulative = weights.cumsum(dim=-1)
-    targets = uniforms[:, None] * cumulative[:, -1:]
-    places = torch.arange(weights.shape[1], device=weights.device)
-    possible = weights > 0
-    passed = torch.where(possible & (cumulative > targets), places, weights.shape[1]).amin(dim=-1)
-    # Rounding may leave the total unpassed.
-    last = torch.where(possible, places, 0).amax(dim=-1)
-    index = torch.minimum(passed, last)[:, None]
+    # Rounding may let the sum at the last positive weight differ from the total, or at a weight of 0 from its neighbour.
+    targets = (uniforms * (1 - 2.0**-40))[:, None] * cumulative[:, -1:]
+    passed = (cumulative > targets) & (weights > 0)
+    index = passed.to(torch.uint8).argmax(dim=-1, keepdim=True)  # The first.
     weight = weights.gather(1, index)
     rest = (targets - cumulative.gather(1, index) + weight) / weight
     return index.squeeze(1), rest.clamp(0.0, 1.0).squeeze(1)

@@ -100,8 +100,8 @@ class _Step:
 class StreamSampler:
     """Draws the tokens of the first model runner, ``v1/worker/gpu_model_runner.py``, and of those that derive from it.
 
-    Relies on ``_sample`` calling the sampler once, with one row for each request of ``input_batch`` in its order, and on
-    the batch describing the step whose tokens are sampled.
+    Relies on ``_sample`` calling the sampler once, with one row for each request of ``input_batch`` in its order, and
+    on the batch describing the step whose tokens are sampled.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -177,14 +177,14 @@ class StreamSampler:
         elif mode == "processed_logits":
             returned = logits
         # Fresh memory for a distribution costs more than computing it.
-        if mode == "processed_logprobs":
-            weights = torch.exp(returned, out=logits)
-        elif returned is logits:
+        if returned is None:
+            weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+        elif mode == "processed_logits":
             weights = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
         else:
-            weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+            weights = torch.exp(returned, out=logits)
         tokens = draw(weights, step.uniforms)
-        if natively is not None:
+        if natively is not None and step.streamless is not None:
             tokens = torch.where(step.streamless, natively.long(), tokens)
         return tokens, returned
 

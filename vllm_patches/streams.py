@@ -29,8 +29,7 @@ def substream(stream: int, number: int) -> int:
 def uniforms(streams: Any, positions: Any) -> NDArray[np.float64]:
     """Numbers in [0, 1) with 53 random bits, of arrays of streams and positions that broadcast against each other."""
     bits = _derive(np.asarray(streams, dtype=np.uint64), np.asarray(positions).astype(np.uint64))
-    numbers: NDArray[np.float64] = (bits >> np.uint64(11)) * 2.0**-53
-    return numbers
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _derive(stream: NDArray[np.uint64], number: NDArray[np.uint64]) -> NDArray[np.uint64]:

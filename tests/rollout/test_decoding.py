@@ -1,14 +1,12 @@
 """Decoding by one's own loop against whole forward passes of the same model, without workers."""
 
-from collections import Counter
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from verl.config.rollout import SamplingConfig
 from verl.models.packing import position_ids
-from verl.rollout.decoding import decode, draw
+from verl.rollout.decoding import decode
 
 STEPS = 7
 
@@ -66,12 +64,3 @@ def test_tokens_come_from_the_distribution_that_is_recorded(model, batch, temper
     expected = kept.gather(-1, decoded.token_ids[..., None])[..., 0]
     assert (expected > 0).all()
     torch.testing.assert_close(decoded.logprobs.double(), expected.log(), rtol=0, atol=1e-5)
-
-
-def test_draws_are_in_proportion_and_never_of_what_is_impossible():
-    probabilities = torch.tensor([0.0, 0.125, 0.5, 0.0, 0.375, 0.0])
-    uniform = (torch.arange(800, dtype=torch.float64) + 0.5) / 800
-    tokens = draw(probabilities.log().expand(800, -1), uniform)
-    assert Counter(tokens.tolist()) == {1: 100, 2: 400, 4: 300}
-    extremes = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
-    assert draw(probabilities.log().expand(2, -1), extremes).tolist() == [1, 4]

@@ -112,6 +112,9 @@ def test_all_engines_sample_alike(alone, together, through_transformers, prompts
     drawn = generate(together, prompts, sampling, 5, copies=2)
     assert torch.equal(drawn.input_ids, generate(alone, prompts, sampling, 5).input_ids)
     agree(together, drawn, 1e-4)
+    # Also what is drawn: one number of one stream decides a token, whatever the engine.
+    for group in (alone, through_transformers):
+        assert torch.equal(generate(group, prompts, sampling, 5).input_ids, drawn.input_ids)
     # As many engines as workers, and one of them without a prompt of its own.
     shared = sample(through_transformers, prompts.tokens[:1], GREEDY, 5)
     same_rollout(one[: GREEDY.n], shared)
@@ -221,6 +224,13 @@ def test_an_evaluation_ends_there_too(config, prompts, ray_session):
     assert any(sample.num_tokens < 12 for sample in ended)
     assert not any(STOP in sample.response for sample in samples)
     assert len({sample.response[:1] for sample in samples}) > 5
+
+
+def test_draws_that_are_left_to_vllm_are_others_each_time(config, prompts, ray_session):
+    for group in started(config, 1, seeded=False):
+        drawn = [generate(group, prompts, config.rollout.train_kwargs, 5) for _ in range(2)]
+        assert not torch.equal(drawn[0].input_ids, drawn[1].input_ids)
+        agree(group, drawn[0], 1e-4)
 
 
 def test_draws_of_transformers_depend_on_seed_prompt_and_place_alone(through_transformers, prompts, config):

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from vllm import LLM, AsyncEngineArgs, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import RequestOutputKind
@@ -278,3 +280,74 @@ def one_of_two_ranks(rank: int, port: int, path: Path, capture: dict[str, Any], 
     parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
     with engine(path, capture, skip_tokenizer_init=True, **parallel) as llm:
         return Outcome(ask(llm, prompts, n=2, temperature=1.0), {"threads": torch.get_num_threads()})
+
+
+def from_streams(path: Path, asked: list[tuple[list[int], dict[str, Any]]], **options: Any) -> Outcome:
+    """Tokens and their log-probabilities for prompts with sampling options, from an engine that draws from streams."""
+    preempted: list[str] = []
+    original = Scheduler._preempt_request
+
+    def preempt(self: Scheduler, request: Any, *args: Any, **kwargs: Any) -> None:
+        preempted.append(request.request_id)
+        original(self, request, *args, **kwargs)
+
+    Scheduler._preempt_request = preempt  # type: ignore[method-assign]
+    streams = {"additional_config": {"sampling_streams": True}, "skip_tokenizer_init": True}
+    with engine(path, None, **{"logprobs_mode": "processed_logprobs"} | streams | options) as llm:
+        prompts = [{"prompt_token_ids": prompt} for prompt, _ in asked]
+        outputs = llm.generate(prompts, [sampling(logprobs=0, **kwargs) for _, kwargs in asked], use_tqdm=False)
+        config = llm.llm_engine.vllm_config
+        facts = {"preempted": len(preempted), "asynchronous": config.scheduler_config.async_scheduling}
+    Scheduler._preempt_request = original  # type: ignore[method-assign]
+    return Outcome([drawn_of(output) for output in outputs], facts)
+
+
+def drawn_of(output: Any) -> Answer:
+    """Like :func:`answer_of`, with the tokens' log-probabilities in the place of states."""
+    responses = []
+    for completion in output.outputs:
+        tokens = list(completion.token_ids)
+        logprobs = [at[token].logprob for token, at in zip(tokens, completion.logprobs, strict=True)]
+        responses.append(Response(tokens, logprobs, completion.finish_reason))
+    return Answer(list(output.prompt_token_ids), None, output.num_cached_tokens, responses)
+
+
+def operations_per_step(path: Path, prompt: list[int], option: str) -> list[int]:
+    """How many operations of torch sample a step of 2, and one of 16 requests; ``option``: how they are told apart."""
+    with engine(path, None, additional_config={"sampling_streams": True}, skip_tokenizer_init=True) as llm:
+        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        sample, counts = runner._sample, []
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            with Counting() as counting:
+                result = sample(*args, **kwargs)
+            counts.append(counting.count)
+            return result
+
+        runner._sample = counted
+        for size in (2, 16):
+            named = [{"seed": i} if option == "seed" else {"extra_args": {"stream": i}} for i in range(size)]
+            parameters = [sampling(max_tokens=3, temperature=1.0, top_p=0.9, **name) for name in named]
+            llm.generate([{"prompt_token_ids": prompt}] * size, parameters, use_tqdm=False)
+            counts.append(-1)
+    # The last step of each.
+    return [count for count, following in itertools.pairwise(counts) if following == -1]
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def one_of_two_ranks_from_streams(rank: int, port: int, path: Path, asked: list[Any]) -> Outcome:
+    """As :func:`one_of_two_ranks`."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return from_streams(path, asked, tensor_parallel_size=2, distributed_executor_backend="external_launcher")

@@ -1,4 +1,4 @@
-"""Streams of random numbers: what they are, that they are uniform, and that no two have anything to do with each other."""
+"""Streams of random numbers: what they are, that they are uniform, and that they are independent of each other."""
 
 import numpy as np
 import pytest
@@ -46,9 +46,8 @@ def test_numbers_are_uniform(table: np.ndarray):
 
 
 def test_neighbours_do_not_correlate(table: np.ndarray):
-    derived = uniforms(
-        np.array([substream(substream(0, 3), uid) for uid in range(SIZE)], np.uint64)[:, None], range(SIZE)
-    )
+    names = [substream(substream(0, 3), uid) for uid in range(SIZE)]
+    derived = uniforms(np.array(names, dtype=np.uint64)[:, None], range(SIZE))
     for numbers in (table, derived):
         low, high = numbers[:-1], numbers[1:]
         pairs = [(low, high), (numbers[:, :-1], numbers[:, 1:]), (low[:, :-1], high[:, 1:]), (low[:, 1:], high[:, :-1])]

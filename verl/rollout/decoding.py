@@ -74,7 +74,8 @@ def decode(
 
     Args:
         input_ids, attention_mask: [B, P], padded on the left, on the model's device.
-        draws: [B, R] float64, uniform in [0, 1): one number decides each token. R is the longest response.
+        draws: [B, R] float64 on the model's device, uniform in [0, 1): one number decides each token. R is the longest
+            response.
         end_tokens: tokens that end a response.
         layers: layers whose states are kept, see :func:`verl.models.hidden_states.record_states`; may be empty.
         stops: strings that end a response.
@@ -82,7 +83,6 @@ def decode(
     batch_size, num_steps = draws.shape
     device = input_ids.device
     processors: Any = logits_processors(sampling)
-    numbers = draws.to(device)
     ends = torch.tensor(end_tokens, device=device)
     token_ids = torch.zeros(batch_size, num_steps, dtype=torch.int64, device=device)
     logprobs = torch.zeros(batch_size, num_steps, device=device)
@@ -108,9 +108,8 @@ def decode(
             states = last.new_zeros(batch_size, num_steps, *last.shape[1:]) if states is None else states
             states[:, step] = last
         distribution = processors(read, output.logits[:, -1].float()).log_softmax(dim=-1)
-        tokens = (
-            distribution.argmax(dim=-1) if sampling.temperature == 0 else draw(distribution.exp(), numbers[:, step])
-        )
+        greedy = sampling.temperature == 0
+        tokens = distribution.argmax(dim=-1) if greedy else draw(distribution.exp(), draws[:, step])
         token_ids[:, step] = tokens
         logprobs[:, step] = distribution.gather(1, tokens[:, None]).squeeze(1)
         ends_here = torch.isin(tokens, ends) & ~ended

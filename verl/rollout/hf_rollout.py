@@ -83,7 +83,7 @@ class HFRollout:
             self.policy.model,
             input_ids,
             attention_mask,
-            draws,
+            draws.to(device),
             sampling,
             self.setup.end_tokens,
             self.layers,
