@@ -7,6 +7,7 @@ from typing import Any
 import bench_dealing
 import bench_hidden_states
 import bench_report
+import bench_sampler
 import bench_shaping
 import bench_spectral
 import bench_traffic
@@ -26,6 +27,7 @@ PAGES = {
     **dict.fromkeys(HIDDEN_STATES, bench_hidden_states.page),
     "dealing": bench_dealing.page,
     "learning": compare_algorithms.page,
+    "sampler": bench_sampler.page,
     "shaping_cpu": lambda facts, pairs: bench_shaping.page(facts, bench_shaping.summarise(pairs)),
     "spectral": bench_spectral.page,
     "traffic": bench_traffic.page,
@@ -190,3 +192,13 @@ def test_the_float32_loop_agrees_with_the_svd_on_well_conditioned_data(rows: int
     assert found.dtype == torch.float32
     expected = bench_spectral.library("svd", hidden, lengths, prefixes)
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=0)
+
+
+def test_ways_of_sampling_are_measured_and_counted(tmp_path: Path):
+    bench_sampler.main(["--out", str(tmp_path / "sampler"), "--rows", "4", "--vocab", "600", "--turns", "2"])
+    facts, cases = bench_report.read_report(tmp_path / "sampler.jsonl")
+    assert facts["vocab"] == 600 and [case["rows"] for case in cases] == [4, 4, 1]
+    for case in cases:
+        by_way = {way: {found[way] for found in case["operations"].values()} for way in ("streams", "seeded")}
+        assert len(by_way["streams"]) == 1 and max(by_way["seeded"]) - min(by_way["seeded"]) >= 248
+        assert case["ratio"].keys() == by_way.keys() and min(case["seconds"].values()) > 0

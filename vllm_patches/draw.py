@@ -41,7 +41,7 @@ def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     Both are [B]: the index of a positive weight, and a number in [0, 1] that is uniform if ``uniforms`` is.
     """
     cumulative = weights.cumsum(dim=-1)
-    # Rounding may let the sum at the last positive weight differ from the total, or at a weight of 0 from its neighbour.
+    # Rounding may let the sum differ at the last positive weight from the total, and at a weight of 0 from before.
     targets = (uniforms * (1 - 2.0**-40))[:, None] * cumulative[:, -1:]
     passed = (cumulative > targets) & (weights > 0)
     index = passed.to(torch.uint8).argmax(dim=-1, keepdim=True)  # The first.

@@ -51,7 +51,7 @@ def check_streams(config: Any) -> None:
 def stream_of(params: SamplingParams | None) -> int | None:
     """The stream that a request names; None: it names none."""
     stream = None if params is None or params.extra_args is None else params.extra_args.get(KEY)
-    return None if stream is None else int(stream)
+    return None if stream is None else int(stream) % 2**64
 
 
 def child_params(original: Callable[..., SamplingParams], self: Any, index: int) -> SamplingParams:

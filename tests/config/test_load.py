@@ -221,6 +221,11 @@ REFUSALS = [
         f"+{ENGINE}.additional_config.hidden_states.layers=1",
         "rollout.engine_kwargs.additional_config={'hidden_states':",
     ),
+    (
+        f"+{ENGINE}.additional_config.sampling_streams=false",
+        "rollout.engine_kwargs.additional_config={'sampling_streams': False}: set rollout.seeded instead of",
+    ),
+    ("rollout.name=hf rollout.seeded=false", "rollout.seeded=False: rollout.name=hf draws from streams alone; set it"),
     ("model.lora.dropout=1", "model.lora.dropout=1.0: must be in [0, 1)"),
     ("actor.optim.eps=0", "actor.optim.eps=0.0: must be greater than 0"),
     # What veRL has and is not here.
