@@ -62,12 +62,13 @@ def _unit(values: Array, weights: Array) -> Array:
     # A column that is constant within a draw has only the rounding of its mean left.
     tiny = 1e-13 * np.abs(values).max(initial=0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        deviations /= np.where(squares > total * tiny**2, np.sqrt(squares), np.nan)[:, None]
-    return deviations
+        unit: Array = deviations / np.where(squares > total * tiny**2, np.sqrt(squares), np.nan)[:, None]
+    return unit
 
 
 def _product(x: Array, y: Array) -> Array:
-    return np.clip(np.einsum("dn,dn->d", x, y), -1, 1)
+    products: Array = np.clip(np.einsum("dn,dn->d", x, y), -1, 1)
+    return products
 
 
 def weighted_ranks(values: Array, weights: Array) -> Array:
