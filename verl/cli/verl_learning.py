@@ -260,6 +260,14 @@ _OWN_TOKENIZER = accepted("the reward model uses its own tokenizer and chat temp
 _NO_ENGINE = accepted("the reward model scores in the run's own workers, without an engine")
 _POOL = accepted("the reward model shares the run's workers; placement changes no score")
 
+
+def _processes(value: str) -> str:
+    """A number of processes, of which veRL's default is one."""
+    return "0" if unquoted(value) == "1" else same(value)
+
+
+_VERIFIERS = to("reward_score.num_workers", convert=_processes, note="1 is 0, what the machine can spare")
+
 REWARD_OPTIONS = {
     "reward_model.enable": to("reward_model.enable", note=_RULE),
     "reward_model.enable_resource_pool": _POOL,
@@ -298,7 +306,7 @@ REWARD_OPTIONS = {
     "reward_model.profiler.*": PROFILER,
     f"reward_model.{ULYSSES}": to(f"reward_model.model.{ULYSSES}"),
     "reward_model.use_reward_loop": accepted("how scores are gathered; the scores are the same"),
-    "reward_model.num_workers": to("reward_score.num_workers"),
+    "reward_model.num_workers": _VERIFIERS,
     "reward_model.rollout.*": _NO_ENGINE,
     **overlong_buffer("reward_model.reward_kwargs.overlong_buffer_cfg"),
     **overlong_buffer("reward.reward_kwargs.overlong_buffer_cfg"),
@@ -314,7 +322,7 @@ REWARD_OPTIONS = {
     "reward_manager.module._target_": CLASS,
     "reward_manager.module.path": only(["null"], "name a function in custom_reward_function.path"),
     "reward_manager.module.name": accepted("used by veRL with `reward_manager.module.path` alone, which is refused"),
-    "reward.num_workers": to("reward_score.num_workers"),
+    "reward.num_workers": _VERIFIERS,
     **_own_function("custom_reward_function"),
     **_own_function("reward.custom_reward_function"),
 }
