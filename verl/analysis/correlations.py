@@ -57,18 +57,18 @@ def _unit(values: Array, weights: Array) -> Array:
     """Deviations ``[D, N]`` from the weighted mean, times the root of their weight, of length 1; NaN if constant."""
     total = weights.sum(axis=1)
     means = (weights @ values if values.ndim == 1 else np.einsum("dn,dn->d", weights, values)) / total
-    deviations = (values - means[:, None]) * np.sqrt(weights)
+    deviations: Array = (values - means[:, None]) * np.sqrt(weights)
     squares = np.einsum("dn,dn->d", deviations, deviations)
     # A column that is constant within a draw has only the rounding of its mean left.
     tiny = 1e-13 * np.abs(values).max(initial=0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        unit: Array = deviations / np.where(squares > total * tiny**2, np.sqrt(squares), np.nan)[:, None]
-    return unit
+        deviations /= np.where(squares > total * tiny**2, np.sqrt(squares), np.nan)[:, None]
+    return deviations
 
 
 def _product(x: Array, y: Array) -> Array:
-    products: Array = np.clip(np.einsum("dn,dn->d", x, y), -1, 1)
-    return products
+    found: Array = np.clip(np.einsum("dn,dn->d", x, y), -1, 1)
+    return found
 
 
 def weighted_ranks(values: Array, weights: Array) -> Array:
