@@ -216,7 +216,8 @@ def test_an_evaluation_ends_there_too(config, prompts, ray_session):
     worker = "verl.workers.evaluation:EvaluationWorker"
     group = WorkerGroup(worker, engine, (model, None), 1, 1, "cpu", engine_environment("cpu"))
     prompt = prompts.records[0].input_ids
-    (samples,) = group.run("advance", [[SampleRequest(key, prompt, key, 1.0) for key in range(60)]], 1000)
+    (reply,) = group.run("advance", [SampleRequest(key, prompt, key, 1.0) for key in range(60)], 1000)
+    samples = reply.samples
     group.close()
     ended = [sample for sample in samples if not sample.truncated]
     assert len(samples) == 60 and 0 < len(ended) < 60
