@@ -63,7 +63,7 @@ def engines(verifiers: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> list[tu
     monkeypatch.setattr(evaluate_module, "Exchange", lambda workers, method, copies: workers)
     # One pool for all tests: a process takes seconds to start.
     kept = SimpleNamespace(config=verifiers.config, score_batch=verifiers.score_batch, close=lambda: None)
-    monkeypatch.setattr(evaluate_module, "VerifierPool", lambda config: kept)
+    monkeypatch.setattr(evaluate_module, "VerifierPool", lambda *_: kept)
     return started
 
 
