@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from vllm.engine.arg_utils import EngineArgs
 
 from tests.conftest import changed
 from tests.evaluation.example_tasks import evaluation_config
@@ -17,6 +18,7 @@ from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RolloutBatch
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel, SampleRequest
+from verl.rollout.vllm_engine import engine_options
 from verl.single_controller import WorkerError, WorkerGroup, concat
 
 pytestmark = pytest.mark.slow
@@ -344,3 +346,15 @@ def test_generating_and_learning_take_turns_on_a_gpu(name, ray_session, small_co
     group.run("sync_weights")
     agree(group, generate(group, prompts, sampling, 3), tolerance)
     group.close()
+
+
+def test_workers_of_one_engine_use_no_kernel_that_accesses_the_gpus_of_others(config):
+    together = replace(config.rollout, tensor_parallel_size=2)
+    options = engine_options(together, 64, False, "cpu", 0, None)
+    assert options["disable_custom_all_reduce"] is True
+    assert not EngineArgs(model=config.model.path, **options).compilation_config.pass_config.fuse_allreduce_rms
+    assert "compilation_config" not in engine_options(config.rollout, 64, False, "cpu", 0, None)
+    # Whose machine allows it can say so.
+    own = replace(together, engine_kwargs={"compilation_config": {"mode": 0}, "disable_custom_all_reduce": False})
+    options = engine_options(own, 64, False, "cpu", 0, None)
+    assert options["compilation_config"] == {"mode": 0} and options["disable_custom_all_reduce"] is False

@@ -75,8 +75,10 @@ def engine_options(
     if kv_cache_memory_mb:
         options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20
     if config.tensor_parallel_size > 1:
-        # vLLM's own all-reduce accesses the GPUs of its peers, but each worker sees only its own.
+        # vLLM's own all-reduce accesses the GPUs of its peers, but each worker sees only its own. So does the kernel
+        # with which vLLM fuses all-reduce and normalisation on some GPUs.
         options["disable_custom_all_reduce"] = True
+        options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     options |= checked_engine_kwargs(config.engine_kwargs)
     plugin: dict[str, Any] = {}
     if calculator is not None:
