@@ -324,8 +324,8 @@ class RunConfig(MachineOptions):
     save_hf_model: bool
     """Also write the model as ``transformers`` and vLLM load it into each checkpoint, as ``actor/huggingface``. If
     false, ``python -m verl.trainer.main_export`` can write it later."""
-    async_save: bool
-    """Copy a checkpoint to the host's memory and write it to disk while training continues."""
+    async_save: bool | None
+    """Copy a checkpoint to the host's memory and write it to disk while training continues. ``null``: on GPUs."""
     max_restarts: int
     """How often the run starts again from its latest complete checkpoint after a worker, a machine or the network
     failed or hung; 0: it ends with the first failure. Errors of the program, and one that comes twice in a row in the
@@ -350,6 +350,10 @@ class RunConfig(MachineOptions):
     peak_tflops: float
     """Peak speed of one device in 10^12 operations a second at ``param_dtype``, for the model FLOPs utilisation; 0:
     looked up by the GPU's name, and nothing is logged for an unknown device."""
+
+    def saves_in_background(self, device_type: str) -> bool:
+        """Whether training continues while a checkpoint is written."""
+        return device_type == "cuda" if self.async_save is None else self.async_save
 
     def __post_init__(self) -> None:
         super().__post_init__()

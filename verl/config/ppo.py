@@ -272,6 +272,10 @@ class TrainerConfig(RunConfig):
     """Show this many responses of every kept training step and validation on the console and, as tables, in wandb and
     TensorBoard; spread over the batch, so that every validation shows the same prompts. 0: none."""
 
+    def deals_by_counts(self, device_type: str) -> bool:
+        """Whether ``deterministic`` holds."""
+        return device_type == "cpu" if self.deterministic is None else self.deterministic
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_not_negative("trainer.critic_warmup", self.critic_warmup)

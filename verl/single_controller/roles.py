@@ -113,14 +113,9 @@ class PolicyWorkers(RoleWorkers):
             seed,
             self.config.data.max_response_length,
             pad_token_id,
-            self._deterministic,
+            self.config.trainer.deals_by_counts(self.workers.device_type),
             on_finished,
         )
-
-    @property
-    def _deterministic(self) -> bool:
-        wanted = self.config.trainer.deterministic
-        return self.workers.device_type == "cpu" if wanted is None else wanted
 
     def finish_generation(self) -> None:
         """Free the engines' memory until they generate again or get new weights."""

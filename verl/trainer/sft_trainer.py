@@ -72,8 +72,8 @@ class SFTTrainer:
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.validations: dict[int, dict[str, float]] = {}
-        newest = trainer.max_ckpt_to_keep
-        self.saver = CheckpointSaver(run.attempt, workers, trainer.async_save, trainer.save_hf_model, newest)
+        newest, background = trainer.max_ckpt_to_keep, trainer.saves_in_background(workers.device_type)
+        self.saver = CheckpointSaver(run.attempt, workers, background, trainer.save_hf_model, newest)
 
     def restore(self, resumption: Resumption) -> None:
         """Restore workers and trainer from a checkpoint."""

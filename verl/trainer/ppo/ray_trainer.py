@@ -106,7 +106,8 @@ class RayPPOTrainer:
         self.metrics: dict[str, float] = {}
         self.validations: dict[int, dict[str, float]] = {}
         newest, always = trainer.max_ckpt_to_keep, trainer.except_save
-        self.saver = CheckpointSaver(run.attempt, workers, trainer.async_save, trainer.save_hf_model, newest, always)
+        background = trainer.saves_in_background(workers.device_type)
+        self.saver = CheckpointSaver(run.attempt, workers, background, trainer.save_hf_model, newest, always)
 
     def fit(self) -> None:
         """Train from the step after the one reached, 0 at first, to the last."""
