@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from verl.single_controller import MachineError, WorkerError, WorkerGroup
+from verl.single_controller.exchange import Exchange
 from verl.single_controller.failures import NetworkError
 from verl.single_controller.supervision import Supervision
 
@@ -59,6 +60,16 @@ def test_a_call_that_takes_too_long(supervised: Start, tmp_path: Path):
     with pytest.raises(MachineError, match=message):
         group.run("rest", 60)
     assert "in rest" in (tmp_path / "logs" / "rank_1.stacks").read_text()
+
+
+def test_an_engine_that_always_replies_is_watched_too(supervised: Start):
+    group = supervised()
+    group._supervisor.options = replace(group._supervisor.options, phase_timeout_s=1.0)
+    engines = Exchange(group, "rest", 1)
+    with pytest.raises(MachineError, match="^rest has taken longer than"):
+        for _ in range(100):
+            engines.send(0, 0.05)
+            engines.receive(from_all=False)
 
 
 def test_death_network_and_program(supervised: Start):

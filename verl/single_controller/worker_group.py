@@ -235,14 +235,14 @@ class WorkerGroup:
         """
         pending = list(calls)
         while pending:
+            # Before each wait and not only after one in vain: an engine may always reply sooner.
+            self._supervisor.check(method, time.monotonic() - started)
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
             results = {call: _outcome(call) for call in done}
             for call, found in results.items():
                 if isinstance(found, RayError):
                     first, error = self._cause((call, found), pending)
                     raise self._failure(calls[first], error, method) from error
-            if pending:
-                self._supervisor.check(method, time.monotonic() - started)
             yield from results.items()
 
     @staticmethod
