@@ -20,6 +20,7 @@ class CountingWorkers:
     """Stand for a ``WorkerGroup`` of four; a conversation's log-probability is the negative of its first token."""
 
     world_size = 4
+    device_type = "cpu"
     device_name = ""
 
     def __init__(self) -> None:
