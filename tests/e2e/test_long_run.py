@@ -46,7 +46,7 @@ def test_the_driver_does_not_grow_a_step_is_profiled_and_ctrl_c_ends_the_run(tin
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
     for method, operator in {
-        "generate": "aten::_log_softmax",
+        "advance": "aten::_log_softmax",
         "compute_logprobs": "aten::scaled_dot_product_attention",
         "update_actor": "aten::_log_softmax",
     }.items():

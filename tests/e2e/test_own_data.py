@@ -65,7 +65,9 @@ def train(base_model: Path, tmp_path: Path, rows: list[dict[str, Any]], *overrid
 
 def test_a_base_model_learns_from_files_that_are_templated_already(base_model, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    rows = [simplerl_zoo(ABEL), simplerl_zoo("x" * 300), simplerl_zoo(QWEN), GSM8K, COUNTDOWN]
+    wrong = {"reward_model": {"ground_truth": "987654", "style": "rule"}}  # which no untrained model says
+    rows = [entry | wrong for entry in (simplerl_zoo(ABEL), simplerl_zoo("x" * 300), simplerl_zoo(QWEN), GSM8K)]
+    rows.append(COUNTDOWN)
     run, folder = train(
         base_model,
         tmp_path,

@@ -86,7 +86,7 @@ CHANCE = """
 import zlib
 
 def score(data_source, solution_str, ground_truth, extra_info=None):
-    right = zlib.crc32(solution_str.encode()) % 5 == 0
+    right = zlib.crc32(solution_str.encode()) % 9 == 0
     return {"score": float(right), "chars": len(solution_str), "text": solution_str}
 """
 

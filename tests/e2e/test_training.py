@@ -106,6 +106,8 @@ EXPERIMENTS = {
         *("trainer.n_gpus_per_node=2", "trainer.critic_warmup=1", "trainer.remove_clip=true"),
         # Nothing that two workers could share evenly: mini-batches of 6 and 3 responses, and one validation prompt.
         *("data.train_batch_size=3", "rollout.n=3", "data.val_sample_size=1"),
+        # A third of the responses end before they are cut.
+        f"rollout.stop_token_ids={[*range(30, 40)]}".replace(" ", ""),
         *("reward_model.enable=true", "model.use_remove_padding=true", "calculator.source=actor"),
         *("actor.use_dynamic_bsz=true", "calculator.prefix_rule=at_stride_and_whole"),
         "calculator.metric_indices_add=[avg_log_probs,avg_response_entropy,avg_logits_entropy]",
