@@ -121,6 +121,13 @@ class PolicyScores(TensorClass):
     """[B, R] float32, the sum of the squared probabilities of the vocabulary, 0 on padding; None where no advantage
     estimator needs it."""
 
+    @classmethod
+    def unknown(cls, rollout: RolloutBatch) -> "PolicyScores":
+        """NaN for every token of the responses."""
+        size = [len(rollout)]
+        logprobs, entropy = torch.full((2, *rollout.response_mask.shape), torch.nan)
+        return cls(logprobs, entropy, RankMetrics.none(len(rollout)), batch_size=size)
+
 
 class PolicyBatch(TensorClass):
     """What the policy update needs of a rollout."""
@@ -132,7 +139,7 @@ class PolicyBatch(TensorClass):
     response_mask: Tensor
     """[B, R] int64, 1 on the response tokens to learn from; a response may have none."""
     old_logprobs: Tensor
-    """[B, R] float32, under the policy before the update."""
+    """[B, R] float32, under the policy before the update; NaN where that update finds them."""
     rollout_logprobs: Tensor
     """[B, R] float32, under the distribution that the rollout engine sampled from; equal to ``old_logprobs`` without
     importance sampling."""

@@ -530,6 +530,26 @@ def test_bypass_mode_saves_a_pass_that_nothing_needs(options: str, scores: bool)
     assert load_config(PPOConfig, "ppo_trainer", options.split()).scores_before_update is scores
 
 
+@pytest.mark.parametrize(
+    ("options", "in_update"),
+    [
+        ("", True),
+        ("actor.tis_level=sequence model.lora.rank=4 algorithm=gae", True),
+        ("actor.bypass_mode=true", False),
+        ("actor.tis_level=token actor.tis_normalize=true", False),
+        ("calculator.metric_indices_add=[avg_logits_entropy]", False),
+        ("calculator.source=actor", False),
+        (f"{VETO}=1e-4", False),
+        ("algorithm=optimal_token_baseline", False),
+        ("algorithm.use_kl_in_reward=true", False),
+        ("algorithm=gae algorithm.use_pf_ppo=true", False),
+        ("model.lora.rank=4 model.lora.dropout=0.1", False),
+    ],
+)
+def test_an_update_scores_its_responses_where_nothing_needs_the_scores_before(options: str, in_update: bool):
+    assert load_config(PPOConfig, "ppo_trainer", options.split()).scores_in_update is in_update
+
+
 LONG_NAME = "a" * 300
 
 

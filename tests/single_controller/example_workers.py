@@ -33,6 +33,10 @@ class ExampleWorker:
         self.share = batch
         return {"tokens": float(batch.attention_mask.sum() * factor), "rank": float(self.rank)}
 
+    def count_and_return_tokens(self, batch: ConversationBatch, factor: int) -> tuple[dict[str, float], torch.Tensor]:
+        """Tokens of the share, and all of them [B, S]."""
+        return self.count_tokens(batch, factor), batch.input_ids
+
     def learned(self) -> tuple[int, list[int]]:
         """Rows of the last share that was counted, and the first tokens of those that have something to learn."""
         return len(self.share), self.share.input_ids[self.share.loss_mask.any(dim=1), 0].tolist()

@@ -61,7 +61,18 @@ def test_an_update_learns_from_each_row_once(workers, balance: bool, copies: int
         assert batch.loss_mask.any(dim=1).all()
 
 
-CALLS = {"run", "run_split", "map_rows", "run_update"}
+@pytest.mark.parametrize(("balance", "copies"), [(False, 1), (True, 1), (True, 2)])
+def test_an_update_returns_what_it_finds_of_each_row(workers, balance: bool, copies: int):
+    for size in (1, 5, 8):
+        batch = batch_of([2 + (5 * i) % 7 for i in range(size)])
+        role = RoleWorkers(workers, copies, balance)
+        metrics, rows = role.run_scoring_update("count_and_return_tokens", batch, 1)
+        assert metrics == role.run_update("count_tokens", batch, 1)
+        assert torch.equal(rows, batch.input_ids)
+        assert sorted(row for _, found in workers.run("learned")[::copies] for row in found) == list(range(size))
+
+
+CALLS = {"run", "run_split", "map_rows", "run_update", "run_scoring_update"}
 """Calls whose first argument names a method of the worker."""
 
 

@@ -9,12 +9,12 @@ import torch
 from groups import gradients_of  # beside this file, which a worker imports by itself
 from torch import Tensor
 
-from verl.config.ppo import ActorConfig
+from verl.config.actor import ActorConfig
 from verl.config.signal import CalculatorConfig
 from verl.models.fsdp import full_parameters
 from verl.models.packing import position_ids
 from verl.models.policy import scoring_batches
-from verl.protocol import PolicyBatch, PromptBatch
+from verl.protocol import PolicyBatch, PolicyScores, PromptBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout.decoding import StopStrings
 from verl.workers.hybrid import HybridWorker
@@ -26,6 +26,15 @@ class ProbeWorker(HybridWorker):
     def gradients(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, Tensor]:
         """Full gradients of one update of the policy, without applying it."""
         return gradients_of(self.actor.learner, lambda: self.actor.update(batch, num_tokens, num_sequences))[1]
+
+    def gradients_on_policy(
+        self, batch: PolicyBatch, num_tokens: int, num_sequences: int
+    ) -> tuple[dict[str, Tensor], PolicyScores]:
+        """The same of an update that finds the old log-probabilities by itself, and what it says of the responses."""
+        (_, scores), gradients = gradients_of(
+            self.actor.learner, lambda: self.actor.update_on_policy(batch, num_tokens, num_sequences)
+        )
+        return gradients, scores
 
     def measure_states(self, calculator: CalculatorConfig | None) -> None:
         """Have the policy measure rank metrics, as with ``calculator.source=actor``."""

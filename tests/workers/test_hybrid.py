@@ -132,6 +132,31 @@ def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, s
         group.run("configure_actor", small_config.actor, {})
 
 
+def test_the_first_update_needs_no_pass_of_its_own_for_old_log_probabilities(one, two, prompts, small_config):
+    rollout = sample(one, prompts.tokens, small_config.rollout.train_kwargs, 1)
+    old = concat(one.run_split("compute_logprobs", rollout))
+    known = policy_batch(rollout, old.logprobs)
+    # Half of the second response, and the whole of the third, are not learned from; they are scored all the same.
+    known.response_mask[1, known.response_mask[1].sum() // 2 :] = 0
+    known.response_mask[2] = 0
+    unknown = known.clone()
+    unknown.old_logprobs.fill_(torch.nan)
+    counts = (int(known.response_mask.sum()), len(known) - 1)
+    losses = [{"policy_loss": "ppo_clip", "tis_level": "sequence"}, {"policy_loss": "gspo", "entropy_coeff": 0.1}]
+    for group, split in (("one", {}), ("two", {"micro_batch_size_per_gpu": 5}), ("two", BY_TOKENS)):
+        workers = {"one": one, "two": two}[group]
+        for loss in losses:
+            workers.run("configure_actor", small_config.actor, loss | split)
+            role = RoleWorkers(workers, balance="use_dynamic_bsz" in split)
+            expected = role.run_update("gradients", known, *counts)
+            found, scores = role.run_scoring_update("gradients_on_policy", unknown, *counts)
+            assert relative_difference(expected, found) < 1e-5, (group, loss)
+            torch.testing.assert_close(scores.logprobs, old.logprobs, atol=1e-5, rtol=0)
+            torch.testing.assert_close(scores.entropy, old.entropy, atol=1e-5, rtol=0)
+    for workers in (one, two):
+        workers.run("configure_actor", small_config.actor, {})
+
+
 def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, prompts, small_config, monkeypatch):
     sampling = small_config.rollout.train_kwargs
     alone = sample(one, prompts.tokens, sampling, 7)

@@ -5,8 +5,8 @@ The dataclasses are the schema, ``configs/`` holds the values.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
+from verl.config.actor import ActorConfig
 from verl.config.checks import require, require_not_negative, require_positive
 from verl.config.common import (
     Device,
@@ -18,7 +18,6 @@ from verl.config.common import (
     require_seed,
 )
 from verl.config.data import DataConfig
-from verl.config.policy_losses import CLIP_RANGES, LOSS_OPTIONS, SEQUENCE_LOSSES, PolicyLoss
 from verl.config.rollout import RolloutConfig
 from verl.config.samples import SamplesConfig
 from verl.config.signal import (
@@ -26,175 +25,10 @@ from verl.config.signal import (
     TOKEN_BASELINES,
     AlgorithmConfig,
     CalculatorConfig,
-    KLType,
     RewardManagerConfig,
     RewardModelConfig,
     RewardScoreConfig,
 )
-
-LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
-
-
-@dataclass(frozen=True)
-class ActorConfig:
-    """The policy update."""
-
-    ppo_mini_batch_size: int
-    """Prompts per optimizer step, over all workers; at most ``data.train_batch_size``. Need not divide it (the last
-    mini-batch is smaller), nor be a multiple of the workers (shares are filled up with rows that nothing is learned
-    from; veRL rounds a worker's share down instead)."""
-    ppo_epochs: int
-    """Passes over each rollout batch."""
-    micro_batch_size_per_gpu: int
-    """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient. Need not
-    divide the worker's share of a mini-batch (veRL refuses that): the last pass takes what is left, with its weight."""
-    log_prob_micro_batch_size_per_gpu: int
-    """Responses per forward pass on one worker when only log-probabilities are computed, of the policy or the
-    reference."""
-    use_dynamic_bsz: bool
-    """Fill micro-batches by their number of tokens instead of responses, and balance tokens over workers. Does not
-    change the gradient."""
-    ppo_max_token_len_per_gpu: int
-    """Most tokens, prompt and response, per forward and backward pass on one worker with ``use_dynamic_bsz``. Workers
-    that split sequences (``model.ulysses_sequence_parallel_size``) add up; together they hold at least one whole
-    sequence."""
-    log_prob_max_token_len_per_gpu: int
-    """The same when only log-probabilities are computed."""
-    policy_loss: PolicyLoss
-    """``ppo_clip`` clips the probability ratio of each token, ``gspo`` that of the whole response; ``cispo`` weights
-    the log-probability of each token by its clipped ratio; ``gmpo`` takes the geometric mean of a response's ratios,
-    each of whose logarithms is clipped to [-``clip_ratio_low``, ``clip_ratio_high``]; ``gpg`` is the log-probability
-    itself, without a ratio, as in REINFORCE (arXiv 2504.02546); ``sapo`` lets each token's gradient fade smoothly as
-    its ratio leaves 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347); ``clip_cov`` is ``ppo_clip`` without a few random
-    tokens of large covariance of advantage and log-probability, and ``kl_cov``, which does not clip, penalises the
-    tokens where it is largest by their KL divergence (arXiv 2505.22617)."""
-    clip_ratio_low: float | None
-    """Lower clip of the probability ratio: 1 - ``clip_ratio_low``, in (0, 1]; of its logarithm with ``gmpo``, any above
-    0. Null: what suits ``policy_loss``, 3e-4 for ``gspo``, 0.4 for ``gmpo`` and 0.2 for the others."""
-    clip_ratio_high: float | None
-    """Upper clip of the probability ratio: 1 + ``clip_ratio_high``. Null: 4e-4 for ``gspo``, 0.4 for ``gmpo`` and 0.2
-    for the others."""
-    clip_ratio_c: float | None
-    """Dual clip of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
-    -``clip_ratio_c`` * A; null: no bound."""
-    tau_pos: float
-    """How fast the gradient of ``sapo`` fades where the advantage is positive, above 0."""
-    tau_neg: float
-    """The same elsewhere."""
-    clip_cov_ratio: float
-    """Share of the tokens of a micro-batch that ``clip_cov`` leaves out, in (0, 1]."""
-    clip_cov_lb: float
-    """They have a covariance above this."""
-    clip_cov_ub: float
-    """And below this."""
-    kl_cov_ratio: float
-    """Share of the tokens of a micro-batch that ``kl_cov`` penalises, in (0, 1]."""
-    ppo_kl_coef: float
-    """Weight of that penalty, at least 0."""
-    loss_agg_mode: LossAggMode | None
-    """How token losses, those of entropy and KL divergence included, become one number. ``token-mean``: the mean over
-    all response tokens of the optimizer step; ``seq-mean-token-mean``: the mean over responses of each one's mean;
-    ``seq-mean-token-sum``: of each one's sum; ``seq-mean-token-sum-norm``: of each one's sum, divided by
-    ``data.max_response_length`` (Dr.GRPO). Null: ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``,
-    ``token-mean`` for the others."""
-    entropy_coeff: float
-    """Weight of the entropy bonus in the loss, at least 0."""
-    bypass_mode: bool
-    """Take probability ratios, and the KL divergence in the reward, to the log-probabilities that the rollout engine
-    recorded, instead of those of the policy before the update. Saves the pass that computes the latter, and with it
-    ``rollout_corr/*`` in the log, unless rejection rules, ``tis_normalize``, a metric of tokens or the advantage
-    estimator needs it. The ratio then corrects for the engine by itself; ``tis_level`` is for ``policy_loss=gpg``
-    alone, whose weights are those of the policy as it learns."""
-    tis_level: Literal["none", "token", "sequence"]
-    """Truncated importance sampling, which corrects for the mismatch between the probabilities of the rollout engine
-    and of the trainer: ``none``; ``token`` or ``sequence`` weights a token's loss by the ratio of the token or of its
-    whole response."""
-    tis_cap: float
-    """Largest weight of ``tis_level``, above 0."""
-    tis_normalize: bool
-    """Divide the weights by their mean over the batch, of tokens or responses by ``tis_level``."""
-    use_kl_loss: bool
-    """Add the KL divergence from the reference policy to the loss."""
-    kl_loss_coef: float
-    """Weight of the KL divergence in the loss, at least 0."""
-    kl_loss_type: KLType
-    """Estimator of that divergence, by token: ``kl`` or ``k1``, the log-ratio; ``abs``, its absolute value; ``mse`` or
-    ``k2``, half its square; ``low_var_kl`` or ``k3``, whose log-ratio is clamped to [-20, 20] and whose value to 10,
-    where its gradient ends. With the suffix ``+``, as in ``k3+``, the same value with the gradient of ``k2``, which is
-    that of the divergence on policy and is never clamped. The gradient of ``k1`` alone vanishes on policy, and a
-    warning says so."""
-    use_unbiased_kl: bool
-    """Weight that estimate by the probability ratio of the policy to the one that sampled, log-ratio within [-20, 20],
-    so that its gradient stays right in later mini-batches and epochs (DeepSeek-V3.2, arXiv 2512.02556). ``k1`` then has
-    the right gradient too."""
-    optim: OptimConfig
-
-    def __post_init__(self) -> None:
-        for field in (
-            "ppo_mini_batch_size",
-            "ppo_epochs",
-            "micro_batch_size_per_gpu",
-            "log_prob_micro_batch_size_per_gpu",
-            "ppo_max_token_len_per_gpu",
-            "log_prob_max_token_len_per_gpu",
-        ):
-            require_positive(f"actor.{field}", getattr(self, field))
-        low, high = self.clip_range
-        most = math.inf if self.policy_loss == "gmpo" else 1
-        require(0 < low <= most, "actor.clip_ratio_low", low, "must be in (0, 1]; with gmpo it may be greater")
-        require_positive("actor.clip_ratio_high", high)
-        require_not_negative("actor.kl_loss_coef", self.kl_loss_coef)
-        if self.clip_ratio_c is not None:
-            field, clip = "actor.clip_ratio_c", self.clip_ratio_c
-            require(clip > 1, field, clip, "must be above 1, or null")
-            require(self.policy_loss == "ppo_clip", field, clip, f"{self.policy_loss} has no dual clip; set it to null")
-        require_not_negative("actor.entropy_coeff", self.entropy_coeff)
-        require_positive("actor.tis_cap", self.tis_cap)
-        require(
-            not self.bypass_mode or self.tis_level == "none" or self.policy_loss == "gpg",
-            "actor.tis_level",
-            self.tis_level,
-            f"with actor.bypass_mode the ratio of {self.policy_loss} is to the engine already; set it to none",
-        )
-        for field in ("clip_cov_ratio", "kl_cov_ratio"):
-            share = getattr(self, field)
-            require(0 < share <= 1, f"actor.{field}", share, "must be in (0, 1]")
-        low, high = self.clip_cov_lb, self.clip_cov_ub
-        require(low < high, "actor.clip_cov_lb", low, f"must be below actor.clip_cov_ub={high:g}")
-        require_not_negative("actor.ppo_kl_coef", self.ppo_kl_coef)
-        require_positive("actor.tau_pos", self.tau_pos)
-        require_positive("actor.tau_neg", self.tau_neg)
-
-    @property
-    def loss_options(self) -> dict[str, float | None]:
-        """What ``policy_loss`` takes besides tensors."""
-        low, high = self.clip_range
-        clips = {"clip_low": low, "clip_high": high}
-        names = LOSS_OPTIONS[self.policy_loss]
-        return {name: clips[name] if name in clips else getattr(self, name) for name in names}
-
-    @property
-    def clip_range(self) -> tuple[float, float]:
-        """``clip_ratio_low`` and ``clip_ratio_high``, with those of the policy loss where they are null."""
-        low, high = CLIP_RANGES[self.policy_loss] if self.policy_loss in CLIP_RANGES else (0.2, 0.2)
-        low = low if self.clip_ratio_low is None else self.clip_ratio_low
-        return low, high if self.clip_ratio_high is None else self.clip_ratio_high
-
-    @property
-    def clips_nothing(self) -> bool:
-        """Whether the clip range is one of tokens for the ratio of whole responses, which hardly leaves it."""
-        return self.policy_loss == "gspo" and max(self.clip_range) >= 0.05
-
-    @property
-    def kl_gradient_vanishes(self) -> bool:
-        """Whether the KL divergence in the loss has a gradient of mean 0 on policy."""
-        k1 = self.use_kl_loss and self.kl_loss_coef > 0 and self.kl_loss_type in ("kl", "k1")
-        return k1 and not self.use_unbiased_kl
-
-    @property
-    def loss_aggregation(self) -> LossAggMode:
-        """``loss_agg_mode``, or that of the policy loss if it is null."""
-        return self.loss_agg_mode or ("seq-mean-token-mean" if self.policy_loss in SEQUENCE_LOSSES else "token-mean")
 
 
 @dataclass(frozen=True)
@@ -369,12 +203,26 @@ class PPOConfig:
 
     @property
     def scores_before_update(self) -> bool:
-        """Whether the policy computes the log-probabilities of its responses before it learns from them."""
+        """Whether the policy computes the log-probabilities of a step's responses, as it was before the update."""
+        return not self.actor.bypass_mode or self._signal_needs_scores
+
+    @property
+    def scores_in_update(self) -> bool:
+        """Whether a step's first mini-batch gets these log-probabilities from its own update, whose forward pass
+        computes them anyway. Not where the learning signal needs them, nor where the update reads other rows or drops
+        parts of adapters' inputs."""
+        earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward
+        differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
+        return not (self.actor.bypass_mode or earlier or differs)
+
+    @property
+    def _signal_needs_scores(self) -> bool:
+        """Whether what the update learns from depends on the policy's scores, besides a KL divergence in the reward."""
         actor, calculator = self.actor, self.calculator
         weighted = actor.tis_normalize and actor.tis_level != "none"
         measured = calculator.needs_policy or calculator.measured_by("actor")
         rejected = bool(self.algorithm.rollout_correction.rejections)
-        return not actor.bypass_mode or weighted or measured or rejected or self.needs_sum_pi_squared
+        return weighted or measured or rejected or self.needs_sum_pi_squared
 
     @property
     def uses_reference(self) -> bool:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from verl.config.actor import ActorConfig
 from verl.config.common import ModelConfig
-from verl.config.ppo import ActorConfig
 from verl.models.forward import LogprobForward
 from verl.models.fsdp import offloaded_parameters
 from verl.models.loading import load_sharded_model
@@ -71,10 +71,10 @@ class Policy:
             scored = self.forward.logprobs(
                 *self._columns(micro), self.temperature, layers=layers, sum_pi_squared=sum_pi_squared
             )
-            logprobs.append(_full_width(scored.logprobs, micro))
-            entropies.append(_full_width(scored.entropy, micro))
+            logprobs.append(full_width(scored.logprobs, micro))
+            entropies.append(full_width(scored.entropy, micro))
             if scored.sum_pi_squared is not None:
-                squares.append(_full_width(scored.sum_pi_squared, micro))
+                squares.append(full_width(scored.sum_pi_squared, micro))
             if measure is not None:
                 rows += measure(scored.states).to_rows()
         metrics = RankMetrics.none(len(batch))
@@ -91,8 +91,8 @@ class Policy:
         return input_ids, attention_mask, response_mask
 
 
-def _full_width(values: Tensor, micro: RolloutBatch) -> Tensor:
-    """[B, R], 0 in the columns that were cut."""
+def full_width(values: Tensor, micro: RolloutBatch | PolicyBatch) -> Tensor:
+    """``values`` of the columns that were left of ``micro``'s, [B, R] with 0 in those that were cut."""
     return F.pad(values, (0, micro.response_mask.shape[1] - values.shape[1]))
 
 

@@ -45,12 +45,10 @@ class RoleWorkers:
             What the workers return, a tensor, a tensorclass or a tuple of them whose first dimension is that of their
             share, [B, ...].
         """
-        fill = self._fill(batch)
-        order = fill[self._spread(batch[fill])]
+        order, _ = self._shares(batch)
         joined = concat(self.workers.run_split(method, batch[order], copies=self.copies))
-        position = torch.empty(len(batch), dtype=torch.int64)
-        position[order] = torch.arange(len(order))
-        return tuple(part[position] for part in joined) if isinstance(joined, tuple) else joined[position]
+        back = _places(order)
+        return tuple(part[back] for part in joined) if isinstance(joined, tuple) else joined[back]
 
     def run_update(self, method: str, batch: Any, *arguments: Any) -> dict[str, float]:
         """Call ``method`` on shares of ``batch``, whose rows may go to any worker; returns the first worker's metrics.
@@ -60,27 +58,41 @@ class RoleWorkers:
         Args:
             batch: a tensorclass with ``attention_mask`` [B, S] and a mask of the tokens to learn.
         """
-        rows = batch[self._fill(batch)]
-        mask = rows.loss_mask if isinstance(rows, ConversationBatch) else rows.response_mask
-        mask[len(batch) :] = 0
-        rows = rows[self._spread(rows)]
-        metrics: dict[str, float] = self.workers.run_split(method, rows, *arguments, copies=self.copies)[0]
+        metrics: dict[str, float] = self._learn(method, batch, arguments)[0][0]
         return metrics
+
+    def run_scoring_update(self, method: str, batch: Any, *arguments: Any) -> tuple[dict[str, float], Any]:
+        """As :meth:`run_update` with a method that returns metrics and results of its rows; these are joined, [B, ...],
+        as by :meth:`map_rows`."""
+        results, order = self._learn(method, batch, arguments)
+        return results[0][0], concat([rows for _, rows in results])[_places(order)]
+
+    def _learn(self, method: str, batch: Any, arguments: tuple[Any, ...]) -> tuple[list[Any], Tensor]:
+        """What the workers return, and the order of the rows in their shares; nothing is learned from copies."""
+        order, copied = self._shares(batch)
+        rows = batch[order]
+        mask = rows.loss_mask if isinstance(rows, ConversationBatch) else rows.response_mask
+        mask[copied] = 0
+        return self.workers.run_split(method, rows, *arguments, copies=self.copies), order
 
     @property
     def _num_shares(self) -> int:
         return self.workers.world_size // self.copies
 
-    def _fill(self, batch: Any) -> Tensor:
-        """All rows of ``batch``, then its shortest as often as it takes to make equal shares."""
-        shortest = batch.attention_mask.sum(dim=1).argmin()
-        return torch.cat([torch.arange(len(batch)), shortest.repeat(-len(batch) % self._num_shares)])
+    def _shares(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """The rows in the order in which they are cut into shares, the shortest as often as it takes to make these
+        equal, and, for each of them, whether it is such a copy."""
+        lengths = batch.attention_mask.sum(dim=1)
+        rows = torch.cat([torch.arange(len(batch)), lengths.argmin().repeat(-len(batch) % self._num_shares)])
+        order = balanced_order(lengths[rows], self._num_shares) if self.balance else torch.arange(len(rows))
+        return rows[order], order >= len(batch)
 
-    def _spread(self, batch: Any) -> Tensor:
-        """The order of the rows in which they are cut into shares."""
-        if not self.balance:
-            return torch.arange(len(batch))
-        return balanced_order(batch.attention_mask.sum(dim=1), self._num_shares)
+
+def _places(order: Tensor) -> Tensor:
+    """Where each row is in ``order``."""
+    places = torch.empty(int(order.max()) + 1, dtype=torch.int64)
+    places[order] = torch.arange(len(order))
+    return places
 
 
 def _to_score(rollout: RolloutBatch) -> RolloutBatch:
@@ -129,6 +141,12 @@ class PolicyWorkers(RoleWorkers):
     def update(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step on a mini-batch; the counts are those of its ``response_mask``."""
         return self.run_update("update_actor", batch, num_tokens, num_sequences)
+
+    def update_on_policy(
+        self, batch: PolicyBatch, num_tokens: int, num_sequences: int
+    ) -> tuple[dict[str, float], PolicyScores]:
+        """As :meth:`update`, and what the policy said of the responses before; the batch was sampled from it."""
+        return self.run_scoring_update("update_actor_on_policy", batch, num_tokens, num_sequences)
 
     def sync_weights(self) -> None:
         """Give the engines the policy's weights."""

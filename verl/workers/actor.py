@@ -5,12 +5,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from verl.algorithms.kl import kl_loss
 from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, loss_weights, rollout_weights
+from verl.config.actor import ActorConfig
 from verl.config.common import ModelConfig
-from verl.config.ppo import ActorConfig
 from verl.models.learner import Learner
-from verl.models.micro_batches import MicroBatching
-from verl.models.policy import Policy, scoring_batches
-from verl.protocol import PolicyBatch
+from verl.models.micro_batches import MicroBatching, restore_order
+from verl.models.policy import Policy, full_width, scoring_batches
+from verl.protocol import PolicyBatch, PolicyScores, RankMetrics
 
 
 class Actor(Policy):
@@ -46,34 +46,73 @@ class Actor(Policy):
         Returns:
             Metrics of the whole mini-batch, the same on every rank.
         """
-        size = StepSize(num_tokens, num_sequences, self.max_response_length)
+        return self._step(batch, self._cut(batch), num_tokens, num_sequences, None)
+
+    def update_on_policy(
+        self, batch: PolicyBatch, num_tokens: int, num_sequences: int
+    ) -> tuple[dict[str, float], PolicyScores]:
+        """As :meth:`update`, of the policy that the batch was sampled from: the forward pass of the update is the one
+        that the old log-probabilities come from, and ``batch.old_logprobs`` is not read.
+
+        Returns:
+            What :meth:`update` returns, and what the policy said of this rank's responses before the step.
+        """
+        cuts, scored = self._cut(batch), list[tuple[Tensor, Tensor]]()
+        metrics = self._step(batch, cuts, num_tokens, num_sequences, scored)
+        logprobs, entropy = (restore_order(parts, cuts) for parts in zip(*scored, strict=True))
+        return metrics, PolicyScores(logprobs, entropy, RankMetrics.none(len(batch)), batch_size=[len(batch)])
+
+    def _cut(self, batch: PolicyBatch) -> list[Tensor]:
+        """The rows of each micro-batch."""
         config = self.config
         max_tokens = config.ppo_max_token_len_per_gpu if config.use_dynamic_bsz else None
-        cuts = MicroBatching.of(self.model_config, config.micro_batch_size_per_gpu, max_tokens).cut(batch)
-        sums, state = self.learner.step(self._loss(batch[rows], size) for rows in cuts)
+        return MicroBatching.of(self.model_config, config.micro_batch_size_per_gpu, max_tokens).cut(batch)
+
+    def _step(
+        self,
+        batch: PolicyBatch,
+        cuts: list[Tensor],
+        num_tokens: int,
+        num_sequences: int,
+        scored: list[tuple[Tensor, Tensor]] | None,
+    ) -> dict[str, float]:
+        """One optimizer step; see :meth:`_loss` for ``scored``."""
+        size = StepSize(num_tokens, num_sequences, self.max_response_length)
+        sums, state = self.learner.step(self._loss(batch[rows], size, scored) for rows in cuts)
         means = {name: total / num_tokens for name, total in sums.items()}
-        if config.loss_aggregation != "token-mean":
+        if self.config.loss_aggregation != "token-mean":
             means["pg_loss"] = sums["pg_loss"] / num_sequences
         return {f"actor/{name}": value for name, value in (means | state).items()}
 
-    def _loss(self, micro: PolicyBatch, size: StepSize) -> tuple[Tensor, dict[str, Tensor]]:
-        """The micro-batch's share of the mini-batch's loss, and sums over its tokens for the log."""
+    def _loss(
+        self, micro: PolicyBatch, size: StepSize, scored: list[tuple[Tensor, Tensor]] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The micro-batch's share of the mini-batch's loss, and sums over its tokens for the log.
+
+        With ``scored`` the old log-probabilities are those computed here; they and the entropies, [b, R] of all tokens
+        that were sampled, are appended to it.
+        """
         config = self.config
         input_ids, attention_mask, mask = self._columns(micro)
         num_response = mask.shape[1]
+        # Some tokens of a response may have been rejected.
+        sampled = attention_mask[:, -num_response:]
         old, rollout, ref, advantages = (
             t[:, :num_response].to(self.device)
             for t in (micro.old_logprobs, micro.rollout_logprobs, micro.ref_logprobs, micro.advantages)
         )
+        wanted = mask if scored is None else sampled
         logprobs, entropy, *_ = self.forward.logprobs(
-            input_ids, attention_mask, mask, self.temperature, differentiable_entropy=config.entropy_coeff > 0
+            input_ids, attention_mask, wanted, self.temperature, differentiable_entropy=config.entropy_coeff > 0
         )
+        if scored is not None:
+            old = logprobs.detach()
+            scored.append((full_width(old, micro), full_width(entropy.detach(), micro)))
         policy_loss = POLICY_LOSSES[config.policy_loss]
         per_token, metrics = policy_loss(logprobs, old, advantages, mask, **config.loss_options)
         if config.tis_level != "none":
-            # Some tokens of a response may have been rejected; its ratio is that of all it sampled.
-            sampled = attention_mask[:, -num_response:]
-            # With bypass_mode the old log-probabilities are the engine's.
+            # The ratio of a response is that of all it sampled. With bypass_mode the old log-probabilities are the
+            # engine's.
             trained = logprobs.detach() if config.bypass_mode else old
             weights, tis_metrics = rollout_weights(trained, rollout, mask, config.tis_level, config.tis_cap, sampled)
             per_token, metrics = per_token * loss_weights(config.policy_loss, weights, mask), metrics | tis_metrics

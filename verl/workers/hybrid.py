@@ -124,6 +124,13 @@ class HybridWorker(Checkpointed):
         with self.actor.parameters.loaded():
             return self.actor.update(batch, num_tokens, num_sequences)
 
+    def update_actor_on_policy(
+        self, batch: PolicyBatch, num_tokens: int, num_sequences: int
+    ) -> tuple[dict[str, float], PolicyScores]:
+        """As ``update_actor``; see :meth:`verl.workers.actor.Actor.update_on_policy`."""
+        with self.actor.parameters.loaded():
+            return self.actor.update_on_policy(batch, num_tokens, num_sequences)
+
     def update_critic(self, batch: ValueBatch, num_tokens: int) -> dict[str, float]:
         """One optimizer step of the critic on this worker's share of a mini-batch."""
         assert self.critic is not None, "a critic is held only with algorithm.adv_estimator=gae"

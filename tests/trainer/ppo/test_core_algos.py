@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from verl.algorithms import advantages, kl, losses
-from verl.config.ppo import ActorConfig
+from verl.config.actor import ActorConfig
 from verl.config.signal import AlgorithmConfig
 from verl.trainer.ppo import core_algos
 

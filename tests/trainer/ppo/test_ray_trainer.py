@@ -2,11 +2,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from verl.config import PPOConfig, load_config
 from verl.config.rollout_correction import RolloutCorrectionConfig
-from verl.protocol import PolicyBatch, RankMetrics
+from verl.protocol import PolicyBatch, PolicyScores, RankMetrics, RolloutBatch
+from verl.trainer.logging.timing import PhaseTimer
 from verl.trainer.ppo.batches import LearningSignal, mini_batches
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.skipped_updates import SkippedUpdates
@@ -140,6 +142,7 @@ def test_the_policy_learns_after_the_warm_up_from_weights_with_a_mean_of_1():
         timer=SimpleNamespace(phase=lambda _: nullcontext()),
         policy=SimpleNamespace(update=None),
         actor_skipped=None,
+        _num_scored_in_update=0,
         _update=lambda phase, batch, *_: learned.append(batch),
     )
     outputs = SimpleNamespace(old_logprobs=values, ref_logprobs=values, scores=SimpleNamespace(logprobs=values))
@@ -149,6 +152,77 @@ def test_the_policy_learns_after_the_warm_up_from_weights_with_a_mean_of_1():
         RayPPOTrainer._update_actor(trainer, rollout, outputs, signal)
     assert [batch.advantages.tolist() for batch in learned] == [[[2.0, 2.0]]]
     assert trainer.metrics["rollout_corr/rollout_is_batch_norm_factor"] == 3.0
+
+
+class RecordedPolicy:
+    """Says -i of the tokens of row i, and notes what it is given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[float]]] = []
+
+    def _scores(self, batch: PolicyBatch | RolloutBatch) -> PolicyScores:
+        values = -batch.input_ids.float()
+        return PolicyScores(values, -values, RankMetrics.none(len(batch)), batch_size=[len(batch)])
+
+    def compute_logprobs(self, rollout: RolloutBatch) -> PolicyScores:
+        self.calls.append(("score", rollout.input_ids[:, 0].tolist()))
+        return self._scores(rollout)
+
+    def update(self, batch: PolicyBatch, *_: int) -> dict[str, float]:
+        self.calls.append(("update", batch.old_logprobs[:, 0].tolist()))
+        return {"actor/skipped_updates": 0.0}
+
+    def update_on_policy(self, batch: PolicyBatch, *_: int) -> tuple[dict[str, float], PolicyScores]:
+        assert batch.old_logprobs.isnan().all()
+        self.calls.append(("update on policy", batch.input_ids[:, 0].tolist()))
+        return {"actor/skipped_updates": 0.0}, self._scores(batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "learned", "calls"),
+    [
+        (
+            ["actor.ppo_mini_batch_size=2"],
+            [1, 1, 1],
+            [("score", [2]), ("update on policy", [0, 1]), ("update", [-2.0])],
+        ),
+        # Later epochs have ratios to what the first found.
+        (
+            ["actor.ppo_mini_batch_size=3", "actor.ppo_epochs=2"],
+            [1, 1, 1],
+            [("update on policy", [0, 1, 2]), ("update", [0.0, -1.0, -2.0])],
+        ),
+        (
+            ["actor.ppo_mini_batch_size=2", "actor.tis_level=token", "actor.tis_normalize=true"],
+            [1, 1, 1],
+            [("score", [0, 1, 2]), ("update", [0.0, -1.0]), ("update", [-2.0])],
+        ),
+        # Nothing can be learned from the first mini-batch, whose update is left out.
+        (
+            ["actor.ppo_mini_batch_size=2"],
+            [0, 0, 1],
+            [("score", [2]), ("score", [0, 1]), ("update", [-2.0])],
+        ),
+        # The policy does not learn yet.
+        (["algorithm=gae", "trainer.critic_warmup=1"], [1, 1, 1], [("score", [0, 1, 2])]),
+    ],
+)
+def test_the_first_mini_batch_is_scored_as_it_is_learned_from(options, learned, calls):
+    trainer = object.__new__(RayPPOTrainer)
+    trainer.config = load_config(PPOConfig, "ppo_trainer", ["rollout.n=1", *options])
+    trainer.policy, trainer.reference, trainer.critic = RecordedPolicy(), None, None
+    trainer.timer, trainer.step, trainer.metrics = PhaseTimer(lambda _: nullcontext(), lambda: None), 1, {}
+    trainer.actor_skipped = SkippedUpdates("actor", "actor.optim", trainer.config.actor.optim)
+    ids, ones = torch.arange(3)[:, None].expand(3, 2), torch.ones(3, 2, dtype=torch.int64)
+    rollout = RolloutBatch(
+        ids, ones, ones, -ones.float(), ids[:, 0], torch.zeros(3, dtype=torch.bool), RankMetrics.none(3), batch_size=[3]
+    )
+    outputs = trainer._compute_outputs(rollout)
+    mask = ones * torch.tensor(learned)[:, None]
+    signal = LearningSignal(mask, ones.float(), None, ones.float(), torch.ones(3), None)
+    trainer._update_actor(rollout, outputs, signal)
+    assert trainer.policy.calls == calls
+    assert torch.equal(outputs.scores.logprobs, -ids.float()) and torch.equal(outputs.scores.entropy, ids.float())
 
 
 def test_the_samples_of_a_step_are_on_the_disk_before_its_checkpoint():

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from verl.protocol import RankMetrics, RolloutBatch
+from verl.algorithms.rollout_correction import mismatch_metrics
+from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 
 
@@ -136,6 +137,23 @@ def dataset_scalars(
         f"cal/layer_{layer + 1}/{name}": value
         for layer in range(mean_states.shape[1])
         for name, value in calculator.dataset_metrics(mean_states[:, layer], diff_stride).items()
+    }
+
+
+def policy_metrics(rollout: RolloutBatch, scores: PolicyScores, tis_level: str, tis_cap: float) -> dict[str, float]:
+    """The policy's mean entropy in nats, ``actor/entropy``, and how far the engine was from it: that of
+    :func:`logprob_agreement`, and ``rollout_corr/*``, see :func:`verl.algorithms.rollout_correction.mismatch_metrics`.
+
+    Args:
+        scores: of the policy that sampled ``rollout``.
+        tis_level, tis_cap: those of the actor's configuration.
+    """
+    pair, mask = (scores.logprobs, rollout.rollout_logprobs), rollout.response_mask
+    level = "sequence" if tis_level == "sequence" else "token"
+    return {
+        **logprob_agreement(rollout.rollout_logprobs, scores.logprobs, mask),
+        **with_prefix("rollout_corr", mismatch_metrics(*pair, mask, level, tis_cap)),
+        "actor/entropy": (scores.entropy.double().sum() / mask.sum()).item(),
     }
 
 

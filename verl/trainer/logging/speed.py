@@ -21,6 +21,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from verl.config.common import ModelConfig
+from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
 from verl.single_controller.profiling import resident_bytes
 from verl.trainer.logging.timing import StepRecord
@@ -173,3 +174,18 @@ class StepMetrics:
             if peak.reserved != peak.used:
                 metrics[f"perf/memory/{name}_reserved_gb"] = peak.reserved / GB
         return metrics
+
+
+def step_metrics(config: PPOConfig, world_size: int, device_name: str) -> StepMetrics:
+    """How the speed of the phases of a run on so many workers is counted."""
+    policy = ModelCost.of(config.model)
+    update = UPDATE_LORA if config.model.trains_adapters else UPDATE
+    passes = {name: (policy, FORWARD) for name in ("gen", "old_log_prob", "ref")}
+    passes["update_actor"] = (policy, update)
+    if config.uses_critic:
+        model = config.critic.model
+        critic = ModelCost.of(model).without_head(model)
+        passes["values"] = (critic, FORWARD)
+        passes["update_critic"] = (critic, UPDATE_LORA if model.trains_adapters else UPDATE)
+    peak = peak_tflops(config.trainer.peak_tflops, device_name, config.model.param_dtype)
+    return StepMetrics(world_size, BATCH, passes, peak)

@@ -15,9 +15,10 @@ class ModelOutputs(NamedTuple):
     """What the models say of a step's responses before the update."""
 
     scores: PolicyScores | None
-    """The policy's; None where ``actor.bypass_mode`` saves them."""
+    """The policy's; None where ``actor.bypass_mode`` saves them. Of the first mini-batch they may be NaN until the
+    policy has learned from it, see ``PPOConfig.scores_in_update``."""
     old_logprobs: Tensor
-    """[B, R], what ratios are to: the policy's log-probabilities, or the engine's with ``actor.bypass_mode``."""
+    """[B, R], what ratios are to: the log-probabilities in ``scores``, or the engine's with ``actor.bypass_mode``."""
     ref_logprobs: Tensor
     """[B, R], under the reference; ``old_logprobs`` if there is no reference."""
     values: Tensor | None

@@ -12,10 +12,11 @@ from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.algorithms.pf_ppo import resampled_rows
-from verl.algorithms.rollout_correction import mismatch_metrics, rejection_mask
+from verl.algorithms.rollout_correction import rejection_mask
 from verl.checkpoint.resume import Resumption, best_validation, saved_validations
 from verl.checkpoint.saver import CheckpointSaver
-from verl.config.ppo import ActorConfig, CriticConfig, PPOConfig
+from verl.config.actor import ActorConfig
+from verl.config.ppo import CriticConfig, PPOConfig
 from verl.data.prompts import TokenizedPrompts
 from verl.data.samplers import CustomSampler, StepOutcome
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics, RolloutBatch, ValueBatch
@@ -26,19 +27,20 @@ from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
 from verl.single_controller import WorkerGroup
 from verl.single_controller.roles import CriticWorkers, PolicyWorkers, ReferenceWorkers
+from verl.single_controller.worker_group import concat
 from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
     filtered_length_metrics,
     learning_metrics,
     length_metrics,
-    logprob_agreement,
+    policy_metrics,
     rank_scalars,
     response_metrics,
     with_prefix,
 )
 from verl.trainer.logging.source_metrics import metrics_by_source, response_figures
-from verl.trainer.logging.speed import BATCH, FORWARD, UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
+from verl.trainer.logging.speed import BATCH, step_metrics
 from verl.trainer.logging.step_profiler import StepProfiler
 from verl.trainer.logging.timing import PhaseTimer, Work
 from verl.trainer.ppo.batches import LearningSignal, ModelOutputs, mini_batches
@@ -97,7 +99,7 @@ class RayPPOTrainer:
         control = config.algorithm.kl_ctrl
         self.kl_control = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
         self.timer = PhaseTimer(run.display.phase, workers.take_peak_memory)
-        self.step_metrics = _step_metrics(config, workers)
+        self.step_metrics = step_metrics(config, workers.world_size, workers.device_name)
         trainer = config.trainer
         folder = Path(trainer.default_local_dir)
         self.profiler = StepProfiler(workers, trainer.profile_steps, folder, run.display.say)
@@ -132,9 +134,12 @@ class RayPPOTrainer:
             outputs = self._compute_outputs(sample.sampled.rollout)
             scores = self._collect_scores(sample.sampled, outputs.rank_metrics)
             signal = self._compute_advantages(sample, scores, outputs)
-            self.samples.keep_training(step, sample.sampled, outputs, signal)
             self._update_critic(sample.sampled.rollout, outputs, signal)
             self._update_actor(sample.sampled.rollout, outputs, signal)
+            if outputs.scores is not None:
+                tis = self.config.actor
+                self.metrics |= policy_metrics(sample.sampled.rollout, outputs.scores, tis.tis_level, tis.tis_cap)
+            self.samples.keep_training(step, sample.sampled, outputs, signal)
             self._update_baselines(outputs.rank_metrics, torch.cat([scores, sample.dropped_scores]))
             self._update_sampler(sample.sampled, scores)
             self._sync_weights()
@@ -174,7 +179,7 @@ class RayPPOTrainer:
         """Log-probabilities under policy and reference, the critic's values, and rank metrics."""
         work = Work.of(rollout.attention_mask.sum(dim=1))
         self.timer.count(BATCH, work)
-        scores = self._score(rollout, work) if self.config.scores_before_update else None
+        scores = self._score(rollout, self._num_scored_in_update) if self.config.scores_before_update else None
         old_logprobs = rollout.rollout_logprobs
         if not self.config.actor.bypass_mode:
             assert scores is not None, "without bypass_mode the policy always scores"
@@ -194,23 +199,22 @@ class RayPPOTrainer:
         rank_metrics = with_token_metrics(rank_metrics, calculator.token_metrics, rollout, scores)
         return ModelOutputs(scores, old_logprobs, ref_logprobs, values, rank_metrics)
 
-    def _score(self, rollout: RolloutBatch, work: Work) -> PolicyScores:
-        """What the policy says of its responses; logs how far the engine is from it."""
-        with self.timer.phase("old_log_prob"):
-            scores = self.policy.compute_logprobs(rollout)
-        self.timer.count("old_log_prob", work)
-        mask = rollout.response_mask
-        self.metrics |= logprob_agreement(rollout.rollout_logprobs, scores.logprobs, mask)
-        self.metrics |= self._mismatch(rollout, scores.logprobs)
-        self.metrics["actor/entropy"] = (scores.entropy.double().sum() / mask.sum()).item()
-        return scores
+    @property
+    def _num_scored_in_update(self) -> int:
+        """How many of a step's first rows the policy scores as it learns from them, at no cost."""
+        updates = self.step > self.config.trainer.critic_warmup
+        num_rows = self.config.actor.ppo_mini_batch_size * self.config.rollout.n
+        return num_rows if self.config.scores_in_update and updates else 0
 
-    def _mismatch(self, rollout: RolloutBatch, old_logprobs: Tensor) -> dict[str, float]:
-        """How far the engine's policy is from the trainer's."""
-        actor = self.config.actor
-        level = "sequence" if actor.tis_level == "sequence" else "token"
-        figures = mismatch_metrics(old_logprobs, rollout.rollout_logprobs, rollout.response_mask, level, actor.tis_cap)
-        return with_prefix("rollout_corr", figures)
+    def _score(self, rollout: RolloutBatch, num_later: int) -> PolicyScores:
+        """What the policy says of its responses, but for the first ``num_later``, of which that is NaN."""
+        later, rest = rollout[:num_later], rollout[num_later:]
+        scores = [PolicyScores.unknown(later)] if num_later else []
+        if len(rest):
+            with self.timer.phase("old_log_prob"):
+                scores.append(self.policy.compute_logprobs(rest))
+            self.timer.count("old_log_prob", Work.of(rest.attention_mask.sum(dim=1)))
+        return concat(scores)
 
     def _collect_scores(self, sampled: Sampled, rank_metrics: RankMetrics) -> Tensor:
         """Wait for the verifiers; their scores [B]."""
@@ -352,7 +356,10 @@ class RayPPOTrainer:
             self._update("update_critic", signal.taken(batch), config, update, self.critic_skipped)
 
     def _update_actor(self, rollout: RolloutBatch, outputs: ModelOutputs, signal: LearningSignal) -> None:
-        """Optimizer steps of the policy on consecutive mini-batches, once the critic is warm."""
+        """Optimizer steps of the policy on consecutive mini-batches, once the critic is warm.
+
+        The first fills in those of ``outputs.scores`` that are not known yet.
+        """
         if self.step <= self.config.trainer.critic_warmup:
             return
         config, advantages = self.config.actor, signal.advantages
@@ -373,8 +380,23 @@ class RayPPOTrainer:
             batch_size=[len(rollout)],
         )
         self.metrics |= filtered_length_metrics(signal.mask, self.config.data.max_response_length)
+        later = self._num_scored_in_update
+        if later and not signal.mask[:later].any():
+            # An update that teaches nothing is left out, and with it the scores.
+            _fill(outputs, self._score(rollout[:later], 0))
+            later = 0
+
+        def update(mini: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
+            nonlocal later
+            if not later:
+                return self.policy.update(mini, num_tokens, num_sequences)
+            later = 0
+            metrics, scores = self.policy.update_on_policy(mini, num_tokens, num_sequences)
+            _fill(outputs, scores)
+            return metrics
+
         with self.timer.phase("update_actor"):
-            self._update("update_actor", signal.taken(batch), config, self.policy.update, self.actor_skipped)
+            self._update("update_actor", signal.taken(batch), config, update, self.actor_skipped)
 
     def _update(
         self,
@@ -466,16 +488,8 @@ class RayPPOTrainer:
         self.metrics = {}
 
 
-def _step_metrics(config: PPOConfig, workers: WorkerGroup) -> StepMetrics:
-    """How the speed of this run's phases is counted."""
-    policy = ModelCost.of(config.model)
-    update = UPDATE_LORA if config.model.trains_adapters else UPDATE
-    passes = {name: (policy, FORWARD) for name in ("gen", "old_log_prob", "ref")}
-    passes["update_actor"] = (policy, update)
-    if config.uses_critic:
-        model = config.critic.model
-        critic = ModelCost.of(model).without_head(model)
-        passes["values"] = (critic, FORWARD)
-        passes["update_critic"] = (critic, UPDATE_LORA if model.trains_adapters else UPDATE)
-    peak = peak_tflops(config.trainer.peak_tflops, workers.device_name, config.model.param_dtype)
-    return StepMetrics(workers.world_size, BATCH, passes, peak)
+def _fill(outputs: ModelOutputs, scores: PolicyScores) -> None:
+    """Put the ``scores`` of the first rows, found late, in their place, where later epochs and the log read them."""
+    assert outputs.scores is not None and outputs.old_logprobs is outputs.scores.logprobs, "PPOConfig.scores_in_update"
+    outputs.scores.logprobs[: len(scores)] = scores.logprobs
+    outputs.scores.entropy[: len(scores)] = scores.entropy
