@@ -30,6 +30,7 @@ from verl.models.hub import local_folder
 from verl.models.info import ModelInfo
 from verl.models.lora import adapter_options, add_adapters
 from verl.models.offload import local_part, require_loaded
+from verl.models.onednn import multiply_by_onednn
 from verl.models.packing import check_packing
 from verl.utils.distributed import Machine, this_machine
 
@@ -99,6 +100,8 @@ def load_and_shard(
     # Before all ranks read the config at once.
     local_folder(config.path)
     model = build_complete("meta")
+    if mesh.device_type == "cpu":
+        multiply_by_onednn(model)
     machine = this_machine()
     reads = dist.get_rank() == machine.leader and source is None
     state = dict(_named_tensors(build_complete("cpu"))) if reads else {}

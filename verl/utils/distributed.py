@@ -13,6 +13,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not re-e
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from verl.utils.allocator import keep_freed_memory
 from verl.utils.network import listening_socket
 
 
@@ -63,6 +64,7 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
         torch.cuda.set_device(0)
     else:
         torch.set_num_threads(place.cpu_threads)
+        keep_freed_memory()
     backend = "cpu:gloo,cuda:nccl" if place.device_type == "cuda" else "gloo"
     global _machine, _timeout
     _timeout = timeout = None if place.timeout_s is None else timedelta(seconds=place.timeout_s)
