@@ -113,6 +113,7 @@ def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:
         "calculator.layers=[0,-1]",
         "calculator.diff_stride=2",
         "trainer.n_gpus_per_node=1",
+        "model.fsdp.fsdp_size=-1",
         "trainer.total_training_steps=2",
         "trainer.report_freq=-1",
         f"trainer.default_local_dir={folder}",

@@ -57,7 +57,7 @@ class LearningWorker(Checkpointed):
                 else:
                     errors = (self.values(share, mask) - 1).square()
                 loss = errors.sum() / batch.numel()
-                sums, state = learner.step([(loss, {"loss": loss})])
+                sums, state = learner.step([loss], lambda loss: (loss, {"loss": loss}))
                 record |= {f"{name}/{key}": value for key, value in (sums | state).items()}
             curve.append(record)
         return curve

@@ -19,8 +19,8 @@ TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "ini
 
 @pytest.fixture(scope="session")
 def model_config(tiny_model: Path) -> ModelConfig:
-    """The shipped options of a model, for the tiny one."""
-    return replace(load_config(PPOConfig, "ppo_trainer").model, path=str(tiny_model))
+    """The shipped options of a model, for the tiny one, sharded over all workers."""
+    return replace(load_config(PPOConfig, "ppo_trainer", ["model.fsdp.fsdp_size=-1"]).model, path=str(tiny_model))
 
 
 @pytest.fixture

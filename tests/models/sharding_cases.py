@@ -1,7 +1,6 @@
 """What the ranks of a test's world do with sharded models. Imports no vLLM, so that it starts fast."""
 
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
@@ -103,20 +102,19 @@ class Trainee:
 
     def step(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         with self.parameters.loaded():
-            sums, state = self.learner.step(self._parts())
+            share = batch().chunk(dist.get_world_size())[dist.get_rank()]
+            sums, state = self.learner.step(share.chunk(self.num_micro), self._loss)
         return self.gradients, sums | state
 
-    def _parts(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        share = batch().chunk(dist.get_world_size())[dist.get_rank()]
-        for micro in share.chunk(self.num_micro):
-            self.saved_bytes = 0
-            with torch.autograd.graph.saved_tensors_hooks(self._count, lambda saved: saved):
-                if self.values:
-                    errors = (token_values(self.model, micro) - 1.0) ** 2
-                else:
-                    errors = -logprobs(self.model, micro)
-                loss = self.scale * errors.sum() / batch().numel()
-            yield loss, {"loss": loss}
+    def _loss(self, micro: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        self.saved_bytes = 0
+        with torch.autograd.graph.saved_tensors_hooks(self._count, lambda saved: saved):
+            if self.values:
+                errors = (token_values(self.model, micro) - 1.0) ** 2
+            else:
+                errors = -logprobs(self.model, micro)
+            loss = self.scale * errors.sum() / batch().numel()
+        return loss, {"loss": loss}
 
     def _count(self, saved: Tensor) -> Tensor:
         self.saved_bytes += saved.nbytes

@@ -47,7 +47,7 @@ def test_memory_of_a_gpu_is_free_between_phases(single_mesh, model_config):
     for _ in range(2):
         with parameters.loaded():
             loss = -cases.logprobs(model, ids).mean()
-            learner.step([(loss, {"loss": loss})])
+            learner.step([loss], lambda loss: (loss, {"loss": loss}))
             del loss
     with parameters.loaded():
         learned = {name: value.clone() for name, value in full_parameters(model)}

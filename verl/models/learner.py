@@ -1,16 +1,20 @@
 """One optimizer step on a loss that is computed in parts."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from verl.config.common import OptimConfig
 from verl.models.lora import adapter_dropout
 from verl.models.offload import Offloaded
 from verl.models.optimizer import clip_gradients, make_optimizer
+
+T = TypeVar("T")
 
 
 class Learner:
@@ -30,14 +34,17 @@ class Learner:
         self.optimizer, self.scheduler = make_optimizer(model, config, total_steps)
         self.optimizer_state = Offloaded(self._state_tensors, offload)
 
-    def step(self, parts: Iterable[tuple[Tensor, dict[str, Tensor]]]) -> tuple[dict[str, float], dict[str, float]]:
-        """Sum the gradients of the parts over micro-batches and ranks, and step once.
+    def step(
+        self, micros: Sequence[T], loss_of: Callable[[T], tuple[Tensor, dict[str, Tensor]]]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Sum the gradients over micro-batches and ranks, and step once.
 
         A gradient that is not finite would destroy the model: the step is skipped, and the schedule goes on.
 
         Args:
-            parts: for each of this rank's micro-batches its share of the step's loss, and sums for the log. Shares of
-                all micro-batches and ranks add up to the loss. Every rank must give as many parts.
+            micros: this rank's micro-batches. Every rank must give as many.
+            loss_of: from a micro-batch to its share of the step's loss, and sums for the log. Shares of all
+                micro-batches and ranks add up to the loss.
 
         Returns:
             The sums added up over all ranks, and ``grad_norm``, ``lr`` and ``skipped_updates`` (1 if this step was
@@ -47,7 +54,11 @@ class Learner:
         # Steps and ranks drop different parts. The count of steps is saved: a resumed run drops what it would have.
         seed = (torch.initial_seed() + self.scheduler.last_epoch * dist.get_world_size() + dist.get_rank()) % 2**63
         with adapter_dropout(self.model, seed):
-            for loss, sums in parts:
+            for place, micro in enumerate(micros, start=1):
+                if isinstance(self.model, FSDPModule):
+                    # Copies of the model (fsdp_size) add their gradients up once, after the last.
+                    self.model.set_requires_all_reduce(place == len(micros))
+                loss, sums = loss_of(micro)
                 # FSDP averages gradients over ranks, while the losses of the ranks add up. Workers that share a
                 # sequence each have the gradient through their own tokens, and these add up too.
                 (loss * dist.get_world_size()).backward()

@@ -78,7 +78,7 @@ class Actor(Policy):
     ) -> dict[str, float]:
         """One optimizer step; see :meth:`_loss` for ``scored``."""
         size = StepSize(num_tokens, num_sequences, self.max_response_length)
-        sums, state = self.learner.step(self._loss(batch[rows], size, scored) for rows in cuts)
+        sums, state = self.learner.step(cuts, lambda rows: self._loss(batch[rows], size, scored))
         means = {name: total / num_tokens for name, total in sums.items()}
         if self.config.loss_aggregation != "token-mean":
             means["pg_loss"] = sums["pg_loss"] / num_sequences

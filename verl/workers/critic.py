@@ -50,7 +50,7 @@ class Critic:
         Returns:
             Metrics of the whole mini-batch, the same on every rank.
         """
-        sums, state = self.learner.step(self._loss(batch[rows], num_tokens) for rows in self._cut(batch))
+        sums, state = self.learner.step(self._cut(batch), lambda rows: self._loss(batch[rows], num_tokens))
         metrics = {
             "vf_loss": sums["loss"],
             "vf_clipfrac": sums["vf_clipfrac"] / num_tokens,

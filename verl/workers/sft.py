@@ -36,7 +36,7 @@ class SFTWorker(Checkpointed):
         """One optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
         with self.parameters.loaded():
             micros = batch.split(self.micro_batch_size)
-            sums, state = self.learner.step(self._loss(micro, num_tokens) for micro in micros)
+            sums, state = self.learner.step(micros, lambda micro: self._loss(micro, num_tokens))
         return {f"train/{name}": value for name, value in (sums | state).items()}
 
     @torch.no_grad()
