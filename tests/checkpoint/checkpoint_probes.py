@@ -17,6 +17,7 @@ from verl.models.learner import Learner
 from verl.models.loading import load_sharded_model
 from verl.models.tokenizer import load_tokenizer
 from verl.models.value_models import load_sharded_value_model
+from verl.models.weight_files import WeightFiles
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 TOTAL_STEPS = 10
@@ -77,6 +78,11 @@ class LearningWorker(Checkpointed):
     def limit(self) -> float:
         """Seconds that the messages of a checkpoint may take."""
         return self.checkpoints._group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+    def export_in_files_of(self, num_bytes: int) -> None:
+        """Cut exports into smaller files, of which there are then several."""
+        for name, files in self.checkpoints._exports.items():
+            self.checkpoints._exports[name] = WeightFiles(files.model, num_bytes)
 
     def stop_writing(self) -> None:
         """Let nothing be written from now on."""

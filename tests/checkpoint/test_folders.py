@@ -1,6 +1,7 @@
 """A checkpoint's folder: complete or not there, intact or named; and the lock of a run's folder."""
 
 import errno
+import io
 import json
 import os
 import resource
@@ -14,7 +15,7 @@ from verl.checkpoint import folders
 from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.run_lock import run_lock
 from verl.config import ConfigError
-from verl.utils.files import FileRecord, file_record
+from verl.utils.files import FileRecord, RecordedFile, file_record, write_recorded
 
 MODEL = "actor/huggingface/model.safetensors"
 POINTER = "latest_checkpointed_iteration.txt"
@@ -62,6 +63,19 @@ def test_a_checkpoint_is_complete_and_the_pointer_follows(tmp_path: Path):
     assert names(root) == ["global_step_10", "global_step_5", POINTER]
 
 
+def test_a_file_is_recorded_while_it_is_written(tmp_path: Path):
+    path = tmp_path / "file"
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    with RecordedFile(path) as file:
+        file.write(b"a")
+        file.write(memoryview(b"bc"))
+    assert file.record == FileRecord(3, digest) == write_recorded(path, b"abc")
+    assert path.read_bytes() == b"abc"
+    # What was written cannot be written over.
+    with RecordedFile(path) as file, pytest.raises(io.UnsupportedOperation):
+        file.seek(0)
+
+
 def test_what_the_writers_say_of_their_files_is_taken(tmp_path: Path):
     folder = begin(tmp_path, 3)
     record = file_record(folder / MODEL)
@@ -69,6 +83,19 @@ def test_what_the_writers_say_of_their_files_is_taken(tmp_path: Path):
     final = folders.complete_checkpoint(folder, 3, "{}", {MODEL: record})
     with pytest.raises(folders.DamagedCheckpoint, match=r"model\.safetensors was altered"):
         folders.verify_checkpoint(final)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_first_altered_file_is_named_however_many_are_read_at_once(threads: int, tmp_path: Path):
+    folder = begin(tmp_path, 3)
+    for i in range(20):
+        (folder / f"actor/{i:02d}.json").write_text(f"{i}" * 5000)
+    final = folders.complete_checkpoint(folder, 3, "{}")
+    folders.verify_checkpoint(final, threads)
+    for i in (17, 5, 9):
+        alter(final / f"actor/{i:02d}.json")
+    with pytest.raises(folders.DamagedCheckpoint, match=r"actor/05\.json was altered"):
+        folders.verify_checkpoint(final, threads)
 
 
 def truncate(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,37 @@ def test_the_export_is_the_model_in_the_checkpoint(trained, tmp_path):
     assert "lm_head.weight" not in load_file(tmp_path / "actor" / "model.safetensors")
     # Nothing in a checkpoint is a pickle.
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".json", ".safetensors", ".jinja"}
+
+
+def test_every_worker_writes_its_share_in_the_models_dtype(small_config, trained, tmp_path):
+    folder, state, _, _ = trained
+    half = replace(small_config, model=replace(small_config.model, override_config={"dtype": "bfloat16"}))
+    exports = {}
+    for world_size in (2, 1):
+        group = start(half, world_size)
+        group.run("load", folder, 3)
+        group.run("export_in_files_of", 200_000)
+        unfinished = tmp_path / f"{world_size}"
+        (unfinished / ".global_step_3.attempt_0.x.unfinished").mkdir(parents=True)
+        unfinished = next(unfinished.iterdir())
+        group.run("save", unfinished, False, True)
+        records = group.run("finish_save", True)
+        group.close()
+        # Checksums that were taken while writing; those of all workers together cover every file once.
+        found = {p.relative_to(unfinished).as_posix(): file_record(p) for p in unfinished.rglob("*") if p.is_file()}
+        assert {name: record for share in records for name, record in share.items()} == found
+        assert sum(map(len, records)) == len(found)
+        exports[world_size] = {name: record for name, record in found.items() if "/huggingface/" in name}
+        weights = [{n: r for n, r in share.items() if "/huggingface/model" in n} for share in records]
+        sizes = [sum(record.size for name, record in share.items() if "-of-" in name) for share in weights]
+        assert max(sizes) < sum(sizes) / world_size + 200_000 and sum(sizes) > 1_000_000
+    # The same bytes, whoever writes them.
+    assert exports[1] == exports[2]
+    for part, kind in (("actor", AutoModelForCausalLM), ("critic", AutoModelForTokenClassification)):
+        model = kind.from_pretrained(unfinished / part / "huggingface")
+        assert model.dtype == torch.bfloat16
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, state[f"{part}.model.{name}"].bfloat16()), name
 
 
 def test_another_architecture_is_refused_in_one_line(one, trained, tmp_path):

@@ -20,13 +20,14 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from verl.config.common import LoraConfig, ModelConfig, OptimConfig
 from verl.models import loading
 from verl.models.fsdp import export_adapters, full_parameters, offloaded_parameters, sharding_mesh
-from verl.models.huggingface import checkpoint_parameters, empty_model, write_huggingface
+from verl.models.huggingface import checkpoint_parameters, empty_model
 from verl.models.info import ModelInfo
 from verl.models.learner import Learner
 from verl.models.loading import load_and_shard, load_sharded_model, pretrained_options
 from verl.models.lora import adapters_disabled, is_adapter
 from verl.models.offload import full_tensor, is_offloaded
 from verl.models.value_models import load_sharded_value_model
+from verl.models.weight_files import write_huggingface
 from verl.utils import distributed
 
 OPTIM = OptimConfig(

@@ -19,6 +19,7 @@ from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
 from verl.models import huggingface
 from verl.models.huggingface import empty_model, persistent_buffers, write_architecture
 from verl.models.info import ModelInfo
+from verl.models.weight_files import write_huggingface
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_settings_that_transformers_warns_of_are_written_as_they_were(copied_mod
     shell = empty_model("actor", ModelInfo.read(str(copied_model), False))
     write_architecture(shell, tiny_tokenizer, tmp_path / "architecture", {})
     again = empty_model("actor", ModelInfo.read(str(tmp_path / "architecture"), False))
-    huggingface.write_huggingface(again, dict(weights), tiny_tokenizer, tmp_path / "huggingface")
+    write_huggingface(again, dict(weights), tiny_tokenizer, tmp_path / "huggingface")
     for name in ("architecture", "huggingface"):
         written = json.loads((tmp_path / name / "generation_config.json").read_text())
         assert (written["temperature"], written["eos_token_id"]) == (0.6, [1, 2])
@@ -76,10 +77,16 @@ def test_an_export_has_the_tensors_that_are_no_parameters(tiny_tokenizer, tmp_pa
     assert persistent_buffers(model).keys() == {name}
     shell = empty_model("actor", ModelInfo.read(str(tmp_path / "model"), False))
     write_architecture(shell, tiny_tokenizer, folder / "actor" / "architecture", persistent_buffers(model))
-    out = export_checkpoint(complete_checkpoint(folder, 1, "{}"), tmp_path / "out", "actor", False)
+    final = complete_checkpoint(folder, 1, "{}")
+    out = export_checkpoint(final, tmp_path / "out", "actor", False)
     again = AutoModelForCausalLM.from_pretrained(out).state_dict()
     assert again.keys() == model.state_dict().keys()
     assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())
+    half = export_checkpoint(final, tmp_path / "half", "actor", False, torch.bfloat16)
+    halved = AutoModelForCausalLM.from_pretrained(half)
+    # transformers keeps these in float32 whatever the dtype of the rest.
+    assert {n for n, v in halved.state_dict().items() if v.dtype == torch.float32} == {name}
+    assert torch.equal(halved.lm_head.weight, model.lm_head.weight.bfloat16())
 
 
 def test_parts_of_one_tensor_in_the_files_go_out_together():

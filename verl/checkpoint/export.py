@@ -15,12 +15,15 @@ from verl.checkpoint.folders import latest_checkpoint, step_of, verify_checkpoin
 from verl.checkpoint.shards import ADAPTERS, MODEL, check_same_architecture, saved_shapes
 from verl.checkpoint.verl_shards import holds_verl_shards, merge_verl_shards
 from verl.config.errors import ConfigError
-from verl.models.huggingface import AUTO_CLASSES, empty_model, read_buffers, write_huggingface
+from verl.models.huggingface import AUTO_CLASSES, empty_model, read_buffers
 from verl.models.info import ModelInfo
 from verl.models.tokenizer import load_tokenizer
+from verl.models.weight_files import write_huggingface
 
 
-def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_code: bool) -> Path:
+def export_checkpoint(
+    source: Path, out: Path | None, part: str, trust_remote_code: bool, dtype: torch.dtype | None = None
+) -> Path:
     """Write the model of a checkpoint as ``transformers`` and vLLM load it; returns the folder.
 
     Args:
@@ -28,6 +31,8 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
             merged; then the weights are in bfloat16.
         out: a new folder; None: ``<checkpoint>/<part>/huggingface``.
         part: ``actor`` or ``critic``.
+        dtype: precision of the weights; None: that of the files that the run started from. What a checkpoint holds is
+            float32.
 
     Raises:
         ConfigError: there is no intact checkpoint, it does not hold the whole model, or ``out`` exists.
@@ -51,6 +56,7 @@ def export_checkpoint(source: Path, out: Path | None, part: str, trust_remote_co
         raise ConfigError(f"{target}: already exists; name another folder with --out")
     architecture = folder / part / "architecture"
     model = empty_model(part, ModelInfo.read(str(architecture), trust_remote_code))
+    model.config.dtype = dtype or model.config.dtype
     if (folder / part / ADAPTERS).is_dir():
         weights = merged_parameters(folder / part / ADAPTERS, part, trust_remote_code)
     else:

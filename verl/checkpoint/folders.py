@@ -9,6 +9,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
@@ -16,7 +17,8 @@ from typing import Any
 
 from verl.checkpoint.attempts import Attempt
 from verl.config.errors import ConfigError
-from verl.utils.files import FileRecord, file_record, flush, replace_text
+from verl.utils.cores import own_cores
+from verl.utils.files import FileRecord, file_record, flush, replace_text, write_recorded
 
 POINTER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
@@ -75,9 +77,8 @@ def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[st
     attempt.check(folder)
     if not any(folder.glob("actor/*")):
         raise RuntimeError(f"{folder}: no worker wrote the model there; all machines must share {root}")
-    (folder / STATE).write_text(state)
+    known = {STATE: write_recorded(folder / STATE, state.encode())} | dict(records or {})
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    known = records or {}
     if missing := known.keys() - files.keys():
         raise RuntimeError(f"{folder}: {min(missing)} was written elsewhere; all machines must share {root}")
     entries = {name: asdict(known.get(name) or file_record(path)) for name, path in files.items()}
@@ -97,8 +98,12 @@ def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[st
     return final
 
 
-def verify_checkpoint(folder: Path) -> None:
+def verify_checkpoint(folder: Path, threads: int | None = None) -> None:
     """Compare every file with the manifest.
+
+    Args:
+        threads: files that are read at a time, since checksums are computed without Python's lock; None: one for each
+            core.
 
     Raises:
         DamagedCheckpoint: a file is missing, has another size or content, or cannot be read.
@@ -116,14 +121,19 @@ def verify_checkpoint(folder: Path) -> None:
     if foreign is not None:
         raise ForeignFile(f"{foreign} is not listed in {MANIFEST}, so it is not of this checkpoint; remove it")
     # Sizes first: they cost nothing, while the checksums read everything.
-    for name, record in expected.items():
-        path = folder / name
-        try:
-            found = file_record(path)
-        except OSError as error:
-            raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
-        if found != record:
-            raise DamagedCheckpoint(f"{path} was altered: its checksum differs from the manifest")
+    readers = ThreadPoolExecutor(threads or own_cores(), thread_name_prefix="verify")
+    try:
+        found = {name: readers.submit(file_record, folder / name) for name in expected}
+        for name, record in expected.items():
+            path = folder / name
+            try:
+                altered = found[name].result() != record
+            except OSError as error:
+                raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+            if altered:
+                raise DamagedCheckpoint(f"{path} was altered: its checksum differs from the manifest")
+    finally:
+        readers.shutdown(cancel_futures=True)
 
 
 def _read_manifest(manifest: Path) -> dict[str, FileRecord]:

@@ -5,10 +5,13 @@ For each trained model (``actor``, ``critic``) a checkpoint has a folder ``shard
 hold, so any number of workers can read them. Everything else is JSON. Nothing is pickled or unpickled.
 """
 
+import io
 import json
+import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,20 +21,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from verl.checkpoint.folders import attempt_of
+from verl.checkpoint.folders import EXPORTED, attempt_of
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.fsdp import export_adapters, full_parameters, reshard
-from verl.models.huggingface import empty_model, persistent_buffers, write_architecture, write_huggingface
+from verl.models.huggingface import empty_model, persistent_buffers, write_architecture
 from verl.models.info import ModelInfo
 from verl.models.learner import Learner
 from verl.models.offload import Offloaded
+from verl.models.weight_files import WeightFiles
 from verl.utils.distributed import collective_timeout, seed_everything
-from verl.utils.files import FileRecord, file_record
+from verl.utils.files import FileRecord, RecordedFile, file_record, write_recorded
 from verl.utils.json_state import from_json, to_json
 
 MODEL = "model."
@@ -40,6 +45,8 @@ OPTIMIZER = "optimizer."
 """Prefix of an optimizer tensor, followed by the parameter's name and the tensor's own, such as ``exp_avg``."""
 ADAPTERS = "lora_adapter"
 """Folder of LoRA adapters in peft's format, beside the shards; these then hold the adapters only."""
+GATHER_BYTES = 1 << 28
+"""Most bytes of whole parameters that an export gathers at once."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +73,7 @@ class CheckpointWorker:
         self._group = dist.new_group(backend="gloo", timeout=collective_timeout())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileRecord]] | None = None
-        self._empty_models = {
-            part.name: empty_model(part.name, ModelInfo.of(part.model)) for part in parts if dist.get_rank() == 0
-        }
+        self._exports = {part.name: WeightFiles(empty_model(part.name, ModelInfo.of(part.model))) for part in parts}
         self._buffers = {part.name: persistent_buffers(part.learner.model) for part in parts}
 
     def start(self, folder: Path, background: bool, huggingface: bool) -> None:
@@ -76,23 +81,26 @@ class CheckpointWorker:
 
         Args:
             background: copy everything to the host's memory first, so that training can continue at once.
-            huggingface: also write ``<part>/huggingface``, which worker 0 gathers in its host's memory.
+            huggingface: also write ``<part>/huggingface``, each worker its share of the files, whose weights it gathers
+                in its host's memory.
         """
         assert self._writing is None or self._writing.done(), "the checkpoint before was not finished"
-        shards, weights, counts = {}, {}, {}
+        shards, weights, counts, records = {}, {}, {}, {}
         for part in self.parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
                 state = training_state(part.learner)
                 # Offloaded tensors leave the device again when this method ends.
                 copied = background or part.parameters.enabled or part.learner.optimizer_state.enabled
                 shards[part.name] = {n: t.to("cpu", copy=True) for n, t in state.items()} if copied else state
-                weights[part.name] = _gather_parameters(part.learner) if huggingface else {}
+                if huggingface:
+                    weights[part.name] = self._gather_share(part)
                 if part.model.trains_adapters:
                     assert isinstance(part.learner.model, PreTrainedModel)
-                    export_adapters(part.learner.model, folder / part.name / ADAPTERS)
+                    adapters = export_adapters(part.learner.model, folder / part.name / ADAPTERS)
+                    records |= _within(f"{part.name}/{ADAPTERS}", adapters)
             counts[part.name] = part.learner.scheduler.last_epoch
         generators = json.dumps(to_json(generator_states()))
-        self._writing = self._thread.submit(self._write, folder, shards, weights, counts, generators)
+        self._writing = self._thread.submit(self._write, folder, shards, weights, counts, generators, records)
 
     def finish(self, wait: bool) -> dict[str, FileRecord] | None:
         """Records of this worker's share of the files; None while still writing. All workers together list all files.
@@ -132,25 +140,72 @@ class CheckpointWorker:
         weights: Mapping[str, Mapping[str, Tensor]],
         counts: Mapping[str, int],
         generators: str,
+        records: dict[str, FileRecord],
     ) -> dict[str, FileRecord]:
-        rank, world_size = dist.get_rank(), dist.get_world_size()
+        """``records``, to which those of the other files that this worker wrote are added."""
+        rank = dist.get_rank()
         attempt_of(folder).check(folder)
         for part in self.parts:
             target = folder / part.name
             writer = HuggingFaceStorageWriter(str(target / "shards"), save_distributed=True)
+            writer.fs = files = RecordingFiles()
             state_dict_saver.save(shards[part.name], storage_writer=writer, process_group=self._group)
+            records |= _within(f"{part.name}/shards", files.records)
             if rank == 0:
-                (target / "scheduler.json").write_text(json.dumps({"optimizer_steps": counts[part.name]}) + "\n")
-                empty, buffers = self._empty_models[part.name], self._buffers[part.name]
-                write_architecture(empty, part.tokenizer, target / "architecture", buffers)
-                if weights[part.name]:
-                    write_huggingface(empty, {**weights[part.name], **buffers}, part.tokenizer, target / "huggingface")
+                text = json.dumps({"optimizer_steps": counts[part.name]}) + "\n"
+                records[f"{part.name}/scheduler.json"] = write_recorded(target / "scheduler.json", text.encode())
+                self._write_architecture(part, target / "architecture", self._buffers[part.name])
+                records |= _within(f"{part.name}/architecture", _read_records(target / "architecture"))
+            if part.name in weights:
+                exported = self._write_export(part, target / EXPORTED, weights[part.name])
+                records |= _within(f"{part.name}/{EXPORTED}", exported)
         (folder / "generators").mkdir(exist_ok=True)
-        (folder / "generators" / f"rank_{rank:05d}.json").write_text(generators + "\n")
-        dist.barrier(self._group)
-        # The workers also share the work of reading everything again for the manifest.
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        return {path.relative_to(folder).as_posix(): file_record(path) for path in files[rank::world_size]}
+        name = f"generators/rank_{rank:05d}.json"
+        records[name] = write_recorded(folder / name, f"{generators}\n".encode())
+        return records
+
+    def _write_export(self, part: TrainedPart, target: Path, weights: Mapping[str, Tensor]) -> dict[str, FileRecord]:
+        """This worker's share of a model's folder, and on worker 0 what the folder holds besides weights."""
+        rank, files = dist.get_rank(), self._exports[part.name]
+        target.mkdir(exist_ok=True)
+        records = {}
+        if rank == 0:
+            self._write_architecture(part, target, {})
+            # Others may be writing weights there already.
+            records = _read_records(target, files.files)
+            records |= files.write_index(target)
+        for file in files.share(rank, dist.get_world_size()):
+            records[file] = files.write(file, weights, target)
+        return records
+
+    def _write_architecture(self, part: TrainedPart, target: Path, buffers: Mapping[str, Tensor]) -> None:
+        write_architecture(self._exports[part.name].model, part.tokenizer, target, buffers)
+
+    def _gather_share(self, part: TrainedPart) -> dict[str, Tensor]:
+        """What this worker writes of an export, in host memory: parameters unsharded, adapters merged, and buffers."""
+        files = self._exports[part.name]
+        mine = {name for file in files.share(dist.get_rank(), dist.get_world_size()) for name in files.files[file]}
+        kept = {name: buffer for name, buffer in self._buffers[part.name].items() if name in mine}
+        for name, value in full_parameters(part.learner.model, files.travel_dtype, GATHER_BYTES):
+            if name in mine:
+                kept[name] = value.to("cpu", copy=True)
+        return kept
+
+
+class RecordingFiles(FileSystem):
+    """Files of ``torch.distributed.checkpoint`` whose records are taken while they are written."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, FileRecord] = {}
+        """By name."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """Open a file; only one to be written anew is recorded."""
+        assert mode == "wb", mode
+        with RecordedFile(Path(path)) as stream:
+            yield stream
+        self.records[Path(path).name] = stream.record
 
 
 class Checkpointed:
@@ -255,13 +310,14 @@ def set_generator_states(states: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _gather_parameters(learner: Learner) -> dict[str, Tensor]:
-    """Every parameter unsharded, adapters merged, in worker 0's host memory; the other workers keep none."""
-    kept = {}
-    for name, value in full_parameters(learner.model):
-        if dist.get_rank() == 0:
-            kept[name] = value.to("cpu", copy=True)
-    return kept
+def _within(folder: str, records: Mapping[str, FileRecord]) -> dict[str, FileRecord]:
+    return {f"{folder}/{name}": record for name, record in records.items()}
+
+
+def _read_records(folder: Path, without: Collection[str] = ()) -> dict[str, FileRecord]:
+    """Records of the small files that libraries have written: configurations, tokenizer, code."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in without)
+    return {path.relative_to(folder).as_posix(): file_record(path) for path in files}
 
 
 def _set_schedule(learner: Learner, optimizer_steps: int) -> None:

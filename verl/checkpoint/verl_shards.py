@@ -40,6 +40,7 @@ def merge_verl_shards(folder: Path, trust_remote_code: bool) -> tuple[PreTrained
     part = "critic" if "ForTokenClassification" in classes[0] else "actor"
     model = empty_model(part, info)
     model.to(torch.bfloat16)  # type: ignore[arg-type]  # transformers wraps nn.Module.to
+    model.config.dtype = torch.bfloat16
     saved = model.state_dict().keys()
     expected = dict(model.named_parameters()) | {n: buffer for n, buffer in model.named_buffers() if n in saved}
     missing = [name for state in states for name in expected if name not in state]

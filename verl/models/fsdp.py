@@ -27,6 +27,7 @@ from verl.models.lora import (
 )
 from verl.models.offload import Offloaded, require_loaded
 from verl.utils.distributed import collective_timeout
+from verl.utils.files import FileRecord
 
 
 @cache
@@ -158,7 +159,7 @@ def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
             unit.reshard()
 
 
-def export_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Write a LoRA model's adapters in peft's format; all ranks must call it, rank 0 writes."""
+def export_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]:
+    """Write a LoRA model's adapters in peft's format, as by :func:`verl.models.lora.save_adapters`."""
     reshard(model)
-    save_adapters(model, folder)
+    return save_adapters(model, folder)

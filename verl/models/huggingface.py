@@ -10,7 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key, revert_weight_conversion
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    PrefixChange,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+    revert_weight_conversion,
+)
 from transformers.dynamic_module_utils import custom_object_save
 
 from verl.models.fsdp import full_parameters
@@ -35,6 +42,9 @@ def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
     # Without the file the architecture's own defaults hold, as when the model was loaded.
     if model.can_generate() and info.generation_config is not None:
         model.generation_config = deepcopy(info.generation_config)
+    # The model is float32 here; its files keep the precision that they came with.
+    dtype = info.config.dtype
+    model.config.dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
     return model
 
 
@@ -43,10 +53,11 @@ def persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
 
     Most models have none; the mixtures of GLM 4 and DeepSeek V3 have one for each router. No step changes them.
     """
-    return {name: buffer.to("cpu", copy=True) for name, buffer in _saved_buffers(model)}
+    return {name: buffer.to("cpu", copy=True) for name, buffer in saved_buffers(model)}
 
 
-def _saved_buffers(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+def saved_buffers(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of :func:`persistent_buffers` themselves."""
     saved = model.state_dict().keys()
     return ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
 
@@ -61,7 +72,7 @@ def checkpoint_parameters(
     """
     names = [base_parameter_name(name) for name in model.state_dict() if not is_adapter(name)]
     parameters = full_parameters(model, dtype, bucket_bytes)
-    return in_checkpoint_format(model, names, chain(parameters, _saved_buffers(model)))
+    return in_checkpoint_format(model, names, chain(parameters, saved_buffers(model)))
 
 
 def in_checkpoint_format(
@@ -76,13 +87,7 @@ def in_checkpoint_format(
         names: of all ``weights``, and perhaps more.
         weights: full tensors by their name in ``model``.
     """
-    conversions: list[WeightConverter | WeightRenaming] = [
-        conversion.reverse_transform()
-        for conversion in reversed(model._weight_conversions)  # type: ignore[arg-type]  # nn.Module's __getattr__
-    ]
-    renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
-    converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
-    target = {name: rename_source_key(name, renamings, converters, reverse=True)[0] for name in names}
+    target = names_in_files(model, names)
     num_parts = Counter(target.values())
     held: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, value in weights:
@@ -92,6 +97,20 @@ def in_checkpoint_format(
             yield from revert_weight_conversion(model, held.pop(target[name])).items()
         # Free this tensor before the next one is gathered.
         del value, parts
+
+
+def names_in_files(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
+    """Name of a weight -> the name in the model's files of the tensor that it is a part of, or the first of those that
+    it is made of.
+    """
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is None:  # not loaded by from_pretrained: what revert_weight_conversion then takes
+        loading = get_model_conversion_mapping(model, add_legacy=False)
+        conversions = [entry for entry in loading if not isinstance(entry, PrefixChange)]
+    reverse = [conversion.reverse_transform() for conversion in reversed(conversions)]
+    renamings = [conversion for conversion in reverse if isinstance(conversion, WeightRenaming)]
+    converters = [conversion for conversion in reverse if isinstance(conversion, WeightConverter)]
+    return {name: rename_source_key(name, renamings, converters, reverse=True)[0] for name in names}
 
 
 def write_architecture(
@@ -117,16 +136,3 @@ def write_architecture(
 def read_buffers(folder: Path) -> dict[str, Tensor]:
     """The buffers in a folder of :func:`write_architecture`, by name."""
     return load_file(folder / BUFFERS) if (folder / BUFFERS).is_file() else {}
-
-
-def write_huggingface(
-    model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> None:
-    """Write a folder that ``transformers`` and vLLM load directly.
-
-    Args:
-        model: the architecture, such as from :func:`empty_model`; its own weights are not looked at.
-        weights: every parameter by name, of tied ones the first, and the persistent buffers; on the CPU.
-    """
-    model.save_pretrained(folder, state_dict=dict(weights), safe_serialization=True)
-    tokenizer.save_pretrained(folder)

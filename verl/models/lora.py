@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -22,7 +22,8 @@ from verl.config.common import ALL_LINEAR, LoraConfig, ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.info import VALUE_HEAD
 from verl.models.offload import full_tensor
-from verl.models.saved_adapters import load_saved_adapter, read_saved_adapter
+from verl.models.saved_adapters import WEIGHTS, load_saved_adapter, read_saved_adapter
+from verl.utils.files import FileRecord, file_record, write_recorded
 
 ADAPTER = "default"
 """peft's name of the one adapter."""
@@ -162,14 +163,18 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def save_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Write what is trained as ``peft.PeftModel.from_pretrained`` loads it; all ranks must call it, rank 0 writes."""
+def save_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]:
+    """Write what is trained as ``peft.PeftModel.from_pretrained`` loads it; all ranks must call it, rank 0 writes.
+
+    Returns the record of each file by its name; none on other ranks.
+    """
     state = {
         # peft leaves the adapter's name out and puts the name of its wrapper before.
         f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": full_tensor(parameter).cpu()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
+    records = {}
     if dist.get_rank() == 0:
         options = copy(model.peft_config[ADAPTER])
         assert isinstance(options, peft.LoraConfig)
@@ -177,5 +182,8 @@ def save_adapters(model: PreTrainedModel, folder: Path) -> None:
             options.modules_to_save = [VALUE_HEAD]
         options.inference_mode = True
         options.save_pretrained(str(folder))
-        save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        records = {path.name: file_record(path) for path in folder.iterdir()}
+        content = save(state, metadata={"format": "pt"})
+        records[WEIGHTS] = write_recorded(folder / WEIGHTS, content)
     dist.barrier()
+    return records

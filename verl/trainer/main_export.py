@@ -19,6 +19,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("source", type=Path, help="a checkpoint (.../global_step_N), or a run, whose latest is used")
     parser.add_argument("--out", type=Path, help="new folder to write (default: <checkpoint>/<part>/huggingface)")
     parser.add_argument("--part", choices=["actor", "critic"], default="actor", help="which model (default: actor)")
+    own = "precision of the weights (default: that of the model that the run started from)"
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help=own)
     parser.add_argument("--trust-remote-code", action="store_true", help="run code from the model's folder")
     return parser.parse_args(arguments)
 
@@ -32,8 +34,9 @@ def _parse_merge(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--trust-remote-code", action="store_true", help="run code from the model's folder")
     given = parser.parse_args(arguments)
     folder = given.local_dir.resolve()
+    trust = given.trust_remote_code
     return argparse.Namespace(
-        source=folder.parent, out=given.target_dir, part=folder.name, trust_remote_code=given.trust_remote_code
+        source=folder.parent, out=given.target_dir, part=folder.name, dtype=None, trust_remote_code=trust
     )
 
 
@@ -41,11 +44,14 @@ def main() -> None:
     """The command line."""
     arguments = parse_arguments()
     # Late, so that --help answers at once.
+    import torch
+
     from verl.checkpoint.export import export_checkpoint
     from verl.config.errors import ConfigError
 
     try:
-        out = export_checkpoint(arguments.source, arguments.out, arguments.part, arguments.trust_remote_code)
+        dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
+        out = export_checkpoint(arguments.source, arguments.out, arguments.part, arguments.trust_remote_code, dtype)
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
     print(out)

@@ -1,11 +1,16 @@
 """Atomic file writes, and checksums of files."""
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 @dataclass(frozen=True)
@@ -18,8 +23,38 @@ class FileRecord:
     """Hexadecimal digest of its content."""
 
 
+class RecordedFile(io.BufferedWriter):
+    """A new file, written from its beginning to its end, whose record is known without reading it again."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "w"))
+        self._digest, self._size = hashlib.sha256(), 0
+
+    def write(self, content: "ReadableBuffer", /) -> int:
+        """Append ``content``."""
+        self._digest.update(content)
+        self._size += memoryview(content).nbytes
+        return super().write(content)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Refused: what was written stays."""
+        raise io.UnsupportedOperation("seek")
+
+    @property
+    def record(self) -> FileRecord:
+        """Size and checksum of what was written so far."""
+        return FileRecord(self._size, self._digest.hexdigest())
+
+
+def write_recorded(path: Path, content: bytes) -> FileRecord:
+    """Write a new file and return its record."""
+    with RecordedFile(path) as file:
+        file.write(content)
+    return file.record
+
+
 def file_record(path: Path) -> FileRecord:
-    """Size and checksum of the current content of ``path``."""
+    """Size and checksum of the current content of ``path``, which is read."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return FileRecord(path.stat().st_size, digest)
