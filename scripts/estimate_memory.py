@@ -3,239 +3,22 @@
 python scripts/estimate_memory.py --gpu-gb 80 preset=paper experiment=verl_grpo model=qwen2.5_7b trainer=gpus8
 
 Arguments are those of train.sh. Only the model's config.json is read; nothing runs. The terms hold for decoder-only
-models with gated MLPs (Qwen, Llama, Mistral). The bytes of activations were counted from what autograd saves.
+models with gated MLPs (Qwen, Llama, Mistral). A run makes the same estimate at its start (trainer.check_memory).
 """
 
 import argparse
 import sys
-from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from verl.config import PPOConfig, load_config
-from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.info import ModelInfo
+from verl.models.memory import GB, Shape, estimate
+from verl.models.memory_check import fitting_changes
 
-GB = 1e9
-CONTEXT_GB = 2.0
-"""CUDA context, kernels and NCCL's buffers; a guess that holds for one process per GPU."""
-LOGITS_BYTES = 12
-"""Per token and vocabulary entry, besides the logits themselves: log-softmax, probabilities and their product, in
-float32."""
-ENTROPY_BYTES = 20
-"""The same, logits included, in the backward pass if the entropy has a gradient (``actor.entropy_coeff``)."""
-SAMPLING_BYTES = 32
-"""The same if ``rollout.name=hf`` draws a token: probabilities and their sums in float64, sorted for ``top_p``."""
-
-ITEMSIZE = {"bfloat16": 2, "float32": 4}
-"""Bytes of a number in ``param_dtype``."""
-ENGINE_ITEMSIZE = {"float32": 4}
-"""Bytes of a weight in ``rollout.dtype``; 2 for all others."""
-
-Parts = dict[str, float]
-"""Holder of memory -> GB on one GPU."""
-
-
-class Shape(NamedTuple):
-    """A model's sizes."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    attention: int
-    """Heads times their width."""
-    kv: int
-    """Heads of keys, or values, times their width."""
-    vocabulary: int
-    tied: bool
-
-    @classmethod
-    def of(cls, config: Any) -> "Shape":
-        """The sizes in a ``transformers`` config."""
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
-        heads = (config.num_attention_heads * head, config.num_key_value_heads * head)
-        return cls(*sizes, *heads, config.vocab_size, config.tie_word_embeddings)
-
-    @property
-    def linears(self) -> dict[str, int]:
-        """Inputs plus outputs of each matrix of a layer."""
-        d, i = self.hidden, self.intermediate
-        attention = {"q_proj": d + self.attention, "k_proj": d + self.kv, "v_proj": d + self.kv}
-        return attention | {"o_proj": self.attention + d, "gate_proj": d + i, "up_proj": d + i, "down_proj": i + d}
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of one layer's matrices, without norms and biases."""
-        return self.hidden * (2 * self.attention + 2 * self.kv + 3 * self.intermediate)
-
-    @property
-    def root_parameters(self) -> int:
-        """Parameters of embedding and head."""
-        return self.vocabulary * self.hidden * (1 if self.tied else 2)
-
-    @property
-    def parameters(self) -> int:
-        return self.layers * self.layer_parameters + self.root_parameters
-
-    def trainable(self, model: ModelConfig) -> int:
-        """Parameters with gradients and moments: all, or those of the adapters."""
-        lora = model.lora
-        if not model.trains_adapters:
-            return self.parameters
-        chosen = [n for name, n in self.linears.items() if {name, "all-linear"} & set(lora.target_modules)]
-        return self.layers * lora.rank * sum(chosen)
-
-    def activations(self, tokens: float, model: ModelConfig) -> float:
-        """Bytes saved for the backward pass, for a micro-batch of ``tokens`` tokens on this worker."""
-        scale = {"bfloat16": 1, "float32": 2}[model.param_dtype]
-        # With a padding mask, torch's attention needs a key and a value for every query.
-        keys = self.kv if model.use_remove_padding else self.attention
-        layer = scale * (20 * self.hidden + 8 * self.intermediate + 4 * keys)
-        if model.gradient_checkpointing:
-            return tokens * (2 * scale * self.hidden * self.layers + layer)
-        return tokens * layer * self.layers
-
-
-def num_shards(model: ModelConfig, workers: int) -> int:
-    """Workers that hold one copy together."""
-    return workers if model.fsdp.fsdp_size == -1 else model.fsdp.fsdp_size
-
-
-class Held(NamedTuple):
-    """A model on one GPU, in GB."""
-
-    parameters: float
-    gradients: float
-    moments: float
-    gathered: float
-    """Whole parameters of the root and of two layers, in ``param_dtype``."""
-    reduced: float
-    """Whole gradients of the root and of one layer, before they are sharded."""
-
-    @classmethod
-    def of(cls, shape: Shape, model: ModelConfig, workers: int, learns: bool = True) -> "Held":
-        shards, itemsize = num_shards(model, workers), ITEMSIZE[model.param_dtype]
-        trainable = shape.trainable(model) if learns else 0
-        whole = not model.trains_adapters
-        return cls(
-            (4 * trainable + itemsize * (shape.parameters - trainable)) / shards / GB,
-            4 * trainable / shards / GB,
-            8 * trainable / shards / GB,
-            itemsize * (shape.root_parameters + 2 * shape.layer_parameters) / GB,
-            (itemsize * shape.root_parameters + (itemsize + 4) * shape.layer_parameters) / GB if whole else 0.0,
-        )
-
-    def idle(self, param_offload: bool, optimizer_offload: bool) -> float:
-        """Memory while other models are in use."""
-        return self.parameters * (not param_offload) + self.moments * (not optimizer_offload)
-
-
-def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None = None) -> dict[str, Parts]:
-    """GB on one GPU by phase and holder; the critic and the reference have the policy's shape.
-
-    Args:
-        judge: shape of the reward model, if there is one.
-    """
-    model, workers = config.model, config.trainer.world_size
-    fsdp, parallel = model.fsdp, model.ulysses_sequence_parallel_size
-    policy = Held.of(shape, model, workers)
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    update = config.actor.micro_batch_size_per_gpu * longest / parallel
-    forward = config.actor.log_prob_micro_batch_size_per_gpu * longest / parallel
-    if config.actor.use_dynamic_bsz:
-        # The limit of one worker: workers that share sequences take a multiple of it together.
-        update, forward = config.actor.ppo_max_token_len_per_gpu, config.actor.log_prob_max_token_len_per_gpu
-
-    others: Parts = {}
-    if config.uses_reference and not model.trains_adapters:
-        frozen = Held.of(shape, model, workers, learns=False)
-        others["reference"] = 0.0 if config.ref.param_offload else frozen.parameters
-    if config.uses_critic:
-        critic = config.critic.model
-        held = Held.of(shape, critic, workers)
-        others["critic"] = held.idle(critic.fsdp.param_offload, critic.fsdp.optimizer_offload)
-    if judge is not None:
-        away = config.reward_model.model.fsdp.param_offload
-        others["reward model"] = 0.0 if away else Held.of(judge, config.reward_model.model, workers, False).parameters
-    others["context"] = CONTEXT_GB
-    generating = _generating(config, shape, gpu_gb)
-    sleeping = {} if config.rollout.free_cache_engine or config.rollout.name == "hf" else generating
-    moments = 0.0 if fsdp.optimizer_offload else policy.moments
-
-    def logits(num_bytes: int, tokens: float) -> float:
-        responses = tokens * config.data.max_response_length / longest
-        alive = min(model.logits_chunk_size or responses, responses)
-        return num_bytes * alive * shape.vocabulary / GB
-
-    at_work = {"parameters": policy.parameters, "moments": moments, **others}
-    resting = at_work | {"parameters": 0.0 if fsdp.param_offload else policy.parameters}
-    learning = at_work | {"gradients": policy.gradients}
-    activations = shape.activations(update, model) / GB
-    sync = _syncing(config, shape) / GB
-    scored = ITEMSIZE[model.param_dtype] + LOGITS_BYTES
-    learned = ENTROPY_BYTES if config.actor.entropy_coeff else scored
-    phases = {
-        "generate": (at_work if config.rollout.name == "hf" else resting) | generating,
-        "logprobs": at_work | sleeping | {"gathered": policy.gathered, "logits": logits(scored, forward)},
-        "update, backward": learning
-        | sleeping
-        | {"gathered": policy.gathered, "whole gradients": policy.reduced, "activations": activations}
-        | {"logits": logits(learned, update)},
-        # AdamW's step over all parameters at once makes a temporary of the same size.
-        "update, step": learning | sleeping | {"moments": policy.moments, "temporary": policy.gradients},
-        "sync": at_work | generating | {"bucket": sync},
-    }
-    if config.rollout.name == "hf":
-        del phases["sync"]
-    if config.uses_critic:
-        phases |= _critic_phases(config, shape, resting | sleeping)
-    return phases
-
-
-def _syncing(config: PPOConfig, shape: Shape) -> float:
-    """Bytes of a weight sync: a bucket, this worker's part of it, a parameter taken out of it, and vLLM's copy."""
-    rollout, itemsize = config.rollout, ENGINE_ITEMSIZE.get(config.rollout.dtype, 2)
-    largest = itemsize * shape.vocabulary * shape.hidden
-    bucket = max(rollout.update_weights_bucket_megabytes << 20, largest)
-    own = bucket / num_shards(config.model, config.trainer.world_size)
-    return bucket + own + itemsize * shape.hidden * shape.intermediate + largest / rollout.tensor_parallel_size
-
-
-def _generating(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
-    """What holds memory for the rollout engine while it samples."""
-    rollout = config.rollout
-    if rollout.name == "hf":
-        itemsize = ITEMSIZE[config.model.param_dtype]
-        tokens = rollout.max_num_seqs * config.max_sequence_length
-        return {
-            "whole policy": itemsize * shape.parameters / GB,
-            "KV cache": 2 * itemsize * shape.layers * shape.kv * tokens / GB,
-            "logits": SAMPLING_BYTES * rollout.max_num_seqs * shape.vocabulary / GB,
-        }
-    if rollout.kv_cache_memory_mb:
-        weights = ENGINE_ITEMSIZE.get(rollout.dtype, 2) * shape.parameters / rollout.tensor_parallel_size
-        return {"engine": (weights + rollout.kv_cache_memory_mb * 2**20) / GB}
-    return {"engine": gpu_gb * rollout.gpu_memory_utilization}
-
-
-def _critic_phases(config: PPOConfig, shape: Shape, resting: Parts) -> dict[str, Parts]:
-    """The phases of the critic's update, with what is ``resting`` meanwhile."""
-    critic = config.critic
-    held = Held.of(shape, critic.model, config.trainer.world_size)
-    tokens = critic.micro_batch_size_per_gpu * config.max_sequence_length
-    if critic.use_dynamic_bsz:
-        tokens = critic.ppo_max_token_len_per_gpu
-    activations = shape.activations(tokens / critic.model.ulysses_sequence_parallel_size, critic.model) / GB
-    idle = held.parameters + held.moments * (not critic.model.fsdp.optimizer_offload)
-    learning = resting | {"gradients": held.gradients}
-    return {
-        "critic, backward": learning
-        | {"critic": idle, "gathered": held.gathered, "whole gradients": held.reduced, "activations": activations},
-        "critic, step": learning | {"critic": held.parameters + held.moments, "temporary": held.gradients},
-    }
+__all__ = ["Shape", "estimate"]
 
 
 def main(argv: list[str]) -> None:
@@ -247,10 +30,9 @@ def main(argv: list[str]) -> None:
     try:
         config = load_config(PPOConfig, "ppo_trainer", options.overrides)
         model = config.model
-        shape, judge = Shape.of(ModelInfo.of(model).config), None
+        shape, judge = Shape.of(ModelInfo.of(model).text_config), None
         if config.uses_reward_model:
-            reward = config.reward_model.model
-            judge = Shape.of(ModelInfo.of(reward).config)
+            judge = Shape.of(ModelInfo.of(config.reward_model.model).text_config)
     except ConfigError as error:
         sys.exit(f"error: {error}")
     phases = estimate(config, shape, options.gpu_gb, judge)
@@ -265,6 +47,8 @@ def main(argv: list[str]) -> None:
     worst = max(phases, key=lambda name: sum(phases[name].values()))
     total = sum(phases[worst].values())
     console.print(f"{worst}: {total:.1f} GB; {'fits' if total <= options.gpu_gb else 'does not fit'}", highlight=False)
+    if total > options.gpu_gb:
+        console.print(fitting_changes(config, shape, options.gpu_gb, judge), highlight=False)
 
 
 if __name__ == "__main__":

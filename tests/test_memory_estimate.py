@@ -1,11 +1,10 @@
-"""The estimate of scripts/estimate_memory.py, against docs/memory.md and numbers worked out by hand."""
+"""The estimate of memory, against docs/memory.md and numbers worked out by hand."""
 
 import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import estimate_memory as script
 import pytest
 import torch
 from conftest import ROOT
@@ -16,21 +15,22 @@ from transformers import Qwen2Config, Qwen2Model
 
 from verl.config import PPOConfig, load_config
 from verl.config.rollout import SamplingConfig
+from verl.models import memory
 from verl.models.output_head import Scoring, logprobs_and_entropy
 from verl.rollout.decoding import draw, logits_processors
 
-QWEN_7B = script.Shape(3584, 18944, 28, 3584, 512, 152064, False)
+QWEN_7B = memory.Shape(3584, 18944, 28, 3584, 512, 152064, False)
 PARAMETERS = 28 * 3584 * 65024 + 2 * 152064 * 3584
 """28 layers of 3584 x (2 x 3584 + 2 x 512 + 3 x 18944), embedding and head of 152064 x 3584 each."""
 PRESET = ["preset=paper", "experiment=verl_grpo", "trainer=gpus8"]
-LAYER = 20 * 3584 + 8 * 18944 + 4 * 3584
-"""Bytes of one layer's activations, a token."""
+LAYER = 20 * 3584 + 8 * 18944 + 4 * 512
+"""Bytes of one layer's activations, a token of packed rows."""
 
 
-def phases(*overrides: str, judge: script.Shape | None = None) -> dict[str, dict[str, float]]:
+def phases(*overrides: str, judge: memory.Shape | None = None) -> dict[str, dict[str, float]]:
     """GB by phase and holder of Qwen2.5-7B with the paper's preset on 8 GPUs of 80 GB."""
     config = load_config(PPOConfig, "ppo_trainer", [*PRESET, *overrides])
-    return script.estimate(config, QWEN_7B, 80.0, judge)
+    return memory.estimate(config, QWEN_7B, 80.0, judge)
 
 
 def test_qwen_7b_on_eight_gpus():
@@ -38,7 +38,7 @@ def test_qwen_7b_on_eight_gpus():
     assert QWEN_7B.parameters == PARAMETERS == 7_615_283_200
     backward = found["update, backward"]
     expected = {"parameters": 4 * PARAMETERS / 8, "gradients": 4 * PARAMETERS / 8, "moments": PARAMETERS}
-    # 8 sequences: the inputs of 28 layers, and all activations of one.
+    # As many tokens as 8 of the longest sequences have: the inputs of 28 layers, and all activations of one.
     expected |= {"activations": 8 * 2048 * (28 * 3584 * 2 + LAYER), "logits": 20 * 1024 * 152064}
     assert {name: 1e9 * backward[name] for name in expected} == pytest.approx(expected)
     assert "engine" not in backward and found["generate"]["engine"] == 32
@@ -61,7 +61,7 @@ def test_the_table_of_configs_is_what_the_tool_says():
         peaks = []
         for gpus in (1, 2, 4, 8):
             config = load_config(PPOConfig, "ppo_trainer", [*PRESET, f"trainer.n_gpus_per_node={gpus}"])
-            found = script.estimate(config, script.Shape(*sizes), 80.0)
+            found = memory.estimate(config, memory.Shape(*sizes), 80.0)
             peak = round(max(sum(parts.values()) for parts in found.values()))
             peaks.append(f"{peak}" if peak <= 80 else f"**{peak}**")
         assert f"| `{name}` | {' | '.join(peaks)} |" in rows
@@ -70,16 +70,21 @@ def test_the_table_of_configs_is_what_the_tool_says():
 @pytest.mark.parametrize(
     ("overrides", "phase", "total"),
     [
-        (["model.gradient_checkpointing=false"], "update, backward", 138),
-        (["model.gradient_checkpointing=false", "actor.micro_batch_size_per_gpu=1"], "update, backward", 43),
-        (["actor.micro_batch_size_per_gpu=16"], "update, backward", 43),
+        (["model.gradient_checkpointing=false"], "update, backward", 132),
+        (["model.gradient_checkpointing=false", "actor.ppo_max_token_len_per_gpu=2048"], "update, backward", 42),
+        (["actor.ppo_max_token_len_per_gpu=32768"], "update, backward", 43),
+        (["actor.use_dynamic_bsz=false"], "update, backward", 36),
+        (["actor.use_dynamic_bsz=false", "actor.micro_batch_size_per_gpu=16"], "update, backward", 43),
         (["model.fsdp.param_offload=true"], "generate", 42),
         (["model.fsdp.param_offload=true"], "update, backward", 34),
-        (["model.fsdp.optimizer_offload=true"], "update, backward", 29),
+        (["model.fsdp.optimizer_offload=true"], "generate", 40),
+        (["model.fsdp.optimizer_offload=true"], "update, backward", 28),
         (["model.fsdp.optimizer_offload=true"], "update, step", 23),
         (["model.fsdp.fsdp_size=4"], "update, backward", 53),
         (["model.logits_chunk_size=0"], "update, backward", 70),
-        (["model.ulysses_sequence_parallel_size=2", "model.use_remove_padding=true"], "update, backward", 32),
+        (["model.logits_chunk_size=0"], "logprobs", 71),
+        (["model.ulysses_sequence_parallel_size=2"], "update, backward", 36),
+        (["model.ulysses_sequence_parallel_size=2", "actor.ppo_max_token_len_per_gpu=8192"], "update, backward", 32),
         (["model.lora.rank=32"], "update, backward", 17),
         (["model.lora.rank=32"], "update, step", 4),
         (["rollout.free_cache_engine=false"], "update, backward", 68),
@@ -116,8 +121,7 @@ def test_other_models():
 
 
 def test_a_budget_of_tokens_is_that_of_each_worker():
-    dynamic = ["actor.use_dynamic_bsz=true", "model.use_remove_padding=true"]
-    one, two = (phases(*dynamic, f"model.ulysses_sequence_parallel_size={size}") for size in (1, 2))
+    one, two = (phases(f"model.ulysses_sequence_parallel_size={size}") for size in (1, 2))
     assert one["update, backward"]["activations"] == two["update, backward"]["activations"]
     assert one["logprobs"]["logits"] == two["logprobs"]["logits"]
 
@@ -143,7 +147,7 @@ def test_activations_are_what_autograd_saves(packed):
         totals.append(sum(saved[address].untyped_storage().nbytes() for address in saved.keys() - weights))
     overrides = ["model.param_dtype=bfloat16", f"model.use_remove_padding={packed}"]
     config = load_config(PPOConfig, "ppo_trainer", overrides).model
-    shape = script.Shape(64, 192, 2, 64, 32, 50, True)
+    shape = memory.Shape(64, 192, 2, 64, 32, 50, True)
     assert totals[1] - totals[0] == pytest.approx(shape.activations(num_tokens, config), rel=0.03)
 
 
@@ -172,9 +176,9 @@ class Memory(TorchDispatchMode):
 
 def peak(run: Callable[[], Any]) -> int:
     """Most bytes that a run's new tensors take at one time."""
-    with Memory() as memory:
+    with Memory() as used:
         run()
-    return memory.most
+    return used.most
 
 
 @pytest.mark.parametrize(("dtype", "entropy"), [("bfloat16", False), ("bfloat16", True), ("float32", False)])
@@ -190,8 +194,8 @@ def test_logits_take_what_is_said(dtype, entropy):
         logprobs, entropies = checkpoint(score, states, use_reentrant=False)
         (logprobs.sum() + (entropies.sum() if entropy else 0)).backward()
 
-    scored = script.ITEMSIZE[dtype] + script.LOGITS_BYTES
-    learned = script.ENTROPY_BYTES if entropy else scored
+    scored = memory.ITEMSIZE[dtype] + memory.LOGITS_BYTES
+    learned = memory.ENTROPY_BYTES if entropy else scored
     numbers = num_tokens * vocabulary
     assert peak(torch.no_grad()(partial(score, states))) / numbers == pytest.approx(scored, rel=0.03)
     assert peak(learn) / numbers == pytest.approx(learned, rel=0.03)
@@ -205,4 +209,4 @@ def test_drawing_a_token_takes_what_is_said():
         distribution = logits_processors(sampling)(None, output.float()).log_softmax(dim=-1)
         draw(distribution, torch.zeros(16, dtype=torch.float64))
 
-    assert peak(torch.no_grad()(sample)) / logits.numel() == pytest.approx(script.SAMPLING_BYTES, rel=0.05)
+    assert peak(torch.no_grad()(sample)) / logits.numel() == pytest.approx(memory.SAMPLING_BYTES, rel=0.05)

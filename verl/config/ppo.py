@@ -12,14 +12,12 @@ from verl.config.common import (
     Device,
     ModelConfig,
     OptimConfig,
-    RunConfig,
     check_divides,
     check_workers,
     require_seed,
 )
 from verl.config.data import DataConfig
 from verl.config.rollout import RolloutConfig
-from verl.config.samples import SamplesConfig
 from verl.config.signal import (
     GROUP_ESTIMATORS,
     TOKEN_BASELINES,
@@ -29,6 +27,7 @@ from verl.config.signal import (
     RewardModelConfig,
     RewardScoreConfig,
 )
+from verl.config.trainer import TrainerConfig
 
 
 @dataclass(frozen=True)
@@ -74,53 +73,6 @@ class CriticConfig:
             "cliprange_value",
         ):
             require_positive(f"critic.{field}", getattr(self, field))
-
-
-@dataclass(frozen=True)
-class TrainerConfig(RunConfig):
-    """A run of the main job."""
-
-    val_before_train: bool
-    """Validate the initial policy (step 0)."""
-    val_only: bool
-    """Validate the initial policy, or the one resumed from, and end the run."""
-    except_save: list[int]
-    """Further steps to save a checkpoint after, besides those of ``save_freq``; ``max_ckpt_to_keep`` never removes
-    these."""
-    critic_warmup: int
-    """Number of first steps in which only the critic learns; ``gae`` only. veRL's policy learns from step
-    ``critic_warmup`` on, so there one step fewer is the critic's alone. The policy's learning rate starts with its own
-    first update, here and in veRL."""
-    remove_clip: bool
-    """Leave responses that were cut at ``data.max_response_length`` out of the losses. They still count in the
-    statistics of their group and in the logs."""
-    deterministic: bool | None
-    """Let no response depend on how long engines take: while requests wait for room, they are dealt to engines when all
-    have replied, by counts of tokens alone. Which responses share a batch changes the last bits of their
-    log-probabilities; the random draws depend on seed, prompt and place in the group in any case. ``null``: on a CPU.
-    ``false`` deals each engine more as soon as it has room."""
-    log_release_names: bool
-    """Also log metrics under the names of the paper's release; docs/metrics.md lists them."""
-    samples: SamplesConfig
-    log_samples: int
-    """Show this many responses of every kept training step and validation on the console and, as tables, in wandb and
-    TensorBoard; spread over the batch, so that every validation shows the same prompts. 0: none."""
-
-    def deals_by_counts(self, device_type: str) -> bool:
-        """Whether ``deterministic`` holds."""
-        return device_type == "cpu" if self.deterministic is None else self.deterministic
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_not_negative("trainer.critic_warmup", self.critic_warmup)
-        require_not_negative("trainer.log_samples", self.log_samples)
-        positive = all(step > 0 for step in self.except_save)
-        require(positive, "trainer.except_save", self.except_save, "steps are counted from 1")
-
-    def saves_nothing(self, total_steps: int) -> bool:
-        """Whether a training run of ``total_steps`` ends without a checkpoint."""
-        saves = self.val_only or any(step <= total_steps for step in self.except_save)
-        return super().saves_nothing(total_steps) and not saves
 
 
 @dataclass(frozen=True)

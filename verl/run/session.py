@@ -21,6 +21,8 @@ from verl.config.common import MachineOptions, ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
+from verl.models.memory import GB
+from verl.models.memory_check import check_memory
 from verl.run.display import Columns, RunDisplay, share_rows
 from verl.run.preemption import Preemption
 from verl.run.probe import INTERFACES, survey
@@ -104,8 +106,9 @@ class RaySession(ExitStack):
         environment: dict[str, str],
         models: Sequence[str] = (),
         supervision: Supervision | None = None,
+        check_devices: Callable[[list[int]], None] = lambda sizes: None,
     ) -> WorkerGroup:
-        """Start a group that loads ``models``, to be closed by the caller.
+        """Start a group that loads ``models``, to be closed by the caller; ``check_devices`` as for a group.
 
         Raises:
             WorkerError: a worker fails to start.
@@ -117,13 +120,15 @@ class RaySession(ExitStack):
             lo = loopback_interface()
             own = dict.fromkeys(INTERFACES, lo) | {"VLLM_HOST_IP": LOOPBACK}
             environment = {name: os.environ.get(name, value) for name, value in own.items()} | environment
-            return WorkerGroup(worker, config, arguments, *place, environment, supervision=supervision)
+            return WorkerGroup(
+                worker, config, arguments, *place, environment, supervision=supervision, check_devices=check_devices
+            )
         interrupt = (supervision or Supervision()).interrupt
         if not self.machines_gathered:
             wait_for_machines(*place, self.machines.machines_timeout_s, _say, interrupt)
         environment = passed_variables(self.machines.env) | environment
         look = partial(survey, folder=self.folder, models=models, files=self.files, interrupt=interrupt)
-        return WorkerGroup(worker, config, arguments, *place, environment, look, supervision=supervision)
+        return WorkerGroup(worker, config, arguments, *place, environment, look, supervision, check_devices)
 
 
 def _say(text: str) -> None:
@@ -223,10 +228,19 @@ class TrainingRun(RaySession):
         config = self.config
         models = config.models if isinstance(config, PPOConfig) else {"model": config.model}
         paths = [model.path for model in models.values()]
-        group = self.start_workers(worker, config, arguments, environment, paths, supervision)
+        group = self.start_workers(worker, config, arguments, environment, paths, supervision, self._check_devices)
         self.resources.callback(group.close)
         self.resources.enter_context(self.display)
         return tracker, group
+
+    def _check_devices(self, sizes: list[int]) -> None:
+        """Raise ``ConfigError`` if the models do not fit GPUs of these bytes."""
+        config = self.config
+        # A validation alone makes neither gradients nor moments.
+        if isinstance(config, PPOConfig) and config.trainer.check_memory and not config.trainer.val_only:
+            size = config.trainer.gpu_memory_gb or min(sizes) / GB
+            if size:
+                check_memory(config, size, self.display.say)
 
     def attempts(self, train: Callable[[], T]) -> T:
         """What ``train`` returns. It is called again, from the latest checkpoint, after failures of machines.

@@ -69,6 +69,8 @@ class WorkerGroup:
         survey: looks at the machines of the placement group before workers start there; None: all of them are like
             this one.
         supervision: how the workers are watched.
+        check_devices: given the memory of each worker's GPU in bytes, on a CPU 0, before the workers load anything;
+            what it raises ends them.
 
     On a CPU each worker computes with :func:`cpu_threads` threads.
     """
@@ -84,6 +86,7 @@ class WorkerGroup:
         environment: dict[str, str],
         survey: Callable[[PlacementGroup], list[MachineSetup]] | None = None,
         supervision: Supervision | None = None,
+        check_devices: Callable[[list[int]], None] = lambda sizes: None,
     ) -> None:
         self.workers_per_node = workers_per_node
         self.device_type = device_type
@@ -125,6 +128,7 @@ class WorkerGroup:
         self._supervisor = Supervisor(supervision or Supervision())
         try:
             self._wait([host.prepare.remote(os.getcwd(), hidden) for host in self._workers], "start")
+            check_devices(self._wait([host.device_memory.remote(device_type) for host in self._workers], "start"))
             self.device_name = self._start(worker, config, arguments, device_type, threads)
         except BaseException:
             # The other workers may wait for the one that failed, and would keep their share of the machine.
@@ -303,6 +307,10 @@ class _Host:
         if os.path.isdir(folder):
             os.chdir(folder)
         os.environ.update(secrets)
+
+    def device_memory(self, device_type: str) -> int:
+        """Bytes of the GPU's memory; 0 on a CPU."""
+        return torch.cuda.get_device_properties(0).total_memory if device_type == "cuda" else 0
 
     def meeting_point(self) -> tuple[str, int]:
         """An address of this machine and a port that is free there now."""
