@@ -75,8 +75,11 @@ def engine_options(
     if kv_cache_memory_mb:
         options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20
     if config.tensor_parallel_size > 1:
-        # vLLM's own all-reduce accesses the GPUs of its peers, but each worker sees only its own. So does the kernel
-        # with which vLLM fuses all-reduce and normalisation on some GPUs.
+        # vLLM's own all-reduce opens the memory of its peers' GPUs, and first tries access between devices 0 to
+        # tensor_parallel_size - 1 of each process. Ray shows a worker its own GPU alone, as device 0. To show it those
+        # of its engine, every worker would have to see them in the order of ranks and compute on another device than 0,
+        # with all its models; only a machine with several GPUs can tell whether that is right, so nccl reduces. The
+        # kernel with which vLLM fuses all-reduce and normalisation on some GPUs needs the same.
         options["disable_custom_all_reduce"] = True
         options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     options |= checked_engine_kwargs(config.engine_kwargs)
