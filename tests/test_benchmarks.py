@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import bench_checkpoint
 import bench_dealing
 import bench_hidden_states
 import bench_report
@@ -25,6 +26,7 @@ from verl.models.gather import as_it_is
 HIDDEN_STATES = ("hidden_states_cpu", "hidden_states_cpu_compiled", "hidden_states_cpu_tiny")
 PAGES = {
     **dict.fromkeys(HIDDEN_STATES, bench_hidden_states.page),
+    "checkpoint": bench_checkpoint.page,
     "dealing": bench_dealing.page,
     "learning": compare_algorithms.page,
     "sampler": bench_sampler.page,
