@@ -195,7 +195,7 @@ def _syncing(config: PPOConfig, shape: Shape) -> float:
     """Bytes of a weight sync: a bucket, this worker's part of it, a parameter taken out of it, and vLLM's copy."""
     rollout, itemsize = config.rollout, ENGINE_ITEMSIZE.get(config.rollout.dtype, 2)
     largest = itemsize * shape.vocabulary * shape.hidden
-    bucket = max(rollout.update_weights_bucket_megabytes << 20, largest)
+    bucket = min(max(rollout.update_weights_bucket_megabytes << 20, largest), itemsize * shape.parameters)
     own = bucket / num_shards(config.model, config.trainer.world_size)
     return bucket + own + itemsize * shape.hidden * shape.intermediate + largest / rollout.tensor_parallel_size
 

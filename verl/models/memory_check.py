@@ -81,6 +81,7 @@ def _candidates(config: PPOConfig) -> Iterator[tuple[str, Sequence[Any]]]:
         yield "critic.ppo_max_token_len_per_gpu", _halves(tokens, -(-longest // parallel))
     elif config.uses_critic:
         yield "critic.micro_batch_size_per_gpu", _halves(config.critic.micro_batch_size_per_gpu, 1)
+    yield "rollout.update_weights_bucket_megabytes", _halves(rollout.update_weights_bucket_megabytes, 128)
     if rollout.name != "vllm":
         yield "rollout.max_num_seqs", _halves(rollout.max_num_seqs, 1)
     elif rollout.kv_cache_memory_mb:
