@@ -10,7 +10,7 @@ usage() {
 Usage: scripts/setup.sh [--cpu | --gpu] [--dev] [--venv DIR]
 
   --cpu, --gpu  which builds of torch and vLLM to install; default: those of the existing environment, otherwise
-                --gpu if nvidia-smi lists a GPU, --cpu if not
+                --gpu if nvidia-smi lists a GPU, --cpu if not; README.md says which versions of them are tested
   --dev         also install what tests and checks need
   --venv DIR    where to put the environment; default: .venv in the repository root
 
