@@ -85,7 +85,8 @@ class CheckpointWorker:
                 in its host's memory.
         """
         assert self._writing is None or self._writing.done(), "the checkpoint before was not finished"
-        shards, weights, counts, records = {}, {}, {}, {}
+        shards, weights, counts = {}, {}, {}
+        records: dict[str, FileRecord] = {}
         for part in self.parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
                 state = training_state(part.learner)

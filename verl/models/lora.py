@@ -174,7 +174,7 @@ def save_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
-    records = {}
+    records: dict[str, FileRecord] = {}
     if dist.get_rank() == 0:
         options = copy(model.peft_config[ADAPTER])
         assert isinstance(options, peft.LoraConfig)

@@ -35,12 +35,14 @@ class WeightFiles:
         self.shapes = dict(model.named_parameters()) | dict(saved_buffers(model))
         """By name, the tensors to be written; of tied ones the first."""
         parameters = {name for name, _ in model.named_parameters()}
-        kept = model._get_dtype_plan(model.config.dtype)
+        own = model.config.dtype
+        assert isinstance(own, torch.dtype), own
+        kept = model._get_dtype_plan(own)
         self.dtypes = {
             # transformers raises what it keeps in float32 on loading, and a value's head is computed in it.
             name: value.dtype
             if name not in parameters or name.startswith(f"{VALUE_HEAD}.") or any(part in name for part in kept)
-            else _narrower(model.config.dtype, value.dtype)
+            else _narrower(own, value.dtype)
             for name, value in self.shapes.items()
         }
         """By name, the precision that they are written in."""
@@ -49,10 +51,11 @@ class WeightFiles:
 
     def _cut(self, file_bytes: int) -> dict[str, list[str]]:
         # What the files have in one piece cannot be written by two processes.
-        groups = defaultdict(list)
+        groups: dict[str, list[str]] = defaultdict(list)
         for name, in_file in names_in_files(self.model, self.shapes).items():
             groups[in_file].append(name)
-        files, size = [[]], 0
+        files: list[list[str]] = [[]]
+        size = 0
         for names in groups.values():
             added = self.num_bytes(names)
             if files[-1] and size + added > file_bytes:
@@ -70,7 +73,8 @@ class WeightFiles:
 
     def share(self, rank: int, world_size: int) -> list[str]:
         """The files that one of several processes writes: each of the largest ones goes to who has least so far."""
-        loads, shares = [0] * world_size, [[] for _ in range(world_size)]
+        loads = [0] * world_size
+        shares: list[list[str]] = [[] for _ in range(world_size)]
         for file in sorted(self.files, key=lambda file: -self.num_bytes(self.files[file])):
             least = loads.index(min(loads))
             loads[least] += self.num_bytes(self.files[file])
@@ -95,7 +99,7 @@ class WeightFiles:
         """Write which file has which tensor, if there are several; the file's record by its name."""
         if len(self.files) == 1:
             return {}
-        places = {}
+        places: dict[str, str] = {}
         for file, names in self.files.items():
             places |= dict.fromkeys(self._in_files({name: self.shapes[name].detach() for name in names}), file)
         index = {"metadata": {"total_size": self.num_bytes(self.shapes)}, "weight_map": places}
@@ -104,7 +108,9 @@ class WeightFiles:
 
     def _in_files(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         left_out = set(self.model._keys_to_ignore_on_save or ())
-        return revert_weight_conversion(self.model, {n: v for n, v in state.items() if n not in left_out})
+        written = {name: value for name, value in state.items() if name not in left_out}
+        found: dict[str, Tensor] = revert_weight_conversion(self.model, written)
+        return found
 
 
 def _narrower(first: torch.dtype, second: torch.dtype) -> torch.dtype:
