@@ -21,10 +21,12 @@ PAD = 0
 """What stands behind a response; no token of it is read."""
 
 
-def start_group(config: PPOConfig, world_size: int, device_type: str = "cpu") -> WorkerGroup:
+def start_group(
+    config: PPOConfig, world_size: int, device_type: str = "cpu", worker: str = "ProbeWorker"
+) -> WorkerGroup:
     """Probe workers, for runs of ten steps."""
     environment = engine_environment(device_type, config.rollout.name) | {"PYTHONPATH": str(Path(__file__).parent)}
-    return WorkerGroup("probes:ProbeWorker", config, (10, config.rollout.stop), 1, world_size, device_type, environment)
+    return WorkerGroup(f"probes:{worker}", config, (10, config.rollout.stop), 1, world_size, device_type, environment)
 
 
 def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> TokenizedPrompts:
