@@ -38,7 +38,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             found.append("ray ends")
 
     class WorkerGroup:
-        def __init__(self, worker: str, *_: object, supervision: object) -> None:
+        def __init__(self, worker: str, *_: object, supervision: object, check_devices: object) -> None:
             found.append(worker)
 
         def close(self) -> None:

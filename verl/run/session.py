@@ -116,19 +116,18 @@ class RaySession(ExitStack):
         """
         self.start_ray()
         place = (self.nnodes, self.workers_per_node, self.device_type)
+        watched: dict[str, Any] = {"supervision": supervision, "check_devices": check_devices}
         if not cluster_address():
             lo = loopback_interface()
             own = dict.fromkeys(INTERFACES, lo) | {"VLLM_HOST_IP": LOOPBACK}
             environment = {name: os.environ.get(name, value) for name, value in own.items()} | environment
-            return WorkerGroup(
-                worker, config, arguments, *place, environment, supervision=supervision, check_devices=check_devices
-            )
+            return WorkerGroup(worker, config, arguments, *place, environment, **watched)
         interrupt = (supervision or Supervision()).interrupt
         if not self.machines_gathered:
             wait_for_machines(*place, self.machines.machines_timeout_s, _say, interrupt)
         environment = passed_variables(self.machines.env) | environment
         look = partial(survey, folder=self.folder, models=models, files=self.files, interrupt=interrupt)
-        return WorkerGroup(worker, config, arguments, *place, environment, look, supervision, check_devices)
+        return WorkerGroup(worker, config, arguments, *place, environment, look, **watched)
 
 
 def _say(text: str) -> None:
