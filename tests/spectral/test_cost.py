@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from verl.spectral.cost import cheapest_method
-from verl.spectral.nested import block_rows, factor_operations
+from verl.spectral.bounds import block_rows, factor_operations
 
 
 def choose(length, width, prefixes, batch=1):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from verl.spectral.factor import PANEL, log_pivots
+from verl.spectral.slices import finish
 
 W = PANEL["cpu"]
 
@@ -16,7 +17,7 @@ def random_gram(seed, batch, size, inner):
 
 def factored(gram, inverse_shifts):
     workspace = torch.full((inverse_shifts.numel() * gram.shape[1] ** 2,), torch.nan, dtype=torch.float64)
-    return log_pivots(gram, inverse_shifts, workspace)
+    return finish(log_pivots(gram, inverse_shifts, workspace))
 
 
 @pytest.mark.parametrize("size", [1, 2, W - 1, W, W + 1, 2 * W, 3 * W + 5])

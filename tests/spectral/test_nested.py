@@ -5,8 +5,11 @@ import torch
 
 from verl.spectral import SpectralOptions, prefix_functionals
 from verl.spectral.functions import SUM_S, SUM_S_LOG_S
-from verl.spectral.nested import _scatter, contrasts, log_determinants, lower_gram, nested_sums
+from verl.spectral.bounds import MAX_BYTES
+from verl.spectral.nested import _block_pivots, _gram_pivots, lower_gram, nested_sums
 from verl.spectral.nodes import node_set
+from verl.spectral.responses import Chunk
+from verl.spectral.slices import finish
 
 NODES = node_set((SUM_S, SUM_S_LOG_S), 2.5e-7, 1e6)
 
@@ -15,16 +18,25 @@ def random_rows(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def chunk_of(rows, lengths):
+    """Responses as they are: not scaled."""
+    return Chunk(rows, torch.arange(len(rows)), torch.tensor(lengths), rows.new_ones(len(rows)), rows.shape[1])
+
+
+def contrasts(rows, lengths):
+    return chunk_of(rows, lengths).all_contrasts()
+
+
 def test_literal_contrasts():
     rows = torch.tensor([[[0.0], [2.0], [4.0]]], dtype=torch.float64)
     # sqrt(1/2) (2 - 0) and sqrt(2/3) (4 - 1)
     expected = torch.tensor([[[0.0], [2**0.5], [6**0.5]]], dtype=torch.float64)
-    torch.testing.assert_close(contrasts(rows, torch.tensor([3])), expected)
+    torch.testing.assert_close(contrasts(rows, [3]), expected)
 
 
 def test_contrasts_of_every_prefix_have_its_centred_scatter():
     rows = random_rows(0, 2, 9, 4) + 5
-    states = contrasts(rows, torch.tensor([9, 9]))
+    states = contrasts(rows, [9, 9])
     for k in range(1, 10):
         centred = rows[:, :k] - rows[:, :k].mean(1, keepdim=True)
         leading = states[:, :k]
@@ -34,32 +46,44 @@ def test_contrasts_of_every_prefix_have_its_centred_scatter():
 def test_contrasts_past_the_end_are_zero():
     rows = random_rows(0, 1, 5, 2)
     rows[0, 3:] = torch.nan
-    states = contrasts(rows, torch.tensor([3]))
+    states = contrasts(rows, [3])
     assert states[0, 1:3].all() and not states[0, 3:].any()
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 7])
+def test_contrasts_block_by_block_are_those_of_all(size):
+    chunk = chunk_of(random_rows(0, 2, 9, 4), [9, 5])
+    torch.testing.assert_close(torch.cat(list(chunk.contrasts(size)), dim=1), chunk.all_contrasts(), rtol=1e-14, atol=0)
+
+
 def test_equal_rows_have_no_contrasts():
-    assert not contrasts(torch.full((1, 50, 3), 0.1, dtype=torch.float64) - 0.1, torch.tensor([50])).any()
+    assert not contrasts(torch.full((1, 50, 3), 0.1, dtype=torch.float64) - 0.1, [50]).any()
 
 
 @pytest.mark.parametrize("rows", [1, 127, 128, 300])
 def test_lower_gram(rows):
     states = random_rows(0, 2, rows, 5)
-    torch.testing.assert_close(lower_gram(states).tril(), (states @ states.mT).tril())
+    torch.testing.assert_close(finish(lower_gram(states)).tril(), (states @ states.mT).tril())
 
 
-@pytest.mark.parametrize("size", [(30, 50), (90, 8)], ids=["one block", "blocks"])
-def test_determinants(size):
-    states = contrasts(random_rows(0, 2, *size), torch.tensor([size[0]] * 2))
+@pytest.mark.parametrize("workspace", [1, 10**6])
+@pytest.mark.parametrize("size", [30, 11], ids=["one block", "blocks"])
+def test_determinants(size, workspace):
+    chunk = chunk_of(random_rows(0, 2, 30, 8), [30, 30])
+    states, needed = chunk.all_contrasts(), [27, 27]
     shifts = torch.tensor([[1.0, 0.1], [30.0, 1e-3]], dtype=torch.float64)
-    workspace = torch.empty(10**6, dtype=torch.float64)
-    logs, valid = log_determinants(_scatter(states), shifts, size[0] - 3, workspace)
-    assert (valid == size[0] - 3).all()
+    if size == 30:
+        pivots, valid = finish(_gram_pivots(states @ states.mT, shifts, needed, workspace))
+        assert not pivots[:, :, 27:].any()
+    else:
+        pivots, valid = finish(_block_pivots(chunk, size, shifts, needed, workspace))
+    assert (valid >= 27).all()
+    logs = pivots.cumsum(-1)
     for response in range(2):
-        for k in (1, 2, 9, size[0] - 3):
+        for k in (1, 2, 9, 27):
             scatter = states[response, :k].mT @ states[response, :k]
             for shift, actual in zip(shifts[response], logs[response, :, k - 1], strict=True):
-                expected = torch.linalg.slogdet(torch.eye(size[1]).double() + scatter / shift).logabsdet
+                expected = torch.linalg.slogdet(torch.eye(8).double() + scatter / shift).logabsdet
                 torch.testing.assert_close(actual, expected)
 
 
@@ -137,11 +161,10 @@ def test_eigenvalues_of_many_equal_rows_invent_no_rank():
 def test_responses_that_fail_are_named_and_their_neighbours_are_not():
     rows = random_rows(0, 2, 12, 6)
     rows[1, :8] *= 1e-160
-    lengths, prefixes = torch.tensor([12, 12]), torch.tensor([[5, 12], [5, 12]])
-    states = contrasts(rows, lengths)
-    result = nested_sums(states, prefixes, NODES, 10**6)
+    chunk, prefixes = chunk_of(rows, [12, 12]), torch.tensor([[5, 12], [5, 12]])
+    result = finish(nested_sums(chunk, prefixes, NODES, 10**6, MAX_BYTES))
     assert result.failed.tolist() == [False, True]
-    alone = nested_sums(states[:1], prefixes[:1], NODES, 10**6)
+    alone = finish(nested_sums(chunk.select(~result.failed), prefixes[:1], NODES, 10**6, MAX_BYTES))
     torch.testing.assert_close(result.sums[:, :1], alone.sums)
 
 

@@ -247,7 +247,7 @@ def test_blocks_and_one_block_agree(monkeypatch):
     hidden, lengths = random_hidden(0, 2, 150, 20), torch.tensor([150, 131])
     rows = torch.minimum(all_prefixes(150), lengths[:, None])
     blocks = prefix_functionals(hidden, lengths, rows, ENTROPIES, NESTED)
-    monkeypatch.setattr("verl.spectral.nested.block_rows", lambda rows, width: rows)
+    monkeypatch.setattr("verl.spectral.nested.block_rows", lambda rows, width, max_bytes: rows)
     assert_same(prefix_functionals(hidden, lengths, rows, ENTROPIES, NESTED), blocks, rtol=1e-8, atol=1e-8)
 
 

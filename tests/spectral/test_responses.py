@@ -22,7 +22,7 @@ def test_chunks_cover_the_batch_within_the_limit():
     parts = split(hidden, lengths, limit=2 * 8 * 10)
     # Two responses of 10 rows fit; later chunks are shorter and hold more. The response without rows is left out.
     assert [part.which.tolist() for part in parts] == [[1, 4], [5, 0], [6, 3]]
-    assert [part.rows.shape[1] for part in parts] == [10, 7, 2]
+    assert [part.longest for part in parts] == [10, 7, 2]
     for part in parts:
         assert torch.equal(part.lengths, lengths[part.which])
 
@@ -30,7 +30,7 @@ def test_chunks_cover_the_batch_within_the_limit():
 def test_rows_are_scaled_and_start_at_zero():
     hidden, lengths = random_hidden(0, 3, 6, 4) * 100, torch.tensor([6, 4, 2])
     (part,) = split(hidden, lengths, limit=10**6)
-    for position, rows, scale in zip(part.which.tolist(), part.rows, part.scale, strict=True):
+    for position, rows, scale in zip(part.which.tolist(), part.rows(0, 6), part.scale, strict=True):
         n = int(lengths[position])
         valid = hidden[position, :n].double()
         assert 2 ** round(math.log2(float(scale))) == float(scale)

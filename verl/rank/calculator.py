@@ -19,8 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from verl.config.signal import CalculatorConfig
 from verl.protocol import RankMetrics
-from verl.rank.dynamics import acceleration, base_metrics, prefix_counts, prefix_rows, velocity, with_whole
+from verl.rank.dynamics import acceleration, prefix_counts, prefix_rows, sliced_base_metrics, velocity, with_whole
 from verl.spectral import SpectralOptions
+from verl.spectral.slices import Slices, finish
 
 RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
 """Metrics that ``calculator.metrics_dtype`` rounds."""
@@ -62,12 +63,12 @@ class RepresentationMetricsCalculator:
             ValueError: shapes do not fit, the mask is not right-padded, or, with ``on_nonfinite=raise``, a valid row
                 holds NaN or infinity (names the layer and the response).
         """
-        return self._measure(hidden_states, attention_mask, compute_diff, diff_stride)[0]
+        return finish(self._measure(hidden_states, attention_mask, compute_diff, diff_stride))[0]
 
     def _measure(
         self, hidden_states: Tensor, attention_mask: Tensor, compute_diff: bool | None, diff_stride: int | None
-    ) -> tuple[dict[str, dict[str, Tensor]], list[dict[str, Tensor]]]:
-        """As :meth:`__call__`, and for each layer the metrics of prefixes, name to ``[B, T]``."""
+    ) -> Slices[tuple[dict[str, dict[str, Tensor]], list[dict[str, Tensor]]]]:
+        """In slices, as :meth:`__call__`, and for each layer the metrics of prefixes, name to ``[B, T]``."""
         if hidden_states.dim() != 4 or attention_mask.shape != hidden_states.shape[:2]:
             raise ValueError(
                 f"hidden_states {tuple(hidden_states.shape)} and attention_mask {tuple(attention_mask.shape)}: "
@@ -80,7 +81,8 @@ class RepresentationMetricsCalculator:
         for layer in range(hidden_states.shape[2]):
             key = str(layer + 1)
             try:
-                measured, prefixes = self._layer_metrics(hidden_states[:, :, layer], lengths, compute_diff, stride)
+                states = hidden_states[:, :, layer]
+                measured, prefixes = yield from self._layer_metrics(states, lengths, compute_diff, stride)
             except ValueError as error:
                 raise ValueError(f"layer {key}: {error}") from error
             metrics[key] = {name: self._stored(name, values) for name, values in measured.items()}
@@ -88,6 +90,10 @@ class RepresentationMetricsCalculator:
         return metrics, by_prefix
 
     def measure(self, states: list[Tensor]) -> RankMetrics:
+        """:meth:`measure_in_slices` without pauses."""
+        return finish(self.measure_in_slices(states))
+
+    def measure_in_slices(self, states: list[Tensor]) -> Slices[RankMetrics]:
         """Metrics of whole responses of any lengths; those of one do not depend on the others.
 
         Args:
@@ -105,16 +111,17 @@ class RepresentationMetricsCalculator:
         at_once = max(1, PADDED_BYTES // max(1, longest * states[0][0].nbytes))
         for start in range(0, len(states), at_once):
             responses = states[start : start + at_once]
-            padded = pad_sequence(responses, batch_first=True)
+            # A single one, however long, is not copied.
+            padded = responses[0][None] if len(responses) == 1 else pad_sequence(responses, batch_first=True)
             lengths = torch.tensor([len(response) for response in responses], device=padded.device)
             mask = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
-            layers, prefixes = self._measure(padded, mask, None, None)
+            layers, prefixes = yield from self._measure(padded, mask, None, None)
             parts.append(_stacked(list(layers.values())))
             if self.config.keep_prefixes:
                 stacked = _stacked(prefixes).items()
                 courses.append({name: _widened(values, longest) for name, values in stacked})
         size = [len(states)]
-        means = torch.stack([response.float().mean(dim=0) for response in states])
+        means = torch.stack([_mean(response) for response in states])
         by_prefix = TensorDict(_joined(courses), batch_size=size) if courses else None
         return RankMetrics(TensorDict(_joined(parts), batch_size=size), means, by_prefix, batch_size=size)
 
@@ -160,11 +167,11 @@ class RepresentationMetricsCalculator:
 
     def _layer_metrics(
         self, hidden: Tensor, lengths: Tensor, compute_diff: bool, stride: int
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> Slices[tuple[dict[str, Tensor], dict[str, Tensor]]]:
         """Metrics of one layer ``[B, T, D]``, name to ``[B]``, and those of its prefixes, name to ``[B, T]``."""
         names = self.config.base_names
         if not compute_diff:
-            whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole)
+            whole = yield from sliced_base_metrics(hidden, lengths, lengths[:, None], names, self._whole)
             courses = self._courses(whole, lengths[:, None], hidden)
             return {name: values[:, 0] for name, values in whole.items()}, courses
         kept, kept_lengths = _kept_rows(hidden, lengths, self.config.max_seq_len, self.config.max_seq_len_from)
@@ -172,12 +179,13 @@ class RepresentationMetricsCalculator:
         counts, rows = prefix_counts(kept_lengths, stride, extra), prefix_rows(kept_lengths, stride, extra)
         if kept is hidden and self._whole == self._diff:
             # One more column, the whole response.
-            both = base_metrics(hidden, lengths, torch.cat([rows, lengths[:, None]], dim=1), names, self._whole)
+            ends = torch.cat([rows, lengths[:, None]], dim=1)
+            both = yield from sliced_base_metrics(hidden, lengths, ends, names, self._whole)
             whole = {name: values[:, -1:] for name, values in both.items()}
             prefixes = {name: values[:, :-1] for name, values in both.items()}
         else:
-            whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole)
-            prefixes = base_metrics(kept, kept_lengths, rows, names, self._diff)
+            whole = yield from sliced_base_metrics(hidden, lengths, lengths[:, None], names, self._whole)
+            prefixes = yield from sliced_base_metrics(kept, kept_lengths, rows, names, self._diff)
         ends_whole = _ends_whole(self.config.prefix_rule, lengths, kept_lengths, counts, stride)
         measured = {name: torch.cat([prefixes[name], whole[name]], dim=1) for name in names}
         before = lengths - kept_lengths if self.config.max_seq_len_from == "end" else torch.zeros_like(lengths)
@@ -206,6 +214,11 @@ class RepresentationMetricsCalculator:
         # A column before the first token takes what is absent.
         tokens = torch.full((len(hidden), hidden.shape[1] + 1), torch.nan, dtype=torch.float64, device=hidden.device)
         return {name: tokens.scatter(1, rows, found.double())[:, 1:] for name, found in values.items()}
+
+
+def _mean(states: Tensor) -> Tensor:
+    """Mean of ``[T, L, D]`` over the rows, in float32; layer by layer, so that one layer's copy is the largest."""
+    return torch.stack([states[:, layer].float().mean(dim=0) for layer in range(states.shape[1])])
 
 
 def _stacked(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

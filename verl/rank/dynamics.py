@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from verl.spectral import SpectralOptions, prefix_functionals
-from verl.spectral.responses import check_hidden, chunks, largest_entries
+from verl.spectral import SpectralOptions
+from verl.spectral.prefixes import sliced_functionals
+from verl.spectral.responses import Chunk, check_hidden, chunks, largest_entries
+from verl.spectral.slices import Slices, finish
 
 _FUNCTIONALS = {
     "Response Entropy 1": "response_entropy",
@@ -21,7 +23,7 @@ _FUNCTIONALS = {
 """Metrics that come from a spectrum, by their name in verl.spectral; the log is taken of the effective rank."""
 
 _CURVATURE_BYTES = 64 * 2**20
-"""Bound on the float64 states that :func:`curvature` holds at once, unless one response exceeds it."""
+"""Bound on the float64 states that :func:`curvature` holds at once."""
 
 
 def prefix_counts(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
@@ -95,24 +97,25 @@ def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str =
     Raises:
         ValueError: as ``prefix_functionals``.
     """
+    return finish(_sliced_curvature(hidden, lengths, rows, on_nonfinite))
+
+
+def _sliced_curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str) -> Slices[Tensor]:
     check_hidden(hidden, lengths)
     largest = largest_entries(hidden, lengths, on_nonfinite)
     result = torch.zeros(rows.shape, dtype=torch.float64, device=hidden.device)
     result[largest.isnan()] = torch.nan
     rows = rows.to(hidden.device)
     for chunk in chunks(hidden, lengths, largest, lambda n: 8 * 4 * n * hidden.shape[2], _CURVATURE_BYTES):
-        if chunk.rows.shape[1] < 3:
+        if chunk.longest < 3:
             continue
-        steps = chunk.rows.diff(dim=1)
-        # Only directions matter; by its largest entry first, a step far smaller than the others keeps its square.
-        steps = steps / steps.abs().amax(2, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        norms = torch.linalg.vector_norm(steps, dim=2, keepdim=True)
-        units = steps / torch.where(norms > 0, norms, 1.0)
-        before, after = units[:, :-1], units[:, 1:]
-        # Kahan's form: unlike acos of the cosine it keeps its digits for nearly parallel steps.
-        distance = torch.linalg.vector_norm(after - before, dim=2)
-        angles = 2 * torch.atan2(distance, torch.linalg.vector_norm(after + before, dim=2))
-        defined = (norms[:, :-1, 0] > 0) & (norms[:, 1:, 0] > 0)
+        parts = []
+        block = max(1, _CURVATURE_BYTES // (8 * 6 * len(chunk) * chunk.width))
+        # The angle at row j + 1 takes rows j to j + 2.
+        for start in range(0, chunk.longest - 2, block):
+            parts.append(_angles(chunk, start, min(start + block + 2, chunk.longest)))
+            yield
+        angles, defined = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
         sums = torch.where(defined, angles, 0.0).cumsum(1)
         counts = defined.cumsum(1)
         # A prefix of k rows holds the first k - 2 angles.
@@ -121,6 +124,20 @@ def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str =
         mean = sums.gather(1, last) / counts.gather(1, last).clamp(min=1)
         result[chunk.which] = torch.where(wanted >= 3, mean, 0.0)
     return result
+
+
+def _angles(chunk: Chunk, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Angles between consecutive steps of rows ``start`` to ``stop - 1``, ``[b, stop - start - 2]``; where defined."""
+    steps = chunk.rows(start, stop).diff(dim=1)
+    # Only directions matter; by its largest entry first, a step far smaller than the others keeps its square.
+    steps = steps.div_(steps.abs().amax(2, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny))
+    norms = torch.linalg.vector_norm(steps, dim=2, keepdim=True)
+    units = steps.div_(torch.where(norms > 0, norms, 1.0))
+    before, after = units[:, :-1], units[:, 1:]
+    # Kahan's form: unlike acos of the cosine it keeps its digits for nearly parallel steps.
+    distance = torch.linalg.vector_norm(after - before, dim=2)
+    angles = 2 * torch.atan2(distance, torch.linalg.vector_norm(after + before, dim=2))
+    return angles, (norms[:, :-1, 0] > 0) & (norms[:, 1:, 0] > 0)
 
 
 def base_metrics(
@@ -135,11 +152,21 @@ def base_metrics(
     Raises:
         ValueError: as :func:`verl.spectral.prefix_functionals`.
     """
+    return finish(sliced_base_metrics(hidden, lengths, rows, names, options))
+
+
+@torch.no_grad()
+def sliced_base_metrics(
+    hidden: Tensor, lengths: Tensor, rows: Tensor, names: Sequence[str], options: SpectralOptions
+) -> Slices[dict[str, Tensor]]:
+    """:func:`base_metrics` in slices."""
     metrics: dict[str, Tensor] = {}
     if "Curvature" in names:
-        metrics["Curvature"] = curvature(hidden, lengths, rows, options.on_nonfinite)
+        metrics["Curvature"] = yield from _sliced_curvature(hidden, lengths, rows, options.on_nonfinite)
     wanted = list(dict.fromkeys(_FUNCTIONALS[name] for name in names if name in _FUNCTIONALS))
-    spectral = prefix_functionals(hidden, lengths, rows, wanted, options) if wanted else {}
+    spectral: dict[str, Tensor] = {}
+    if wanted:
+        spectral = yield from sliced_functionals(hidden, lengths, rows, wanted, options)
     for name in names:
         if name in _FUNCTIONALS:
             values = spectral[_FUNCTIONALS[name]]

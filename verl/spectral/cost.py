@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from verl.spectral.bounds import MAX_BYTES, block_rows, factor_operations
 from verl.spectral.factor import PANEL, device_kind
-from verl.spectral.nested import block_rows, factor_operations
 
 
 class Rates(NamedTuple):
@@ -32,17 +32,18 @@ RATES = {
 }
 
 
-def cheapest_method(lengths: Tensor, prefixes: Tensor, width: int, shifts: int) -> str:
+def cheapest_method(lengths: Tensor, prefixes: Tensor, width: int, shifts: int, max_bytes: int = MAX_BYTES) -> str:
     """The faster method, ``nested`` or ``eigh``, for responses of ``lengths [B]`` and D = ``width``.
 
-    ``prefixes [B, P]`` are the rows of each prefix, ``shifts`` the number of nodes of the fit.
+    ``prefixes [B, P]`` are the rows of each prefix, ``shifts`` the number of nodes of the fit, ``max_bytes`` the bound on
+    the memory of one response.
     """
     device = device_kind(prefixes.device)
     rates = RATES[device]
     # nested: one factorisation per response and shift, whatever the prefixes.
     sizes, counts = (part.tolist() for part in lengths[lengths >= 2].unique(return_counts=True))
     nested = sum(
-        count * _nested_seconds(rows, width, shifts, rates, PANEL[device])
+        count * _nested_seconds(rows, width, shifts, rates, PANEL[device], max_bytes)
         for rows, count in zip(sizes, counts, strict=True)
     )
     # eigh: one decomposition per prefix, of size k or D, whichever is smaller.
@@ -51,11 +52,11 @@ def cheapest_method(lengths: Tensor, prefixes: Tensor, width: int, shifts: int) 
     return "nested" if nested <= float(eigen.sum()) else "eigh"
 
 
-def _nested_seconds(rows: int, width: int, shifts: int, rates: Rates, panel: int) -> float:
-    size = block_rows(rows, width)
+def _nested_seconds(rows: int, width: int, shifts: int, rates: Rates, panel: int, max_bytes: int) -> float:
+    size = block_rows(rows, width, max_bytes)
     blocks = math.ceil(rows / size)
     # Several blocks: each also factors its D x D system.
-    panels = math.ceil(size / panel) if blocks == 1 else 2 * blocks * math.ceil(width / panel)
+    panels = math.ceil(size / panel) if blocks == 1 else blocks * (math.ceil(width / panel) + math.ceil(size / panel))
     # A partial panel costs the square of its share.
     share = min(1.0, size / panel) ** 2
     per_shift = factor_operations(rows, width, size) / rates.products + panels * share * rates.panel

@@ -2,18 +2,21 @@
 
 ``eigh`` takes the eigenvalues of the float64 Gram matrix of the rows' contrasts (D x D when a prefix has more rows
 than D), batched over responses. Squaring costs half the digits: a singular value below about 3e-8 of the largest
-cannot be told from rounding and is returned as exactly 0. ``svd`` decomposes the centred rows themselves: slow, but
-accurate to float64's last digits.
+cannot be told from rounding and is returned as exactly 0. ``svd`` decomposes the centred rows themselves, or, of a prefix
+of more rows than D, the triangular factor of their contrasts: slow, but accurate to float64's last digits.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from verl.spectral.bounds import BLOCK_ROWS
 from verl.spectral.functions import SpectralFunction, traditional_rank
+from verl.spectral.responses import Chunk
+from verl.spectral.slices import Slices, add_product
 
 
 def noise_share(rows: int) -> float:
@@ -36,40 +39,94 @@ class Spectra(NamedTuple):
     """float64 ``[n, min(k, D, svd_rank)]``, descending."""
 
 
-def spectra(matrices: Tensor, prefixes: Tensor, method: str, svd_rank: int | None) -> Iterator[Spectra]:
-    """Spectra of all prefixes of 2 or more rows, one group for each number of rows k.
+def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -> Iterator[Spectra | None]:
+    """Spectra of all prefixes of 2 or more rows, one group for each number of rows k; None is a pause.
 
     Args:
-        matrices: ``[b, n, D]``, the rows themselves if ``method`` is ``svd``, their contrasts if it is ``eigh``.
+        chunk: b responses.
         prefixes: ``[b, P]`` rows k of each prefix.
         method: ``svd`` or ``eigh``.
         svd_rank: number of the largest singular values to return; None for all.
     """
-    batch, _, width = matrices.shape
+    leading, longer = {"svd": (_centred, _triangular), "eigh": (_gram, _scatter)}[method]
     sizes = [k for k in prefixes.unique().tolist() if k >= 2]
-    # The leading k x k block of one Gram matrix serves every prefix with k <= D.
-    if method == "eigh":
-        largest = max((k for k in sizes if k <= width), default=0)
-        gram = matrices[:, :largest] @ matrices[:, :largest].mT
-    scatter, summed = matrices.new_zeros(()), 0
+    narrow = [k for k in sizes if k <= chunk.width]
+    for kind, some in ((leading, narrow), (longer, sizes[len(narrow) :])):
+        for part in kind(chunk, some):
+            if part is None:
+                yield None
+                continue
+            k, singular_values = part
+            response, column = (prefixes == k).nonzero(as_tuple=True)
+            source, inverse = response.unique(return_inverse=True)
+            # Usually all responses have the prefix; then nothing is copied.
+            chosen = slice(None) if len(source) == len(chunk) else source
+            yield Spectra(response, column, singular_values(chosen)[inverse, :svd_rank])
+
+
+_Part = tuple[int, Callable[[slice | Tensor], Tensor]]
+"""Rows k, and a function that gives the singular values of the prefix of k rows of chosen responses, at once."""
+
+
+def _gram(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
+    """Prefixes of at most D rows: the leading k x k block of one Gram matrix serves every one."""
+    if not sizes:
+        return
+    rows = chunk.all_contrasts(sizes[-1])
+    gram = rows.new_zeros(len(rows), sizes[-1], sizes[-1])
+    for _ in add_product(gram, rows, rows.mT):
+        yield None
+    del rows
     for k in sizes:
-        response, column = (prefixes == k).nonzero(as_tuple=True)
-        source, inverse = response.unique(return_inverse=True)
-        # Usually all responses have the prefix; then nothing is copied.
-        chosen = slice(None) if len(source) == batch else source
-        if method == "svd":
-            leading = matrices[chosen, :k]
-            values = torch.linalg.svdvals(leading - leading.mean(1, keepdim=True))
-        elif k <= width:
-            values = _singular_values(gram[chosen, :k, :k], k)
-        else:
-            # k > D: the D x D scatter. Contrasts do not depend on later rows, so each block of D rows is summed once.
-            while summed + width <= k:
-                block = matrices[:, summed : summed + width]
-                scatter, summed = scatter + block.mT @ block, summed + width
-            rest = matrices[chosen, summed:k]
-            values = _singular_values(scatter[chosen] + rest.mT @ rest, k)
-        yield Spectra(response, column, values[inverse, :svd_rank])
+        yield k, lambda chosen, k=k: _singular_values(gram[chosen, :k, :k], k)
+
+
+def _scatter(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
+    """Prefixes of more rows than D: the D x D scatter. As contrasts do not depend on later rows, all are summed once."""
+    if not sizes:
+        return
+    scatter = chunk.scale.new_zeros(len(chunk), chunk.width, chunk.width)
+    for start, block, ends in _blocks_with_ends(chunk, sizes):
+        for k in ends:
+            rest = block[:, : k - start]
+            yield (
+                k,
+                lambda chosen, k=k, rest=rest: _singular_values(
+                    torch.baddbmm(scatter[chosen], rest[chosen].mT, rest[chosen]), k
+                ),
+            )
+        for _ in add_product(scatter, block.mT, block):
+            yield None
+
+
+def _centred(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
+    """Prefixes of at most D rows: the centred rows themselves."""
+    if not sizes:
+        return
+    rows = chunk.rows(0, sizes[-1])
+    for k in sizes:
+        yield k, lambda chosen, k=k: torch.linalg.svdvals(rows[chosen, :k] - rows[chosen, :k].mean(1, keepdim=True))
+
+
+def _triangular(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
+    """Prefixes of more rows than D: D rows R with R^T R = S, the triangular factor of the contrasts so far."""
+    if not sizes:
+        return
+    factor = chunk.scale.new_zeros(len(chunk), 0, chunk.width)
+    for start, block, ends in _blocks_with_ends(chunk, sizes):
+        for k in ends:
+            rest = block[:, : k - start]
+            yield k, lambda chosen, rest=rest: torch.linalg.svdvals(torch.cat([factor[chosen], rest[chosen]], dim=1))
+        factor = torch.linalg.qr(torch.cat([factor, block], dim=1), mode="r").R
+        yield None
+
+
+def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor, list[int]]]:
+    """Blocks of contrasts ``[b, s, D]``, the rows before each, and which ``sizes`` end in it."""
+    size = min(chunk.width, BLOCK_ROWS)
+    for index, block in enumerate(chunk.contrasts(size, sizes[-1])):
+        start = index * size
+        yield start, block, [k for k in sizes if start < k <= start + block.shape[1]]
 
 
 class DecomposedSums(NamedTuple):
@@ -84,33 +141,31 @@ class DecomposedSums(NamedTuple):
 
 
 def decomposed_sums(
-    matrices: Tensor,
+    chunk: Chunk,
     prefixes: Tensor,
     functions: Sequence[SpectralFunction],
     method: str,
     svd_rank: int | None,
     eps: float,
-) -> DecomposedSums:
+) -> Slices[DecomposedSums]:
     """Sums of ``functions`` over the spectra of prefixes, and traditional ranks.
 
     Arguments as in :func:`spectra`; ``eps`` is the relative precision of the entries, see :func:`traditional_rank`.
     """
-    sums = matrices.new_zeros(len(functions), *prefixes.shape)
-    scale, ranks = matrices.new_ones(prefixes.shape), matrices.new_zeros(prefixes.shape)
-    for part in spectra(matrices, prefixes, method, svd_rank):
+    sums = chunk.scale.new_zeros(len(functions), *prefixes.shape)
+    scale, ranks = chunk.scale.new_ones(prefixes.shape), chunk.scale.new_zeros(prefixes.shape)
+    for part in spectra(chunk, prefixes, method, svd_rank):
+        yield
+        if part is None:
+            continue
         at = part.response, part.column
-        ranks[at] = traditional_rank(part.singular_values, prefixes[at], matrices.shape[2], eps)
+        ranks[at] = traditional_rank(part.singular_values, prefixes[at], chunk.width, eps)
         largest = part.singular_values[:, 0]
         scale[at] = torch.where(largest > 0, largest, 1.0)
         scaled = part.singular_values / scale[at][:, None]
         for row, function in enumerate(functions):
             sums[row][at] = function(scaled).sum(-1)
     return DecomposedSums(sums, scale, ranks)
-
-
-def decomposition_bytes(rows: int, width: int) -> int:
-    """Bytes of one response: the rows with two temporaries; a Gram matrix, its copy and the decomposition's memory."""
-    return 8 * 3 * rows * (width + min(rows, width))
 
 
 def _singular_values(squared: Tensor, rows: int) -> Tensor:

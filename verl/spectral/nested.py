@@ -14,31 +14,45 @@ Shapes: b responses, n rows (padded with zero rows), D hidden size, P prefixes, 
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from verl.spectral.factor import log_pivots
+from verl.spectral.bounds import BLOCK_ROWS, block_elements, block_rows, shift_elements
+from verl.spectral.factor import factor_columns, log_pivots
 from verl.spectral.nodes import NodeSet
+from verl.spectral.responses import Chunk
+from verl.spectral.slices import Slices, add_product
 
 SMALLEST_TRACE = 1e-270
 """Traces below this are too near the end of float64's range; the largest entry of the rows is about 1."""
 
 
 class Scatter(NamedTuple):
-    """The contrasts of a chunk and everything that does not depend on the shift."""
+    """What does not depend on the shift."""
 
+    size: int
+    """Rows of a block; all rows where the response is one block."""
     gram: Tensor | None
-    """Lower triangle of K = Z Z^T, ``[b, n, n]``, where the whole response is one block."""
-    blocks: Tensor
-    """Contrasts in blocks ``[b, blocks, s, D]``, zero past the end."""
-    before: Tensor | None
-    """Scatter of the rows before each block ``[b, blocks, D, D]``; None where there is only one block."""
+    """Lower triangle of K = Z Z^T, ``[b, n, n]``, where the response is one block."""
     trace: Tensor
     """tr S_k for k = 1..n: ``[b, n]``."""
     norm: Tensor
     """Frobenius norm sqrt(tr S_k^2), or a larger bound on the largest eigenvalue of S_k: ``[b, n]``."""
+
+
+class Blocks(NamedTuple):
+    """Some neighbouring blocks of a response."""
+
+    start: int
+    """Rows before the first."""
+    rows: Tensor
+    """Contrasts ``[b, c, s, D]``, zero past the end."""
+    before: Tensor
+    """Scatter of the rows before each block ``[b, c, D, D]``."""
 
 
 class Sums(NamedTuple):
@@ -52,72 +66,36 @@ class Sums(NamedTuple):
     """``[b]``: a pivot was not positive, or a prefix is too small beside the rows after it. The sums are invalid."""
 
 
-def block_rows(rows: int, width: int) -> int:
-    """Rows per block that minimise the operations per shift: all of them, or D for long responses."""
-    return min((rows, min(rows, width)), key=lambda size: factor_operations(rows, width, size))
-
-
-def factor_operations(rows: int, width: int, size: int) -> float:
-    """Floating-point operations of one shift for one response in blocks of ``size`` rows."""
-    blocks = math.ceil(rows / size)
-    if blocks == 1:
-        return rows**3 / 3
-    per_block = width**3 / 3 + width**2 * size + 2 * width * size**2 + size**3 / 3
-    return blocks * per_block
-
-
-def elements_per_shift(rows: int, width: int) -> int:
-    """Elements that one response takes per shift: the factor and its first panel; or, for each block, its factor, the
-    D x D system and its factor, the solved contrasts and their Gram matrix."""
-    size = block_rows(rows, width)
-    blocks = math.ceil(rows / size)
-    return size * (size + 64) if blocks == 1 else blocks * (2 * size * size + 2 * width * width + 2 * width * size)
-
-
-def nested_bytes(rows: int, width: int, shifts: int) -> int:
-    """Bytes of one response if all its shifts are factored at once: the shifts, the contrasts with two temporaries, and
-    Z Z^T with a copy or the scatter before each block."""
-    size = block_rows(rows, width)
-    shared = 2 * rows * rows if size == rows else 2 * math.ceil(rows / size) * width * width
-    return 8 * (3 * rows * width + shared + shifts * elements_per_shift(rows, width))
-
-
-def contrasts(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Helmert contrasts ``[b, n, D]`` of ``rows [b, n, D]`` (eq. 1); 0 past ``lengths [b]``.
-
-    z_1 = 0 and z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)).
-    """
-    before = torch.arange(1, rows.shape[1], dtype=rows.dtype, device=rows.device)[:, None]
-    means = rows[:, :-1].cumsum(1).div_(before)
-    result = torch.empty_like(rows)
-    result[:, 0] = 0.0
-    torch.sub(rows[:, 1:], means, out=result[:, 1:]).mul_((before / (before + 1)).sqrt())
-    past_end = torch.arange(rows.shape[1], device=rows.device) >= lengths[:, None]
-    return result.masked_fill_(past_end[:, :, None], 0.0)
-
-
-def nested_sums(states: Tensor, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int) -> Sums:
+def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int, max_bytes: int) -> Slices[Sums]:
     """Sums of the fitted functions over the spectrum of each prefix (eq. 5).
 
     Args:
-        states: contrasts of each response's rows, float64 ``[b, n, D]``.
+        chunk: b responses of n rows.
         prefixes: ``[b, P]`` rows k of each prefix, at most the response's length; P is at least 1.
         nodes: the fit of F functions.
-        workspace_bytes: bound on the memory for matrices; a single matrix may exceed it.
+        workspace_bytes: bound on the matrices of several responses, blocks or shifts; those of a single one may exceed
+            it.
+        max_bytes: bound on those of a single one, see :func:`verl.spectral.bounds.block_rows`.
     """
     # 1. The Gram matrix, traces and norms, which all shifts share.
-    scatter = _scatter(states)
+    lost = yield from lost_to_underflow(chunk)
+    scatter = yield from _scatter(chunk, block_rows(chunk.longest, chunk.width, max_bytes), workspace_bytes)
     # 2. The scale of each prefix, and from which shift it starts to read.
     window = _window(scatter, prefixes, nodes)
     # 3. The log-determinants of every prefix at every shift (eq. 2).
-    logs, failed = _prefix_logs(scatter, window, nodes, workspace_bytes)
+    logs, failed = yield from _prefix_logs(chunk, scatter, window, nodes, workspace_bytes)
     # 4. The weighted sum over the shifts that each prefix reads (eq. 5).
-    return Sums(window.sums(logs, nodes), window.scale, failed | lost_to_underflow(states))
+    return Sums(window.sums(logs, nodes), window.scale, failed | lost)
 
 
-def lost_to_underflow(states: Tensor) -> Tensor:
-    """``[b]``: a prefix of contrasts ``[b, n, D]`` is not 0, but its squares are (nearly) lost to underflow."""
-    return ((states.abs().amax(2) > 0) & (states.square().sum(2).cumsum(1) < SMALLEST_TRACE)).any(1)
+def lost_to_underflow(chunk: Chunk) -> Slices[Tensor]:
+    """``[b]``: the contrasts of a prefix are not 0, but their squares are (nearly) lost to underflow."""
+    present, energy = [], []
+    for block in chunk.contrasts():
+        present.append(block.abs().amax(2) > 0)
+        energy.append(block.square_().sum(2))
+        yield
+    return (torch.cat(present, dim=1) & (torch.cat(energy, dim=1).cumsum(1) < SMALLEST_TRACE)).any(1)
 
 
 class _Window(NamedTuple):
@@ -161,13 +139,14 @@ def _window(scatter: Scatter, prefixes: Tensor, nodes: NodeSet) -> _Window:
     return _Window(prefixes, present, offset.long(), trace, norm.clamp(max=1), square.sqrt())
 
 
-def _prefix_logs(scatter: Scatter, window: _Window, nodes: NodeSet, workspace_bytes: int) -> tuple[Tensor, Tensor]:
+def _prefix_logs(
+    chunk: Chunk, scatter: Scatter, window: _Window, nodes: NodeSet, workspace_bytes: int
+) -> Slices[tuple[Tensor, Tensor]]:
     """Log-determinants of each prefix (eq. 2) at all shifts, ``[b, Q, P]``, and failures ``[b]``.
 
     A shift beyond those of the fit serves only prefixes with an offset, so only their rows are factored. A response has
     failed if a pivot within the rows that a shift serves was not positive.
     """
-    batch, count = window.rows.shape
     # 1. The rows that each shift has to cover.
     serves = _rows_served(window, len(nodes.shifts))
     needed = serves.amax(0).tolist()
@@ -175,24 +154,15 @@ def _prefix_logs(scatter: Scatter, window: _Window, nodes: NodeSet, workspace_by
     square = torch.where(window.present, window.scale.square(), 0.0).amax(1, keepdim=True)
     first = torch.where(square > 0, square, 1.0) * float(nodes.shifts[0])
     shifts = first * nodes.ratio ** -torch.arange(len(needed), dtype=first.dtype, device=first.device)
-    # 3. As many shifts at a time as the workspace holds.
-    per_shift = elements_per_shift(math.prod(scatter.blocks.shape[1:3]), scatter.blocks.shape[3])
-    group = max(1, min(len(needed), workspace_bytes // (8 * batch * per_shift)))
-    size = scatter.blocks.shape[2]
-    workspace = first.new_empty(batch * group * scatter.blocks.shape[1] * size * size)
-    logs = first.new_zeros(batch, len(needed), count)
-    failed = torch.zeros(batch, dtype=torch.bool, device=first.device)
-    low = 0
-    while low < len(needed) and needed[low] > 0:
-        # 4. Factor a group of shifts. Those that serve far fewer rows than its first are cheaper in their own group.
-        high = low + sum(rows > needed[low] // 2 for rows in needed[low : low + group])
-        determinants, valid = log_determinants(scatter, shifts[:, low:high], needed[low], workspace)
-        # 5. Read the determinants at the last row of each prefix.
-        at = (window.rows - 1).clamp(min=0, max=needed[low] - 1)
-        logs[:, low:high] = determinants.gather(2, at[:, None].expand(-1, high - low, -1))
-        failed |= (valid < serves[:, low:high]).any(1)
-        low = high
-    return logs, failed
+    # 3. The logarithms of all pivots, and the rows before the first that was not positive.
+    if scatter.gram is not None:
+        pivots, valid = yield from _gram_pivots(scatter.gram, shifts, needed, workspace_bytes)
+    else:
+        pivots, valid = yield from _block_pivots(chunk, scatter.size, shifts, needed, workspace_bytes)
+    # 4. The determinants at the last row of each prefix.
+    at = (window.rows - 1).clamp(min=0)
+    logs = pivots.cumsum_(-1).gather(2, at[:, None].expand(-1, len(needed), -1))
+    return logs, (valid < serves).any(1)
 
 
 def _rows_served(window: _Window, count: int) -> Tensor:
@@ -210,35 +180,70 @@ def _rows_served(window: _Window, count: int) -> Tensor:
     return longest[:, (shift - count + 1).clamp(min=0)]
 
 
-def _scatter(states: Tensor) -> Scatter:
-    """Gram matrix or block scatters, traces and norms of contrasts ``[b, n, D]``.
+def _scatter(chunk: Chunk, size: int, workspace_bytes: int) -> Slices[Scatter]:
+    """Gram matrix, traces and norms of the contrasts of a chunk, in blocks of ``size`` rows.
 
     tr S_k and tr S_k^2 = sum_{i,j<=k} K_ij^2 are running sums over the rows of K = Z Z^T, in which nothing cancels.
     """
-    batch, count, width = states.shape
-    size = block_rows(count, width)
     # One block: everything comes from the Gram matrix of the response.
-    if size == count:
-        gram = lower_gram(states)
+    if size == chunk.longest:
+        gram = yield from lower_gram(chunk.all_contrasts())
         trace, square = (part.cumsum(1) for part in _moments(gram))
-        return Scatter(gram, states[:, None], None, trace, _norm(trace, square))
+        return Scatter(size, gram, trace, _norm(trace, square))
     # Several blocks, with S the scatter of the contrasts before each.
-    number = math.ceil(count / size)
-    blocks = torch.nn.functional.pad(states, (0, 0, 0, number * size - count)).view(batch, number, size, width)
-    products = blocks.mT @ blocks
-    # An exclusive sum: subtracting from the inclusive one would lose small blocks before a large one.
-    before = torch.cat([torch.zeros_like(products[:, :1]), products[:, :-1].cumsum(1)], dim=1)
-    # Row z_i of a block adds 2 z_i^T S z_i to tr S_k^2 besides what its own block adds.
-    trace, square = _moments(blocks @ blocks.mT)
-    square = square + 2 * ((blocks @ before) * blocks).sum(-1)
-    trace, square = (part.flatten(1)[:, :count].cumsum(1) for part in (trace, square))
-    return Scatter(None, blocks, before, trace, _norm(trace, square))
+    traces, squares = [], []
+    for part in _blocks(chunk, size, workspace_bytes):
+        if part is None:
+            yield
+            continue
+        rows, before = part.rows.flatten(0, 1), part.before.flatten(0, 1)
+        gram = yield from lower_gram(rows)
+        trace, square = _moments(gram)
+        del gram
+        # Row z_i of a block adds 2 z_i^T S z_i to tr S_k^2 besides what its own block adds.
+        inner = torch.zeros_like(rows)
+        yield from add_product(inner, rows, before)
+        square = square + 2 * inner.mul_(rows).sum(-1)
+        traces.append(trace.reshape(len(chunk), -1))
+        squares.append(square.reshape(len(chunk), -1))
+    trace, square = (torch.cat(part, dim=1)[:, : chunk.longest].cumsum(1) for part in (traces, squares))
+    return Scatter(size, None, trace, _norm(trace, square))
+
+
+def _blocks(chunk: Chunk, size: int, workspace_bytes: int) -> Iterator[Blocks | None]:
+    """The blocks of ``size`` rows of a chunk, as many at a time as the workspace holds; None is a pause."""
+    batch, width = len(chunk), chunk.width
+    at_once = max(1, workspace_bytes // (8 * batch * block_elements(size, width)))
+    at_once = min(at_once, math.ceil(chunk.longest / size))
+    total = chunk.scale.new_zeros(batch, width, width)
+    for index, rows in enumerate(chunk.contrasts(at_once * size)):
+        start = index * at_once * size
+        count = math.ceil(rows.shape[1] / size)
+        if count > 1:
+            rows = F.pad(rows, (0, 0, 0, count * size - rows.shape[1]))
+        blocks = rows.view(batch, count, -1, width)
+        before = total[:, None]
+        if count > 1:
+            # An exclusive sum: subtracting from the inclusive one would lose small blocks before a large one.
+            sums = (blocks[:, :-1].mT @ blocks[:, :-1]).cumsum(1).add_(before)
+            before = torch.cat([before, sums], dim=1)
+        yield Blocks(start, blocks, before)
+        # The last block completes the scatter of those that follow. ``before`` was read already.
+        if start + rows.shape[1] < chunk.longest:
+            total = before[:, -1]
+            last = blocks[:, -1]
+            for _ in add_product(total, last.mT, last):
+                yield None
 
 
 def _moments(gram: Tensor) -> tuple[Tensor, Tensor]:
     """What row i adds to tr S and to tr S^2 within its block: K_ii, and K_ii^2 + 2 sum_{j<i} K_ij^2; ``gram`` is K."""
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    return diagonal, 2 * gram.tril().square().sum(-1) - diagonal.square()
+    squares = [
+        gram[:, start : start + BLOCK_ROWS].tril(start).square_().sum(-1)
+        for start in range(0, gram.shape[1], BLOCK_ROWS)
+    ]
+    return diagonal, 2 * torch.cat(squares, dim=1) - diagonal.square()
 
 
 def _norm(trace: Tensor, square: Tensor) -> Tensor:
@@ -246,55 +251,89 @@ def _norm(trace: Tensor, square: Tensor) -> Tensor:
     return torch.where(square > SMALLEST_TRACE, square.clamp(min=0).sqrt(), trace)
 
 
-def lower_gram(rows: Tensor, tile: int = 128) -> Tensor:
-    """``rows @ rows.mT``, ``[b, n, n]``, valid in the lower triangle; tiles above the diagonal stay 0."""
+def lower_gram(rows: Tensor) -> Slices[Tensor]:
+    """``rows @ rows.mT``, ``[b, n, n]``, valid in the lower triangle; most of the rest is 0."""
     gram = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])
-    for start in range(0, rows.shape[1], tile):
-        stop = min(start + tile, rows.shape[1])
-        gram[:, start:stop, :stop] = rows[:, start:stop] @ rows[:, :stop].mT
+    yield from add_product(gram, rows, rows.mT, lower=True)
     return gram
 
 
-def log_determinants(scatter: Scatter, shifts: Tensor, rows: int, workspace: Tensor) -> tuple[Tensor, Tensor]:
-    """log det(I + S_k / t) for k = 1..rows of every response and shift (eq. 2).
+def _gram_pivots(
+    gram: Tensor, shifts: Tensor, needed: list[int], workspace_bytes: int
+) -> Slices[tuple[Tensor, Tensor]]:
+    """``2 log L_ii`` of I + K / t for the ``shifts [b, Q]``, each for its ``needed`` rows, and the valid rows.
 
-    ``shifts [b, g]`` are positive; ``workspace`` is float64 memory for the factors of all blocks and shifts.
-
-    Returns:
-        float64 ``[b, g, rows]``, and ``[b, g]``, the number of valid rows: those before the first pivot that is not
-        positive. Such pivots occur at shifts below the rounding error of the Gram matrix.
+    ``gram [b, n, n]`` is K -> ``[b, Q, n]``, 0 past the needed rows, and ``[b, Q]``, rows before the first pivot that
+    is not positive. Such pivots occur at shifts below the rounding error of the Gram matrix.
     """
-    if scatter.gram is not None:
-        logs, valid = log_pivots(scatter.gram[:, :rows, :rows], 1 / shifts, workspace)
-    else:
-        logs, valid = _block_log_pivots(scatter, shifts, rows, workspace)
-    return logs.cumsum(-1), valid
+    batch, size = gram.shape[:2]
+    group = max(1, min(len(needed), workspace_bytes // (8 * batch * shift_elements(size))))
+    workspace = gram.new_empty(batch * group * size * size)
+    pivots = gram.new_zeros(batch, len(needed), size)
+    valid = torch.full(shifts.shape, size, device=gram.device)
+    low = 0
+    while low < len(needed) and needed[low] > 0:
+        # Shifts that serve far fewer rows than the first of their group are cheaper in their own.
+        high = low + sum(rows > needed[low] // 2 for rows in needed[low : low + group])
+        part = gram[:, : needed[low], : needed[low]]
+        found = yield from log_pivots(part, 1 / shifts[:, low:high], workspace)
+        pivots[:, low:high, : needed[low]], valid[:, low:high] = found
+        low = high
+    return pivots, valid
 
 
-def _block_log_pivots(scatter: Scatter, shifts: Tensor, rows: int, workspace: Tensor) -> tuple[Tensor, Tensor]:
-    """As :func:`log_pivots` of the whole matrix, block by block (eq. 3).
+def _block_pivots(
+    chunk: Chunk, size: int, shifts: Tensor, needed: list[int], workspace_bytes: int
+) -> Slices[tuple[Tensor, Tensor]]:
+    """As :func:`_gram_pivots` for a response in blocks (eq. 3).
 
     With S the scatter of the rows before a block Z_b, the Schur complement of the block in I + Z Z^T / t is
     I + Z_b (S + t I)^{-1} Z_b^T, a sum of positive terms, so nothing cancels.
     """
-    assert scatter.before is not None
-    batch, group = shifts.shape
-    size = scatter.blocks.shape[2]
-    count = math.ceil(rows / size)
-    blocks, before = scatter.blocks[:, :count], scatter.before[:, :count]
-    # 1. Factor S + t I = M M^T.
-    system = before[:, None].repeat(1, group, 1, 1, 1)
-    system.diagonal(dim1=3, dim2=4).add_(shifts[:, :, None, None])
-    lower, info = torch.linalg.cholesky_ex(system)
-    # 2. Z_b (S + t I)^{-1} Z_b^T is the Gram matrix of M^{-1} Z_b^T.
-    inner = torch.linalg.solve_triangular(lower, blocks.mT[:, None].expand(-1, group, -1, -1, -1), upper=False)
-    gram = (inner.mT @ inner).view(-1, size, size)
+    batch, width = len(chunk), chunk.width
+    pivots = chunk.scale.new_zeros(batch, len(needed), chunk.longest)
+    valid = torch.full(shifts.shape, chunk.longest, device=shifts.device)
+    for part in _blocks(chunk, size, workspace_bytes):
+        if part is None:
+            yield
+            continue
+        count, rows = part.rows.shape[1:3]
+        stop = min(part.start + count * rows, chunk.longest)
+        served = sum(row > part.start for row in needed)
+        per_shift = 8 * batch * count * block_elements(size, width)
+        group = max(1, min(served, workspace_bytes // per_shift))
+        for low in range(0, served, group):
+            high = min(low + group, served)
+            logs, good = yield from _schur_pivots(part, shifts[:, low:high])
+            pivots[:, low:high, part.start : stop] = logs[..., : stop - part.start]
+            good = torch.where(good < count * rows, part.start + good, chunk.longest)
+            valid[:, low:high] = torch.minimum(valid[:, low:high], good)
+    return pivots, valid
+
+
+def _schur_pivots(part: Blocks, shifts: Tensor) -> Slices[tuple[Tensor, Tensor]]:
+    """``2 log L_ii`` of the rows of some blocks for ``shifts [b, g]`` -> ``[b, g, c s]``, and ``[b, g]`` valid rows."""
+    blocks, before = part.rows, part.before
+    batch, count, rows, width = blocks.shape
+    group = shifts.shape[1]
+    number = batch * group * count
+
+    def panel(start: int, stop: int) -> Tensor:
+        """Columns of S + t I, and of Z_b below it."""
+        shape = (batch, group, count, -1, stop - start)
+        system = before[:, None, :, start:, start:stop].expand(*shape[:3], width - start, -1)
+        block = torch.cat([system, blocks[:, None, :, :, start:stop].expand(*shape[:3], rows, -1)], dim=3)
+        block.diagonal(dim1=3, dim2=4).add_(shifts[:, :, None, None])
+        return block.view(number, -1, stop - start)
+
+    # 1. Factor S + t I = M M^T, and with it compute Z_b M^{-T}, the rows below.
+    lower = blocks.new_empty(number, width + rows, width)
+    _, solved = yield from factor_columns(panel, lower)
+    # 2. Z_b (S + t I)^{-1} Z_b^T is the Gram matrix of Z_b M^{-T}.
+    gram = yield from lower_gram(lower[:, width:])
     # 3. The pivots of the Schur complement are those of the block's rows in the whole.
-    logs, valid = log_pivots(gram, gram.new_ones(len(gram), 1), workspace)
+    logs, good = yield from log_pivots(gram, gram.new_ones(number, 1), torch.empty_like(gram).view(-1))
     # 4. Rows before the first failure of any block.
-    valid = torch.where(info > 0, 0, valid.view(batch, group, count))
-    first_row = size * torch.arange(count, device=valid.device)
-    return (
-        logs.reshape(batch, group, count * size)[..., :rows],
-        torch.where(valid < size, first_row + valid, rows).amin(2),
-    )
+    good = torch.where(solved < width, 0, good[:, 0]).view(batch, group, count)
+    first_row = rows * torch.arange(count, device=good.device)
+    return logs.reshape(batch, group, count * rows), torch.where(good < rows, first_row + good, count * rows).amin(2)

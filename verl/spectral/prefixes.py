@@ -13,7 +13,7 @@ sums 0, effective rank 1, entropy 0 and rank 0. Results carry no gradient.
 Shapes: B responses, T padded rows, D hidden size, P prefixes per response, F functions; b responses of a chunk.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -21,8 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from verl.spectral.bounds import MAX_BYTES, block_rows, decomposition_bytes, response_bytes
 from verl.spectral.cost import cheapest_method
-from verl.spectral.decompose import decomposed_sums, decomposition_bytes, spectra
+from verl.spectral.decompose import decomposed_sums, spectra
 from verl.spectral.factor import device_kind
 from verl.spectral.functions import (
     ENERGY,
@@ -33,9 +34,10 @@ from verl.spectral.functions import (
     entropy_of_sums,
     rank_eps,
 )
-from verl.spectral.nested import contrasts, lost_to_underflow, nested_bytes, nested_sums
+from verl.spectral.nested import lost_to_underflow, nested_sums
 from verl.spectral.nodes import NodeSet, node_set
 from verl.spectral.responses import WORKSPACE_BYTES, check_hidden, chunks, largest_entries
+from verl.spectral.slices import Slices, finish
 
 METHODS = ("auto", "nested", "eigh", "svd")
 
@@ -57,8 +59,11 @@ class SpectralOptions:
     on_nonfinite: str = "raise"
     """``raise`` names the response that holds NaN or infinity; ``mask`` makes its results NaN."""
     workspace_bytes: int | None = None
-    """Bound on the float64 matrices held at once, unless a single one exceeds it. Default: 24 MiB on a CPU (about its
-    cache), 1 GiB on a GPU."""
+    """Bound on the float64 matrices of several responses or shifts held at once; those of a single one may exceed it.
+    Default: 24 MiB on a CPU (about its cache), 1 GiB on a GPU."""
+    max_bytes: int = MAX_BYTES
+    """Bound on the memory of one response; :func:`verl.spectral.bounds.workspace_bound` says where it cannot be kept.
+    Less takes more time: blocks of fewer rows, or D x D matrices where one of T x T would be faster."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -67,8 +72,9 @@ class SpectralOptions:
             raise ValueError(
                 f"svd_rank={self.svd_rank}, method={self.method!r}: set svd_rank to at least 1, and not with 'nested'"
             )
-        if self.workspace_bytes is not None and self.workspace_bytes < 1:
-            raise ValueError(f"workspace_bytes={self.workspace_bytes}: must be at least 1")
+        for name, value in (("workspace_bytes", self.workspace_bytes), ("max_bytes", self.max_bytes)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
 
 
 DEFAULTS = SpectralOptions()
@@ -120,7 +126,7 @@ def prefix_spectral_sums(
     fitted = tuple(dict.fromkeys(g for f in functions for g in (SpectralFunction(f.power), f)))
     shape = (len(functions), *prefix_rows.shape)
     result = torch.zeros(shape, dtype=torch.float64, device=hidden.device)
-    for piece in _pieces(hidden, lengths, prefix_rows, fitted, options):
+    for piece in finish(_pieces(hidden, lengths, prefix_rows, fitted, options)):
         for row, function in enumerate(functions):
             sums, plain = (piece.sums[fitted.index(f)] for f in (function, SpectralFunction(function.power)))
             result[row, piece.which] = function.rescaled(sums, plain, piece.scale)
@@ -145,6 +151,18 @@ def prefix_functionals(
         Name -> float64 ``[B, P]``. Effective ranks lie in [1, min(k - 1, D)], response entropies in
         [0, log min(k - 1, D)].
     """
+    return finish(sliced_functionals(hidden, lengths, prefix_rows, names, options))
+
+
+@torch.no_grad()
+def sliced_functionals(
+    hidden: Tensor,
+    lengths: Tensor,
+    prefix_rows: Tensor,
+    names: Sequence[str],
+    options: SpectralOptions = DEFAULTS,
+) -> Slices[dict[str, Tensor]]:
+    """:func:`prefix_functionals` in slices."""
     if not names:
         return {}
     known = [*ENTROPIES, "traditional_rank"]
@@ -157,7 +175,8 @@ def prefix_functionals(
     results = {name: torch.zeros(prefix_rows.shape, dtype=torch.float64, device=hidden.device) for name in names}
     if "effective_rank" in results:
         results["effective_rank"].fill_(1.0)
-    for piece in _pieces(hidden, lengths, prefix_rows, functions, options):
+    pieces = yield from _pieces(hidden, lengths, prefix_rows, functions, options)
+    for piece in pieces:
         # A prefix of k rows has at most min(k - 1, D) nonzero singular values; this bounds its entropies.
         most = (piece.prefixes - 1).clamp(max=min(hidden.shape[2], options.svd_rank or hidden.shape[2]))
         most = most.clamp(min=1).double().log()
@@ -189,8 +208,9 @@ def prefix_singular_values(
     result[largest.isnan()] = torch.nan
     limit = _workspace_bytes(options, hidden.device)
     for chunk in chunks(hidden, lengths, largest, partial(decomposition_bytes, width=hidden.shape[2]), limit):
-        matrices = chunk.rows if options.method == "svd" else contrasts(chunk.rows, chunk.lengths)
-        for part in spectra(matrices, prefix_rows[chunk.which], options.method, options.svd_rank):
+        for part in spectra(chunk, prefix_rows[chunk.which], options.method, options.svd_rank):
+            if part is None:
+                continue
             values = part.singular_values * chunk.scale[part.response, None]
             result[chunk.which[part.response], part.column, : values.shape[1]] = values
     return result
@@ -202,22 +222,24 @@ def _pieces(
     prefix_rows: Tensor,
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
-) -> Iterator[_Piece]:
+) -> Slices[list[_Piece]]:
     """Sums chunk by chunk. Responses without rows are left out; masked ones get NaN."""
     prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
+    pieces: list[_Piece] = []
     if prefix_rows.numel() == 0:
-        return
+        return pieces
     width = hidden.shape[2]
     # 1. Responses that hold NaN or infinity.
     masked = largest.isnan().nonzero()[:, 0]
     if len(masked):
         nan = torch.full((len(masked), prefix_rows.shape[1]), torch.nan, dtype=torch.float64, device=hidden.device)
-        yield _Piece(masked, prefix_rows[masked], nan.expand(len(functions), -1, -1), torch.ones_like(nan), nan)
+        nans = nan.expand(len(functions), -1, -1)
+        pieces.append(_Piece(masked, prefix_rows[masked], nans, torch.ones_like(nan), nan))
     # 2. The method, and the memory that it takes per response.
     limit = _workspace_bytes(options, hidden.device)
     method, nodes = _method_and_nodes(lengths, prefix_rows, width, functions, options)
     if nodes is not None:
-        bytes_for = partial(nested_bytes, width=width, shifts=len(nodes.shifts))
+        bytes_for = partial(_nested_bytes, width=width, shifts=len(nodes.shifts), max_bytes=options.max_bytes)
     else:
         bytes_for = partial(decomposition_bytes, width=width)
     decomposed = partial(decomposed_sums, functions=functions, svd_rank=options.svd_rank, eps=rank_eps(hidden.dtype))
@@ -225,23 +247,22 @@ def _pieces(
     for chunk in chunks(hidden, lengths, largest, bytes_for, limit):
         prefixes = prefix_rows[chunk.which]
         ranks: Tensor | None = None
-        if method == "svd":
-            sums, scale, ranks = decomposed(chunk.rows, prefixes, method=method)
-            yield _Piece(chunk.which, prefixes, sums, scale * chunk.scale[:, None], ranks)
-            continue
-        states = contrasts(chunk.rows, chunk.lengths)
+        failed = torch.zeros(len(chunk), dtype=torch.bool, device=hidden.device)
         if nodes is not None:
-            sums, scale, failed = nested_sums(states, prefixes, nodes, limit)
+            sums, scale, failed = yield from nested_sums(chunk, prefixes, nodes, limit, options.max_bytes)
         else:
-            sums, scale, ranks = decomposed(states, prefixes, method=method)
-            failed = lost_to_underflow(states)
+            sums, scale, ranks = yield from decomposed(chunk, prefixes, method=method)
+            if method == "eigh":
+                failed = yield from lost_to_underflow(chunk)
         # 4. Responses on which the squares failed: their singular values themselves.
         if bool(failed.any()):
-            exact = decomposed(chunk.rows[failed], prefixes[failed], method="svd")
+            exact = yield from decomposed(chunk.select(failed), prefixes[failed], method="svd")
             sums[:, failed], scale[failed] = exact.sums, exact.scale
             if ranks is not None:
                 ranks[failed] = exact.ranks
-        yield _Piece(chunk.which, prefixes, sums, scale * chunk.scale[:, None], ranks)
+        pieces.append(_Piece(chunk.which, prefixes, sums, scale * chunk.scale[:, None], ranks))
+        yield
+    return pieces
 
 
 def _method_and_nodes(
@@ -259,7 +280,7 @@ def _method_and_nodes(
         return method, None
     nodes = node_set(functions, options.tolerance, options.condition)
     if method == "auto":
-        method = cheapest_method(lengths, prefix_rows, width, len(nodes.shifts))
+        method = cheapest_method(lengths, prefix_rows, width, len(nodes.shifts), options.max_bytes)
     return method, nodes if method == "nested" else None
 
 
@@ -281,6 +302,11 @@ def _decomposing(options: SpectralOptions) -> SpectralOptions:
     if options.method == "nested":
         raise ValueError("method='nested': it computes sums, no singular values; set method to 'auto', 'eigh' or 'svd'")
     return replace(options, method="eigh") if options.method == "auto" else options
+
+
+def _nested_bytes(rows: int, width: int, shifts: int, max_bytes: int) -> int:
+    """Bytes of one response if all its shifts are factored at once."""
+    return response_bytes(rows, width, block_rows(rows, width, max_bytes), shifts)
 
 
 def _workspace_bytes(options: SpectralOptions, device: torch.device) -> int:

@@ -4,30 +4,91 @@ Shapes: B responses, T padded rows, D hidden size; a chunk holds b responses of 
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from verl.spectral.bounds import BLOCK_ROWS
+
 WORKSPACE_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
-"""Bound on the float64 matrices held at once, by device type. A CPU is fastest within its cache and below the 32 MiB
-above which glibc returns memory to the system after each call; a GPU is fastest when full."""
+"""Bound on the float64 matrices of several responses or shifts held at once, by device type; those of a single one may
+exceed it. A CPU is fastest within its cache and below the 32 MiB above which glibc returns memory to the system after
+each call; a GPU is fastest when full."""
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Supported dtypes of hidden states."""
 
 
-class Chunk(NamedTuple):
-    """Responses of similar length."""
+@dataclass(frozen=True)
+class Chunk:
+    """Responses of similar length, whose rows become float64 block by block."""
 
+    hidden: Tensor
+    """``[B, T, D]``, the whole batch."""
     which: Tensor
     """``[b]`` positions in the batch."""
     lengths: Tensor
     """``[b]`` valid rows, at least 1."""
-    rows: Tensor
-    """float64 ``[b, n, D]``: ``hidden / scale`` minus its first row; unspecified past a response's length."""
     scale: Tensor
     """float64 ``[b]`` powers of 2, so that the division is exact; the entries of ``hidden / scale`` are at most 1."""
+    longest: int
+    """n, the rows of the longest response."""
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.hidden.shape[2]
+
+    def select(self, mask: Tensor) -> "Chunk":
+        """The responses of the bool ``mask [b]``."""
+        return replace(self, which=self.which[mask], lengths=self.lengths[mask], scale=self.scale[mask])
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """float64 ``[b, stop - start, D]``: ``hidden / scale`` minus its first row; unspecified past the length.
+
+        A constant changes no centred scatter. As the first row belongs to every prefix, the differences and their
+        rounding stay within the prefix's extent, however far from the origin it lies.
+        """
+        scale = self.scale[:, None, None]
+        rows = self.hidden[self.which, start:stop].double().div_(scale)
+        return rows.sub_(self.hidden[self.which, :1].double().div_(scale))
+
+    def contrasts(self, size: int = BLOCK_ROWS, stop: int | None = None) -> Iterator[Tensor]:
+        """Helmert contrasts of the first ``stop`` rows (all), in blocks ``[b, size, D]``; the last may be shorter.
+
+        z_1 = 0 and z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)), eq. 1 of docs/spectral.md; 0 past the lengths.
+        """
+        stop = self.longest if stop is None else stop
+        before: Tensor | None = None
+        for start in range(0, stop, size):
+            rows = self.rows(start, min(start + size, stop))
+            # 1. Sums of the rows before each, which start with what the block before left.
+            sums = rows if before is None else torch.cat([before, rows], dim=1)
+            sums = sums.cumsum(1) if before is None else sums.cumsum_(1)
+            before = sums[:, -1:].clone()
+            # 2. Each row minus the mean of those before, times sqrt((k - 1) / k).
+            first = max(start, 1)
+            count = torch.arange(first, start + rows.shape[1], dtype=rows.dtype, device=rows.device)[:, None]
+            later = rows[:, first - start :]
+            later.sub_(sums[:, : later.shape[1]].div_(count)).mul_((count / (count + 1)).sqrt())
+            if start == 0:
+                rows[:, 0] = 0.0
+            past_end = torch.arange(start, start + rows.shape[1], device=rows.device) >= self.lengths[:, None]
+            yield rows.masked_fill_(past_end[:, :, None], 0.0)
+
+    def all_contrasts(self, stop: int | None = None) -> Tensor:
+        """The contrasts of the first ``stop`` rows (all) together, ``[b, stop, D]``."""
+        stop = self.longest if stop is None else stop
+        if stop <= BLOCK_ROWS:
+            return next(self.contrasts(BLOCK_ROWS, stop))
+        result = self.scale.new_empty(len(self), stop, self.width)
+        for index, block in enumerate(self.contrasts(BLOCK_ROWS, stop)):
+            result[:, index * BLOCK_ROWS : index * BLOCK_ROWS + block.shape[1]] = block
+        return result
 
 
 def check_hidden(hidden: Tensor, lengths: Tensor) -> None:
@@ -89,8 +150,5 @@ def chunks(
         # 3. Scale each response by a power of 2, e with |x| < 2^e from frexp; 2^1024 exceeds float64.
         exponent = torch.frexp(torch.where(largest[index] > 0, largest[index], 0.5)).exponent.clamp(max=1023)
         scale = torch.ldexp(torch.ones_like(largest[index]), exponent)
-        rows = hidden[index, :longest].double().div_(scale[:, None, None])
-        # 4. Subtract the first row: a constant changes no centred scatter. As it belongs to every prefix, the
-        #    differences and their rounding stay within the prefix's extent, however far from the origin it lies.
-        yield Chunk(index, lengths[index], rows.sub_(rows[:, :1].clone()), scale)
+        yield Chunk(hidden, index, lengths[index], scale, longest)
         start = stop

@@ -1,0 +1,73 @@
+"""The memory of one response: within its bound, and without effect on the numbers."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from verl.rank.dynamics import base_metrics
+from verl.spectral import SpectralOptions
+from verl.spectral.bounds import MAX_BYTES, block_rows, response_bytes, workspace_bound
+
+SPECTRAL = ["Effective Rank", "Response Entropy 1", "Log Effective Rank"]
+
+
+def one_response(rows, width):
+    generator = torch.Generator().manual_seed(rows)
+    return torch.randn(1, rows, width, generator=generator) * torch.arange(1, width + 1) ** -0.7 + 2
+
+
+def metrics_and_peak(hidden, names, options, stride=100):
+    """The metrics of prefixes, and the most bytes that were allocated meanwhile."""
+    rows = hidden.shape[1]
+    ends = torch.tensor([[*range(1, rows, stride), rows]])
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        metrics = base_metrics(hidden, torch.tensor([rows]), ends, names, options)
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    held = torch.tensor([event.nbytes() for event in events if event.name() == "[memory]"]).cumsum(0)
+    return metrics, int(held.max())
+
+
+@pytest.mark.parametrize("size", [(800, 520), (200, 520), (1300, 64), (60, 60)], ids=str)
+@pytest.mark.parametrize("max_bytes", [1, 8 << 20, MAX_BYTES])
+def test_blocks_within_the_bound_change_no_number(size, max_bytes):
+    hidden = one_response(*size)
+    options = SpectralOptions("nested", max_bytes=max_bytes, workspace_bytes=1)
+    metrics, peak = metrics_and_peak(hidden, [*SPECTRAL, "Curvature"], options)
+    vectors = 8 * 4 * 64 * size[0]
+    curvature = 64 << 20
+    assert peak <= max(workspace_bound(*size, decomposes=False, max_bytes=max_bytes) + vectors, curvature)
+    expected, _ = metrics_and_peak(hidden, [*SPECTRAL, "Curvature"], SpectralOptions("nested"))
+    for name, values in expected.items():
+        # At the smallest shift the rounding of squares is multiplied by up to 1e7.
+        torch.testing.assert_close(metrics[name], values, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["eigh", "svd"])
+@pytest.mark.parametrize("size", [(900, 80), (1300, 150), (100, 200)], ids=str)
+def test_decompositions_stay_within_the_bound(size, method):
+    metrics, peak = metrics_and_peak(one_response(*size), [*SPECTRAL, "Traditional Rank"], SpectralOptions(method))
+    assert peak <= workspace_bound(*size, decomposes=True, max_bytes=1) + 8 * 4 * 64 * size[0]
+
+
+def test_decompositions_and_factorisations_agree_in_blocks():
+    hidden = one_response(800, 520)
+    nested, _ = metrics_and_peak(hidden, SPECTRAL, SpectralOptions("nested", max_bytes=1), 399)
+    for method in ("eigh", "svd"):
+        exact, _ = metrics_and_peak(hidden, SPECTRAL, SpectralOptions(method), 399)
+        for name, values in exact.items():
+            torch.testing.assert_close(nested[name], values, rtol=3e-7, atol=3e-7)
+
+
+@pytest.mark.parametrize("width", [1536, 3584, 5120, 8192])
+def test_the_default_bound_holds_at_any_length(width):
+    for rows in (1024, 4096, 8192, 32768, 131072):
+        assert response_bytes(rows, width, block_rows(rows, width)) <= MAX_BYTES
+        assert workspace_bound(rows, width, decomposes=False) == MAX_BYTES
+
+
+def test_literal_bytes():
+    # One Gram matrix and its factor, or the rows that it is made from.
+    assert response_bytes(8192, 5120, 8192) == 8 * (8192**2 + 8192 * (8192 + 192))
+    # The scatter and the factor of S + t I above 256 rows; rows with temporaries, Gram matrix and factor.
+    assert response_bytes(4096, 1024, 256) == 8 * (2 * 1024**2 + 4 * 256 * 1024 + 2 * 256**2 + 192 * 1280)
+    assert [block_rows(8192, 5120), block_rows(32768, 5120)] == [8192, 2560]
