@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vllm_patches.buffer import NOBODY, RowBuffer
 from vllm_patches.options import CaptureOptions
+from vllm_patches.slices import Slices, beside, finish
 
 STATES = "states"
 PROMPT = "prompt"
@@ -108,12 +109,16 @@ class HiddenStateCapture:
             RuntimeError: a state of the response is missing, which would mean that states are misaligned.
             TypeError: the reducer does not return a list of dicts of tensors.
         """
+        return finish(self.take_in_slices(requests))
+
+    def take_in_slices(self, requests: Iterable[tuple[str, int]]) -> Slices[list[dict[str, Tensor]]]:
+        """:meth:`take`, with pauses where the reducer makes some."""
         waiting = list(requests)
         results: list[dict[str, Tensor]] = []
         try:
             while waiting:
                 at_once = self._num_that_fit(waiting)
-                results += self._take(waiting[:at_once])
+                results += yield from self._take(waiting[:at_once])
                 for request_id, _ in waiting[:at_once]:
                     self.drop(request_id)
                 del waiting[:at_once]
@@ -141,6 +146,12 @@ class HiddenStateCapture:
         self._batch = None
         self.buffer.clear()
 
+    def reserved_bytes(self, num_tokens: int) -> int:
+        """Device memory for responses of at most ``num_tokens`` tokens: the buffer, states copied out of it, which
+        exist twice while they are gathered, and the workspace of the reducer."""
+        gathered = 2 * max(GATHERED_BYTES, num_tokens * self.buffer.row_bytes)
+        return self.options.max_bytes + gathered + self.options.workspace_bytes(num_tokens, *self.buffer.row_shape)
+
     def _num_that_fit(self, requests: list[tuple[str, int]]) -> int:
         """How many of the first requests fit in ``GATHERED_BYTES``: at least one."""
         rows = 0
@@ -151,10 +162,11 @@ class HiddenStateCapture:
                 return index
         return len(requests)
 
-    def _take(self, requests: list[tuple[str, int]]) -> list[dict[str, Tensor]]:
+    def _take(self, requests: list[tuple[str, int]]) -> Slices[list[dict[str, Tensor]]]:
         results: list[dict[str, Tensor]] = [{} for _ in requests]
         if self.options.keeps_responses:
-            results = self._reduced([self._response(request_id, num_tokens) for request_id, num_tokens in requests])
+            responses = [self._response(request_id, num_tokens) for request_id, num_tokens in requests]
+            results = yield from self._reduced(responses)
         for result, (request_id, _) in zip(results, requests, strict=True):
             request = self._held(request_id)
             if self.options.keeps_prompts and request is not None:
@@ -215,11 +227,14 @@ class HiddenStateCapture:
             )
         return states
 
-    def _reduced(self, responses: list[Tensor]) -> list[dict[str, Tensor]]:
+    def _reduced(self, responses: list[Tensor]) -> Slices[list[dict[str, Tensor]]]:
         if self._reducer is None:
             return [{STATES: states} for states in responses]
         filled = [states for states in responses if len(states)]
-        reduced = iter(_checked(self._reducer(filled), len(filled), self.options.reducer) if filled else [])
+        found: object = []
+        if filled:
+            found = yield from beside(self._reducer(filled), self.buffer.device)
+        reduced = iter(_checked(found, len(filled), self.options.reducer))
         return [
             {REDUCED + name: value for name, value in next(reduced).items()} if len(states) else {}
             for states in responses

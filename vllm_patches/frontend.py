@@ -5,6 +5,7 @@ a stop string or an abort. Before that output reaches the user, the states are c
 ``collective_rpc``. The states of a request that was given up are released when its handle is garbage-collected.
 """
 
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,10 +28,19 @@ from vllm_patches.capture import PROMPT, REDUCED, STATES
 from vllm_patches.compat import patch, require
 from vllm_patches.options import KEY, CaptureOptions
 from vllm_patches.sampler import check_streams, child_params
+from vllm_patches.slices import Job
+from vllm_patches.worker import reply
 
 COLLECTED_AT_ONCE = 64
 """``LLM.generate``, which returns everything at its end, collects the states of this many responses together, so that a
 reducer sees batches."""
+
+SHARE = 0.25
+"""Time that the states of finished responses are reduced in the background after a step of an engine, at most, in units
+of the step's own time."""
+
+LONGEST_PAUSE = 0.05
+"""Most seconds of that at once."""
 
 
 class StateHandle:
@@ -66,6 +76,11 @@ class StateCollector:
         self._reduces = options.reducer is not None
         self._waiting: list[RequestOutput] = []
         self._deferring = False
+        # In the background: what is being reduced, when the last turn ended, and what is complete.
+        self._background = False
+        self._job: tuple[list[RequestOutput], Job[Any] | None] | None = None
+        self._turn_end = 0.0
+        self._complete: list[RequestOutput] = []
 
     def new_handle(self, request_id: str) -> StateHandle:
         """The handle of a new request."""
@@ -82,12 +97,72 @@ class StateCollector:
             self._deferring = False
             self._waiting = []
 
+    @contextmanager
+    def in_background(self) -> Iterator[None]:
+        """Inside, outputs get their states between the steps of the engine, a bounded share of the time; see
+        :meth:`collected`. In another process than the worker's, as when deferring."""
+        self._background, self._turn_end = True, time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            if self._job is not None and self._job[1] is not None:
+                self._job[1].close()
+            self._job, self._waiting, self._complete = None, [], []
+            raise
+        finally:
+            self._background = False
+
+    def collected(self, wait: bool) -> list[RequestOutput]:
+        """The outputs that have got their states :meth:`in_background` since the last call; all, if ``wait``."""
+        if wait or not self.in_process:
+            while self._job is not None or self._waiting:
+                self._work(None)
+        else:
+            self._work(LONGEST_PAUSE)
+        complete, self._complete = self._complete, []
+        return complete
+
     def attach(self, outputs: list[RequestOutput]) -> None:
         """Attach states to the finished ones of ``outputs``: now, or with the next batch while deferring."""
         self._waiting += [output for output in outputs if _handles([output])]
+        if self._background:
+            if self._job is not None or len(_handles(self._waiting)) >= COLLECTED_AT_ONCE:
+                self._work(min(LONGEST_PAUSE, SHARE * (time.perf_counter() - self._turn_end)))
+            self._turn_end = time.perf_counter()
+            return
         if self._waiting and (not self._deferring or len(_handles(self._waiting)) >= COLLECTED_AT_ONCE):
             waiting, self._waiting = self._waiting, []
             self._collect(waiting)
+
+    def _work(self, seconds: float | None) -> None:
+        """Work on the current batch of outputs, or begin the next one; to its end if ``seconds`` is None."""
+        if self._job is None:
+            if not self._waiting:
+                return
+            outputs = self._next_batch()
+            if not self.in_process:
+                self._collect(outputs)
+                self._complete += outputs
+                return
+            self._job = outputs, self._begin(_handles(outputs))
+        outputs, job = self._job
+        results = [] if job is None else reply(job, seconds)
+        if results is None:
+            return
+        self._job = None
+        if job is not None:
+            self._receive(_handles(outputs), [results])
+        _attach_states(outputs)
+        self._complete += outputs
+
+    def _next_batch(self) -> list[RequestOutput]:
+        """The first of the waiting outputs, of ``COLLECTED_AT_ONCE`` responses or just above."""
+        count = handles = 0
+        while count < len(self._waiting) and handles < COLLECTED_AT_ONCE:
+            handles += len(_handles([self._waiting[count]]))
+            count += 1
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
 
     async def attach_async(self, output: RequestOutput) -> None:
         """Attach states to one output of an ``AsyncLLM`` now."""
@@ -116,6 +191,15 @@ class StateCollector:
 
     def _take(self, handles: list[StateHandle]) -> Any:
         """Call ``take_hidden_states`` on all workers and return their replies; an ``AsyncLLM``'s must be awaited."""
+        return self._call("take_hidden_states", handles, not self.in_process)
+
+    def _begin(self, handles: list[StateHandle]) -> Job[Any] | None:
+        """The work of the worker in this process; None if it keeps no states."""
+        (job,) = self._call("begin_hidden_states", handles)
+        assert job is None or isinstance(job, Job)
+        return job
+
+    def _call(self, method: str, handles: list[StateHandle], *args: Any) -> Any:
         engine = self._engine()
         assert engine is not None, "outputs come from an engine"
         abandoned = self._abandoned[:]
@@ -123,7 +207,7 @@ class StateCollector:
         for handle in handles:
             handle.collected = True
         requests = [(handle.request_id, handle.num_tokens) for handle in handles]
-        return engine.collective_rpc("take_hidden_states", args=(requests, abandoned, not self.in_process))
+        return engine.collective_rpc(method, args=(requests, abandoned, *args))
 
     def _receive(self, handles: list[StateHandle], replies: list[Any]) -> None:
         """Store the states in their handles. The worker that keeps states replies with a list, the others with None.
@@ -142,20 +226,6 @@ class StateCollector:
                 handle.response = {name.removeprefix(REDUCED): value for name, value in result.items()}
             else:
                 handle.response = result.get(STATES)
-
-
-@contextmanager
-def collecting(engine: LLMEngine) -> Iterator[None]:
-    """While an engine is stepped by hand, collect the states of finished requests in batches.
-
-    The outputs of its steps get their states on exit at the latest. No effect on an engine that captures none.
-    """
-    collector = getattr(engine, "state_collector", None)
-    if collector is None:
-        yield
-        return
-    with collector.deferring():
-        yield
 
 
 def _handle(completion: CompletionOutput) -> StateHandle | None:

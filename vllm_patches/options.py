@@ -18,8 +18,9 @@ DEVICES = ("cpu", "device")
 RANKS = ("all", "first")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
-Reducer = Callable[[list[Tensor]], list[Mapping[str, Tensor]]]
-"""States ``[num_tokens, num_layers, hidden]`` of finished requests in, one mapping of named tensors per request out."""
+Reducer = Callable[[list[Tensor]], Any]
+"""States ``[num_tokens, num_layers, hidden]`` of finished requests in, one mapping of named tensors per request out; or
+a generator that pauses after every bounded piece of work and returns these at the end."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class CaptureOptions:
     """Import path ``module:function`` of a :data:`Reducer`, called where the states are; its result replaces them."""
     reducer_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reducer; JSON."""
+    workspace: str | None = None
+    """Import path ``module:function`` of the memory that the reducer takes on the device besides the states, in bytes:
+    called with the longest response in tokens, the number of layers, the hidden width, and ``reducer_options`` as
+    keyword arguments. It is reserved when vLLM sizes the KV cache."""
 
     @classmethod
     def parse(cls, additional_config: Any) -> "CaptureOptions | None":
@@ -79,6 +84,17 @@ class CaptureOptions:
             if self.phase == "prefill":
                 raise _error("reducer", self.reducer, "it reduces the states of responses; phase='prefill' keeps none")
             self.load_reducer()
+        if self.workspace is not None:
+            if self.reducer is None:
+                raise _error("workspace", self.workspace, "it is the reducer's; set reducer too, or leave it out")
+            _load("workspace", self.workspace, (0, 0, 0), self.reducer_options)
+
+    def workspace_bytes(self, num_tokens: int, num_layers: int, width: int) -> int:
+        """The memory that the reducer says it takes; 0 if it says nothing."""
+        if self.workspace is None:
+            return 0
+        function = _load("workspace", self.workspace, (0, 0, 0), self.reducer_options)
+        return int(function(num_tokens, num_layers, width))
 
     def load_reducer(self) -> Reducer | None:
         """Import the reducer; None if there is none.
@@ -88,18 +104,7 @@ class CaptureOptions:
         """
         if self.reducer is None:
             return None
-        try:
-            module, _, name = self.reducer.partition(":")
-            loaded: Any = importlib.import_module(module)
-            function = functools.reduce(getattr, name.split("."), loaded)
-            signature = inspect.signature(function)
-        except (ImportError, AttributeError, ValueError, TypeError) as error:
-            raise _error("reducer", self.reducer, f"must be 'module:function' ({error})") from error
-        try:
-            signature.bind([], **self.reducer_options)
-        except TypeError as error:
-            raise _error("reducer_options", self.reducer_options, f"{self.reducer} {error}") from error
-        return functools.partial(function, **self.reducer_options)
+        return _load("reducer", self.reducer, ([],), self.reducer_options)
 
     def resolve_layers(self, num_layers: int) -> tuple[int, ...]:
         """The captured layers counted from the first, 0 to ``num_layers - 1``; the last is after the final norm.
@@ -139,6 +144,22 @@ def _layers(raw: Any) -> tuple[int, ...]:
     if not isinstance(raw, list | tuple) or not raw or not all(type(layer) is int for layer in raw):
         raise _error("layers", raw, "must be a list of whole numbers such as [-1] or [5, 11, -1]")
     return tuple(raw)
+
+
+def _load(option: str, path: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """The function at ``module:function`` with its keyword arguments; ``ValueError`` if it does not take them."""
+    try:
+        module, _, name = path.partition(":")
+        loaded: Any = importlib.import_module(module)
+        function = functools.reduce(getattr, name.split("."), loaded)
+        signature = inspect.signature(function)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise _error(option, path, f"must be 'module:function' ({error})") from error
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        raise _error("reducer_options", dict(keywords), f"{path} {error}") from error
+    return functools.partial(function, **keywords)
 
 
 def _error(option: str, value: Any, reason: str) -> ValueError:

@@ -57,7 +57,7 @@ class FakeEngines:
         queue += [(request.stream % 3, request) for request in requests]
         self.largest_queue = max(self.largest_queue, len(queue))
         answers = [_answer(request) for left, request in queue if left == 0]
-        self._replies[engine] = FinishedSamples(answers, num_waiting=0)
+        self._replies[engine] = FinishedSamples(answers, num_waiting=0, num_ended=len(answers))
         queue[:] = [(left - 1, request) for left, request in queue if left > 0]
 
     def receive(self, from_all: bool) -> list[tuple[int, FinishedSamples]]:

@@ -10,6 +10,7 @@ from verl.config.signal import BASE_METRICS
 from verl.protocol import RankMetrics
 from verl.rank.calculator import RepresentationMetricsCalculator, capture_options, reduce_states
 from verl.spectral import effective_rank
+from verl.spectral.slices import finish
 
 ALL = [0, 1, 2, 3, 4]
 
@@ -272,11 +273,11 @@ def test_the_engine_measures_each_response_by_itself(make_calculator):
     assert options["layers"] == [-1] and options["reducer"] == "verl.rank.calculator:reduce_states"
     torch.manual_seed(0)
     states = [torch.randn(length, 2, 6) for length in (9, 1, 30, 4)]
-    together = reduce_states(states, **options["reducer_options"])
+    together = finish(reduce_states(states, **options["reducer_options"]))
     batch = RankMetrics.from_rows(together, 30)
     assert batch.metric_names == calculator.config.metric_names and batch.num_layers == 2
     for row, response in enumerate(states):
-        (alone,) = reduce_states([response], **options["reducer_options"])
+        (alone,) = finish(reduce_states([response], **options["reducer_options"]))
         for name, value in alone.items():
             torch.testing.assert_close(together[row][name], value)
         layers = calculator(response[None], torch.ones(1, len(response)))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from verl.spectral.cost import cheapest_method
 from verl.spectral.bounds import block_rows, factor_operations
+from verl.spectral.cost import cheapest_method
 
 
 def choose(length, width, prefixes, batch=1):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from verl.spectral import SpectralOptions, prefix_functionals
-from verl.spectral.functions import SUM_S, SUM_S_LOG_S
 from verl.spectral.bounds import MAX_BYTES
+from verl.spectral.functions import SUM_S, SUM_S_LOG_S
 from verl.spectral.nested import _block_pivots, _gram_pivots, lower_gram, nested_sums
 from verl.spectral.nodes import node_set
 from verl.spectral.responses import Chunk

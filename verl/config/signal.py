@@ -193,6 +193,10 @@ class CalculatorConfig:
     diff_calculator_method: Literal["optimized", "original"]
     """``optimized``: all prefixes at once, or eigenvalues of each prefix where that is cheaper; ``original``: a float64
     singular value decomposition of every prefix, slow, for comparison."""
+    workspace_mb: int
+    """Bound on the memory for the spectra of one response, MiB, at least 1. vLLM leaves it free when it sizes the KV
+    cache. Less takes more time: long responses are factored in blocks of fewer rows. Matrices of D x D alone may exceed it
+    (docs/spectral.md, "Memory")."""
     on_nonfinite: Literal["raise", "mask", "zero"]
     """What to do with a response whose hidden states hold NaN or infinity. ``raise``: end the run with an error that
     names the response and the layer. ``mask``: its metrics are NaN; it gets no signal, counts in no mean, and is
@@ -227,7 +231,7 @@ class CalculatorConfig:
         require(len(set(names)) == len(names), "calculator.metric_indices_add", names, "name each once")
         if self.max_seq_len is not None:
             require_positive("calculator.max_seq_len", self.max_seq_len)
-        for field in ("diff_stride", "svd_rank", "global_diff_stride_train", "global_diff_stride_val"):
+        for field in ("diff_stride", "svd_rank", "workspace_mb", "global_diff_stride_train", "global_diff_stride_val"):
             require_positive(f"calculator.{field}", getattr(self, field))
 
     @property

@@ -59,6 +59,6 @@ def generate_missing(
         for task, new in arrived.items():
             stores[task].append(new)
         display.generated(problems_done, len(reply.samples), sum(found.num_tokens for found in reply.samples))
-        return len(reply.samples), reply.num_waiting
+        return reply.num_ended, reply.num_waiting
 
     serve(RequestQueue(len(samples), rooms), engines, message, take, deterministic)

@@ -21,6 +21,7 @@ from verl.config.signal import CalculatorConfig
 from verl.protocol import RankMetrics
 from verl.rank.dynamics import acceleration, prefix_counts, prefix_rows, sliced_base_metrics, velocity, with_whole
 from verl.spectral import SpectralOptions
+from verl.spectral.bounds import workspace_bound
 from verl.spectral.slices import Slices, finish
 
 RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
@@ -28,6 +29,11 @@ RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
 
 PADDED_BYTES = 256 << 20
 """Bound on the padded copy of hidden states that :meth:`RepresentationMetricsCalculator.measure` makes at once."""
+
+
+VECTORS = 256
+"""Bound on the float64 vectors of a response's length that measuring it takes: the pivots of all shifts, twice, and a
+few for each function."""
 
 
 class RepresentationMetricsCalculator:
@@ -245,12 +251,13 @@ def capture_options(config: CalculatorConfig) -> dict[str, Any]:
         "layers": config.layers,
         "ranks": "first",
         "reducer": reducer,
+        "workspace": f"{__name__}:{workspace_bytes.__name__}",
         "reducer_options": {"calculator": json.dumps(asdict(config))},
     }
 
 
-def reduce_states(states: list[Tensor], calculator: str) -> list[dict[str, Tensor]]:
-    """The reducer of ``vllm_patches`` that :func:`capture_options` asks for.
+def reduce_states(states: list[Tensor], calculator: str) -> Slices[list[dict[str, Tensor]]]:
+    """The reducer of ``vllm_patches`` that :func:`capture_options` asks for, in slices.
 
     Args:
         states: of finished responses, each ``[T, L, D]``.
@@ -262,7 +269,28 @@ def reduce_states(states: list[Tensor], calculator: str) -> list[dict[str, Tenso
     Raises:
         ValueError: as :meth:`RepresentationMetricsCalculator.measure`.
     """
-    return _calculator(calculator).measure(states).to_rows()
+    metrics = yield from _calculator(calculator).measure_in_slices(states)
+    return metrics.to_rows()
+
+
+def workspace_bytes(num_tokens: int, num_layers: int, width: int, calculator: str | CalculatorConfig) -> int:
+    """Bound on the memory that measuring responses takes besides their states, in bytes.
+
+    Layers are measured one after the other. Besides float64 matrices, that is the padded copy of several short
+    responses, a float32 copy of one layer for its mean, and what is kept of each prefix.
+
+    Args:
+        num_tokens: of the longest response.
+        num_layers: captured layers L.
+        width: D.
+        calculator: the configuration, or its fields as JSON, as of :func:`reduce_states`.
+    """
+    config = _calculator(calculator).config if isinstance(calculator, str) else calculator
+    decomposes = "Traditional Rank" in config.base_names or config.diff_calculator_method == "original"
+    decomposes |= "lowrank" in (config.zeroth_order_svd_method, config.diff_svd_method)
+    spectra = workspace_bound(num_tokens, width, decomposes, config.workspace_mb << 20)
+    prefixes = 8 * num_tokens * (num_layers * len(config.base_names) + VECTORS)
+    return max(spectra, 4 * num_tokens * width) + PADDED_BYTES + prefixes
 
 
 @cache
@@ -274,7 +302,7 @@ def _options(config: CalculatorConfig, svd_method: str, method: str) -> Spectral
     rank = config.svd_rank if svd_method == "lowrank" else None
     # Zeros, too, begin as the NaN of a masked response.
     on_nonfinite = "raise" if config.on_nonfinite == "raise" else "mask"
-    return SpectralOptions(method=method, svd_rank=rank, on_nonfinite=on_nonfinite)
+    return SpectralOptions(method=method, svd_rank=rank, on_nonfinite=on_nonfinite, max_bytes=config.workspace_mb << 20)
 
 
 def _ends_whole(rule: str, lengths: Tensor, kept: Tensor, counts: Tensor, stride: int) -> Tensor:

@@ -57,7 +57,7 @@ class SampledResponse:
 
 @dataclass(frozen=True)
 class FinishedResponses:
-    """F responses of an engine that have ended, of T tokens together."""
+    """F responses of an engine that have ended and been measured, of T tokens together."""
 
     rows: list[int]
     """The place of each in the batch."""
@@ -73,12 +73,18 @@ class FinishedResponses:
     """None where nothing is captured, or F is 0."""
     num_waiting: int
     """Requests that the engine has not begun yet."""
+    num_ended: int
+    """Responses that have ended since the last reply. Those that are still measured come with a later one."""
 
     @classmethod
     def of(
-        cls, responses: Mapping[int, SampledResponse], max_response_length: int, num_waiting: int = 0
+        cls,
+        responses: Mapping[int, SampledResponse],
+        max_response_length: int,
+        num_waiting: int = 0,
+        num_ended: int | None = None,
     ) -> "FinishedResponses":
-        """The responses by their place in the batch."""
+        """The responses by their place in the batch; ``num_ended`` is their number, unless given."""
         found = list(responses.values())
         measured = [response.measured for response in found if response.measured is not None]
         return cls(
@@ -89,6 +95,7 @@ class FinishedResponses:
             truncated=torch.tensor([response.truncated for response in found], dtype=torch.bool),
             rank_metrics=RankMetrics.from_rows(measured, max_response_length) if measured else None,
             num_waiting=num_waiting,
+            num_ended=len(found) if num_ended is None else num_ended,
         )
 
     def tokens(self) -> list[list[int]]:

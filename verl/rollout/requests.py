@@ -53,11 +53,13 @@ class FinishedSample:
 
 @dataclass(frozen=True)
 class FinishedSamples:
-    """An engine's reply: what has ended since its last."""
+    """An engine's reply: what has ended, and been measured, since its last."""
 
     samples: list[FinishedSample]
     num_waiting: int
     """Requests that the engine has not begun yet."""
+    num_ended: int
+    """Responses that have ended since its last reply, measured or not."""
 
 
 @dataclass(frozen=True)

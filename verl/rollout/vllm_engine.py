@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
@@ -20,7 +20,6 @@ from verl.config.signal import CalculatorConfig
 from verl.rank.calculator import capture_options
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import resolve_dtype
-from vllm_patches.frontend import collecting
 from vllm_patches.streams import KEY
 
 PLUGIN_INACTIVE = (
@@ -146,20 +145,27 @@ def engine_room(engine: LLMEngine) -> EngineRoom:
     return EngineRoom(slots, max(1, int(sequences)))
 
 
-def run_steps(engine: LLMEngine, max_steps: int) -> list[tuple[int, CompletionOutput]]:
+def run_steps(engine: LLMEngine, max_steps: int) -> tuple[list[tuple[int, CompletionOutput]], int]:
     """Run the engine until no request is left, or for ``max_steps`` steps.
 
+    The hidden states of responses are measured between steps, so a response may be returned by a later call than that
+    in which it ended. All are returned by the call after which no request is left.
+
     Returns:
-        The responses that have ended, with the numbers that are their requests' ids; all are whole, whatever stays
-        unfinished.
+        Measured responses, with the numbers that are their requests' ids; all are whole, whatever stays unfinished. And
+        how many responses have ended.
     """
+    collector = getattr(engine, "state_collector", None)
     finished: list[Any] = []
-    with collecting(engine):
+    with nullcontext() if collector is None else collector.in_background():
         for _ in range(max_steps):
             if not engine.has_unfinished_requests():
                 break
             finished += [output for output in engine.step() if output.finished]
-    return [(int(output.request_id), output.outputs[0]) for output in finished]
+        num_ended = len(finished)
+        if collector is not None:
+            finished = collector.collected(wait=not engine.has_unfinished_requests())
+    return [(int(output.request_id), output.outputs[0]) for output in finished], num_ended
 
 
 def num_waiting(engine: LLMEngine) -> int:

@@ -91,10 +91,10 @@ class VLLMRollout:
             prompt: Any = {"prompt_token_ids": prompt_ids}
             stream = substream(prompt_stream(requests.seed, uid), place)
             engine.add_request(str(row), prompt, self._sampling_params(requests.sampling, stream))
-        completions = run_steps(engine, max_steps)
+        completions, num_ended = run_steps(engine, max_steps)
         # The workers of an engine have sampled the same.
         finished = {row: self._response(completion) for row, completion in completions if self.is_first}
-        return FinishedResponses.of(finished, self.max_response_length, num_waiting(engine))
+        return FinishedResponses.of(finished, self.max_response_length, num_waiting(engine), num_ended)
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Replace the engine's weights and drop what was cached under the old ones."""

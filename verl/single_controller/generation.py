@@ -59,7 +59,7 @@ def generate_responses(
         if part.rows:
             parts.append(part)
             on_finished(part)
-        return len(part.rows), part.num_waiting
+        return part.num_ended, part.num_waiting
 
     queue = RequestQueue(len(prompts) * sampling.n, rooms)
     serve(queue, Exchange(workers, "advance", copies), message, take, deterministic)

@@ -50,7 +50,8 @@ def shift_elements(rows: int) -> int:
 def block_elements(size: int, width: int) -> int:
     """Numbers that a block of ``size`` rows and one shift take.
 
-    S, the factor of S + t I with the solved rows below, the rows with their temporaries, the Gram matrix and its factor.
+    S, the factor of S + t I with the solved rows below, the rows with their temporaries, the Gram matrix and its
+    factor.
     """
     return 2 * width**2 + 4 * size * width + 2 * size**2 + PANELS * (width + size)
 

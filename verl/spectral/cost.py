@@ -35,8 +35,8 @@ RATES = {
 def cheapest_method(lengths: Tensor, prefixes: Tensor, width: int, shifts: int, max_bytes: int = MAX_BYTES) -> str:
     """The faster method, ``nested`` or ``eigh``, for responses of ``lengths [B]`` and D = ``width``.
 
-    ``prefixes [B, P]`` are the rows of each prefix, ``shifts`` the number of nodes of the fit, ``max_bytes`` the bound on
-    the memory of one response.
+    ``prefixes [B, P]`` are the rows of each prefix, ``shifts`` the number of nodes of the fit, ``max_bytes`` the bound
+    on the memory of one response.
     """
     device = device_kind(prefixes.device)
     rates = RATES[device]

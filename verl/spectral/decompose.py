@@ -2,8 +2,8 @@
 
 ``eigh`` takes the eigenvalues of the float64 Gram matrix of the rows' contrasts (D x D when a prefix has more rows
 than D), batched over responses. Squaring costs half the digits: a singular value below about 3e-8 of the largest
-cannot be told from rounding and is returned as exactly 0. ``svd`` decomposes the centred rows themselves, or, of a prefix
-of more rows than D, the triangular factor of their contrasts: slow, but accurate to float64's last digits.
+cannot be told from rounding and is returned as exactly 0. ``svd`` decomposes the centred rows themselves, or, of a
+prefix of more rows than D, the triangular factor of their contrasts: slow, but accurate to float64's last digits.
 """
 
 import math
@@ -82,7 +82,7 @@ def _gram(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
 
 
 def _scatter(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
-    """Prefixes of more rows than D: the D x D scatter. As contrasts do not depend on later rows, all are summed once."""
+    """Prefixes of more rows than D: the D x D scatter. Contrasts do not depend on later rows: each is summed once."""
     if not sizes:
         return
     scatter = chunk.scale.new_zeros(len(chunk), chunk.width, chunk.width)
@@ -116,7 +116,8 @@ def _triangular(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
     for start, block, ends in _blocks_with_ends(chunk, sizes):
         for k in ends:
             rest = block[:, : k - start]
-            yield k, lambda chosen, rest=rest: torch.linalg.svdvals(torch.cat([factor[chosen], rest[chosen]], dim=1))
+            stack = torch.cat([factor, rest], dim=1)
+            yield k, lambda chosen, stack=stack: torch.linalg.svdvals(stack[chosen])
         factor = torch.linalg.qr(torch.cat([factor, block], dim=1), mode="r").R
         yield None
 

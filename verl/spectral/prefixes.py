@@ -279,6 +279,9 @@ def _method_and_nodes(
     if method not in ("auto", "nested"):
         return method, None
     nodes = node_set(functions, options.tolerance, options.condition)
+    longest = int(lengths.max()) if lengths.numel() else 0
+    if method == "auto" and decomposition_bytes(longest, width) > options.max_bytes:
+        method = "nested"
     if method == "auto":
         method = cheapest_method(lengths, prefix_rows, width, len(nodes.shifts), options.max_bytes)
     return method, nodes if method == "nested" else None

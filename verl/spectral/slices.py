@@ -28,7 +28,7 @@ def finish(slices: Slices[T]) -> T:
 
 
 def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -> Slices[None]:
-    """``out += left @ right`` in tiles of rows, ``[b, m, k] @ [b, k, n]``; with ``lower``, no tiles above the diagonal."""
+    """``out += left @ right`` in tiles of rows, ``[b, m, k] @ [b, k, n]``; with ``lower``, none above the diagonal."""
     rows, columns = out.shape[1:]
     tile = 128
     if out.device.type == "cpu":

@@ -75,10 +75,10 @@ class EvaluationWorker:
         for request in requests:
             prompt: Any = {"prompt_token_ids": request.prompt_ids}
             self.engine.add_request(str(request.key), prompt, self._sampling_params(request))
-        completions = run_steps(self.engine, max_steps)
+        completions, num_ended = run_steps(self.engine, max_steps)
         # The workers of an engine have sampled the same.
         samples = [self._finished(key, completion) for key, completion in completions if self.is_first]
-        return FinishedSamples(samples, num_waiting(self.engine))
+        return FinishedSamples(samples, num_waiting(self.engine), num_ended)
 
     def _sampling_params(self, request: SampleRequest) -> SamplingParams:
         return SamplingParams(
