@@ -15,10 +15,10 @@ from rich.table import Table
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
 from verl.models.info import ModelInfo
-from verl.models.memory import GB, Shape, estimate
+from verl.models.memory import GB, Shape, engine_parts, estimate
 from verl.models.memory_check import fitting_changes
 
-__all__ = ["Shape", "estimate"]
+__all__ = ["Shape", "engine_parts", "estimate"]
 
 
 def main(argv: list[str]) -> None:
@@ -44,6 +44,12 @@ def main(argv: list[str]) -> None:
     table.add_row("total", *(f"{sum(parts.values()):.1f}" for parts in phases.values()))
     console = Console()
     console.print(table)
+    if config.rollout.name == "vllm":
+        parts = engine_parts(config, shape, options.gpu_gb)
+        engine = ", ".join(f"{name} {size:.1f}" for name, size in parts.items())
+        console.print(f"engine: {engine} less activations", highlight=False)
+        if parts["KV cache"] <= 0:
+            sys.exit("error: no room for the KV cache; set rollout.gpu_memory_utilization higher")
     worst = max(phases, key=lambda name: sum(phases[name].values()))
     total = sum(phases[worst].values())
     console.print(f"{worst}: {total:.1f} GB; {'fits' if total <= options.gpu_gb else 'does not fit'}", highlight=False)

@@ -111,6 +111,23 @@ def test_what_holds_memory(overrides, phase, holder, num_bytes):
     assert found == (num_bytes and pytest.approx(num_bytes / 1e9))
 
 
+def test_the_engine_keeps_memory_free_for_spectra():
+    config = load_config(PPOConfig, "ppo_trainer", PRESET)
+    parts = script.engine_parts(config, QWEN_7B, 80.0)
+    # The buffer, states copied out of it twice, float64 matrices, a padded copy, and vectors of every response.
+    states = 2**30 + 2 * 2**28 + 1280 * 2**20 + 2**28 + 8 * 2048 * (len(config.calculator.base_names) + 256)
+    assert parts == pytest.approx(
+        {
+            "weights": 2 * PARAMETERS / 1e9,
+            "hidden states": states / 1e9,
+            "KV cache": 32 - (2 * PARAMETERS + states) / 1e9,
+        }
+    )
+    explicit = phases("rollout.kv_cache_memory_mb=4096")["generate"]
+    assert explicit["hidden states"] == parts["hidden states"]
+    assert "hidden states" not in phases("rollout.kv_cache_memory_mb=4096", "calculator.source=actor")["generate"]
+
+
 def test_other_models():
     rewarded = phases("reward_model.enable=true", "reward_model.model.path=judge", judge=QWEN_7B)
     assert {parts["reward model"] for parts in rewarded.values()} == {rewarded["generate"]["parameters"] / 2}

@@ -57,6 +57,16 @@ class _Request:
     """Its states are no longer needed."""
 
 
+def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsize: int) -> int:
+    """Device memory that an engine keeps free for the states of responses of at most ``num_tokens`` tokens.
+
+    The buffer; states copied out of it, which exist twice while they are gathered; and the reducer's workspace.
+    """
+    num_layers = len(options.layers)
+    gathered = 2 * max(GATHERED_BYTES, num_tokens * num_layers * width * itemsize)
+    return options.max_bytes + gathered + options.workspace_bytes(num_tokens, num_layers, width)
+
+
 class HiddenStateCapture:
     """The states of every request of one worker, from its first step until they are taken or dropped."""
 
@@ -145,12 +155,6 @@ class HiddenStateCapture:
         self._requests.clear()
         self._batch = None
         self.buffer.clear()
-
-    def reserved_bytes(self, num_tokens: int) -> int:
-        """Device memory for responses of at most ``num_tokens`` tokens: the buffer, states copied out of it, which
-        exist twice while they are gathered, and the workspace of the reducer."""
-        gathered = 2 * max(GATHERED_BYTES, num_tokens * self.buffer.row_bytes)
-        return self.options.max_bytes + gathered + self.options.workspace_bytes(num_tokens, *self.buffer.row_shape)
 
     def _num_that_fit(self, requests: list[tuple[str, int]]) -> int:
         """How many of the first requests fit in ``GATHERED_BYTES``: at least one."""

@@ -18,7 +18,7 @@ from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_patches.buffer import RowBuffer
-from vllm_patches.capture import HiddenStateCapture
+from vllm_patches.capture import HiddenStateCapture, reserved_bytes
 from vllm_patches.compat import patch, require
 from vllm_patches.options import CaptureOptions
 from vllm_patches.runners import LayerSelection, check_runner, read_step
@@ -98,7 +98,8 @@ def hidden_states_memory(worker: Any) -> dict[str, int] | None:
         return None
     names = ("num_rows", "device_bytes", "host_bytes", "peak_device_bytes", "peak_host_bytes")
     held = {name: getattr(capture.buffer, name) for name in names}
-    reserved = capture.reserved_bytes(worker.vllm_config.model_config.max_model_len)
+    buffer, longest = capture.buffer, worker.vllm_config.model_config.max_model_len
+    reserved = reserved_bytes(capture.options, longest, buffer.row_shape[1], buffer.dtype.itemsize)
     return {"num_requests": len(capture), "reserved_bytes": reserved} | held
 
 
@@ -177,7 +178,7 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
 
     runner.execute_model = execute_and_record
     if runner.device.type != "cpu":
-        reserved = capture.reserved_bytes(model_config.max_model_len)
+        reserved = reserved_bytes(options, model_config.max_model_len, width, dtype.itemsize)
         runner.profile_run = reserving(runner.profile_run, runner.device, reserved)
     return capture
 

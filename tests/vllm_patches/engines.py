@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -210,6 +211,53 @@ def with_a_failing_reducer(path: Path, prompts: list[list[int]], **options: Any)
             error = str(raised)
         answers = ask(llm, prompts, max_tokens=4)
         return Outcome(answers, {"error": error, "tasks": llm.collective_rpc("get_supported_tasks")} | memory(llm))
+
+
+SLICES: list[int] = []
+"""The step of the engine after which each slice of :func:`slowly` ran."""
+NUM_STEPS = [0]
+
+
+def slowly(states: list[Tensor]) -> Iterator[Any]:
+    """A sliced reducer; slices of short responses take their time."""
+    for _ in range(60 if any(len(response) == 4 for response in states) else 1):
+        time.sleep(0.005)
+        SLICES.append(NUM_STEPS[0])
+        yield
+    return [{"mean": response.mean(dim=0)} for response in states]
+
+
+def room(num_tokens: int, num_layers: int, width: int) -> int:
+    """The workspace that :func:`slowly` says it takes."""
+    return 1000 * num_tokens * num_layers
+
+
+def between_steps(path: Path, prompts: list[list[int]]) -> Outcome:
+    """Reduce the states of a short response while longer ones are decoded; then all of them again, together."""
+    capture = {"reducer": f"{__name__}:slowly", "workspace": f"{__name__}:room"}
+    with engine(path, capture, skip_tokenizer_init=True) as llm:
+        core = llm.llm_engine
+        lengths = [4] + [100] * (len(prompts) - 1)
+        for index, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+            core.add_request(str(index), {"prompt_token_ids": prompt}, sampling(max_tokens=length, temperature=0.0))
+        outputs = []
+        with core.state_collector.in_background():
+            while core.has_unfinished_requests():
+                core.step()
+                NUM_STEPS[0] += 1
+                if NUM_STEPS[0] % 8 == 0:
+                    outputs += core.state_collector.collected(wait=not core.has_unfinished_requests())
+            outputs += core.state_collector.collected(wait=True)
+        spread = len(set(SLICES))
+        again = llm.generate(
+            [{"prompt_token_ids": p} for p in prompts], [sampling(max_tokens=n, temperature=0.0) for n in lengths]
+        )
+        pairs = zip(sorted(outputs, key=lambda output: int(output.request_id)), again, strict=True)
+        difference = max(
+            float((one.outputs[0].hidden_states["mean"] - two.outputs[0].hidden_states["mean"]).abs().max())
+            for one, two in pairs
+        )
+        return Outcome([], memory(llm) | {"spread": spread, "difference": difference})
 
 
 def refusal(path: Path, capture: dict[str, Any], **options: Any) -> str:

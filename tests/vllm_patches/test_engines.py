@@ -200,6 +200,16 @@ def test_a_reducer_that_raises_leaves_the_engine_in_order(inside: Run, qwen: Pat
     assert outcome.facts["num_rows"] == 0
 
 
+def test_states_are_reduced_between_steps(inside: Run, qwen: Path, prompts: list[list[int]]):
+    outcome = inside(engines.between_steps, qwen, prompts)
+    # 60 slices of 5 ms, in turns of at most 50 ms.
+    assert outcome.facts["spread"] >= 5
+    assert outcome.facts["difference"] < 1e-5
+    # The buffer, states copied out of it twice, and what the reducer asks for.
+    assert outcome.facts["reserved_bytes"] == 2**30 + 2 * 2**28 + 1000 * 128
+    assert outcome.facts["num_rows"] == 0
+
+
 def test_a_reducer_that_raises_leaves_two_workers_in_order(outside: Run, qwen: Path, prompts: list[list[int]]):
     outcome = outside(engines.with_a_failing_reducer, qwen, prompts, tensor_parallel_size=2)
     assert "ValueError: five is too many" in outcome.facts["error"]

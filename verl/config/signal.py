@@ -195,8 +195,8 @@ class CalculatorConfig:
     singular value decomposition of every prefix, slow, for comparison."""
     workspace_mb: int
     """Bound on the memory for the spectra of one response, MiB, at least 1. vLLM leaves it free when it sizes the KV
-    cache. Less takes more time: long responses are factored in blocks of fewer rows. Matrices of D x D alone may exceed it
-    (docs/spectral.md, "Memory")."""
+    cache. Less takes more time: long responses are factored in blocks of fewer rows. Matrices of D x D alone may
+    exceed it (docs/spectral.md, "Memory")."""
     on_nonfinite: Literal["raise", "mask", "zero"]
     """What to do with a response whose hidden states hold NaN or infinity. ``raise``: end the run with an error that
     names the response and the layer. ``mask``: its metrics are NaN; it gets no signal, counts in no mean, and is

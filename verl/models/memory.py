@@ -10,6 +10,9 @@ from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
+from verl.rank.calculator import capture_options, workspace_bytes
+from vllm_patches.capture import reserved_bytes
+from vllm_patches.options import CaptureOptions
 
 GB = 1e9
 CONTEXT_GB = 2.0
@@ -173,9 +176,14 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None
     sync = _syncing(config, shape) / GB
     scored = ITEMSIZE[model.param_dtype] + LOGITS_BYTES
     learned = ENTROPY_BYTES if config.actor.entropy_coeff else scored
+    spectra = {}
+    if config.calculator.measured_by("actor"):
+        longest_response = config.data.max_response_length
+        num_layers = len(config.calculator.layers)
+        spectra["spectra"] = workspace_bytes(longest_response, num_layers, shape.hidden, config.calculator) / GB
     phases = {
         "generate": (at_work if config.rollout.name == "hf" else resting) | generating,
-        "logprobs": at_work | sleeping | {"gathered": policy.gathered, "logits": logits(scored, forward)},
+        "logprobs": at_work | sleeping | spectra | {"gathered": policy.gathered, "logits": logits(scored, forward)},
         "update, backward": learning
         | sleeping
         | {"gathered": policy.gathered, "whole gradients": policy.reduced, "activations": activations}
@@ -212,9 +220,27 @@ def _generating(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
             "logits": SAMPLING_BYTES * rollout.max_num_seqs * shape.vocabulary / GB,
         }
     if rollout.kv_cache_memory_mb:
-        weights = ENGINE_ITEMSIZE.get(rollout.dtype, 2) * shape.parameters / rollout.tensor_parallel_size
-        return {"engine": (weights + rollout.kv_cache_memory_mb * 2**20) / GB}
+        # vLLM then takes no account of what else needs memory.
+        parts = engine_parts(config, shape, gpu_gb)
+        held = {"engine": parts["weights"] + parts["KV cache"], "hidden states": parts["hidden states"]}
+        return {name: size for name, size in held.items() if size}
     return {"engine": gpu_gb * rollout.gpu_memory_utilization}
+
+
+def engine_parts(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
+    """What vLLM's share consists of, without activations: weights, hidden states with the workspace that measures them,
+    and the KV cache, which gets the rest."""
+    rollout, itemsize = config.rollout, ENGINE_ITEMSIZE.get(config.rollout.dtype, 2)
+    weights = itemsize * shape.parameters / rollout.tensor_parallel_size / GB
+    states = 0.0
+    if config.calculator.measured_by("rollout"):
+        options = CaptureOptions.parse({"hidden_states": capture_options(config.calculator)})
+        assert options is not None
+        states = reserved_bytes(options, config.max_sequence_length, shape.hidden, itemsize) / GB
+    cache = gpu_gb * rollout.gpu_memory_utilization - weights - states
+    if rollout.kv_cache_memory_mb:
+        cache = rollout.kv_cache_memory_mb * 2**20 / GB
+    return {"weights": weights, "hidden states": states, "KV cache": cache}
 
 
 def _critic_phases(config: PPOConfig, shape: Shape, resting: Parts) -> dict[str, Parts]:
