@@ -36,11 +36,11 @@ COLLECTED_AT_ONCE = 64
 reducer sees batches."""
 
 SHARE = 0.25
-"""Time that the states of finished responses are reduced in the background after a step of an engine, at most, in units
-of the step's own time."""
+"""Time that the states of finished responses are reduced in the background between the steps of an engine, in units of
+the steps' own time."""
 
 LONGEST_PAUSE = 0.05
-"""Most seconds of that at once."""
+"""Most seconds of that at once, unless a single slice takes longer."""
 
 
 class StateHandle:
@@ -76,10 +76,11 @@ class StateCollector:
         self._reduces = options.reducer is not None
         self._waiting: list[RequestOutput] = []
         self._deferring = False
-        # In the background: what is being reduced, when the last turn ended, and what is complete.
+        # In the background: what is being reduced, when the last turn ended, the seconds that the next may take, and
+        # what is complete.
         self._background = False
         self._job: tuple[list[RequestOutput], Job[Any] | None] | None = None
-        self._turn_end = 0.0
+        self._turn_end = self._credit = 0.0
         self._complete: list[RequestOutput] = []
 
     def new_handle(self, request_id: str) -> StateHandle:
@@ -118,7 +119,7 @@ class StateCollector:
             while self._job is not None or self._waiting:
                 self._work(None)
         else:
-            self._work(LONGEST_PAUSE)
+            self._work(max(0.0, self._credit))
         complete, self._complete = self._complete, []
         return complete
 
@@ -126,13 +127,21 @@ class StateCollector:
         """Attach states to the finished ones of ``outputs``: now, or with the next batch while deferring."""
         self._waiting += [output for output in outputs if _handles([output])]
         if self._background:
-            if self._job is not None or len(_handles(self._waiting)) >= COLLECTED_AT_ONCE:
-                self._work(min(LONGEST_PAUSE, SHARE * (time.perf_counter() - self._turn_end)))
-            self._turn_end = time.perf_counter()
+            self._turn()
             return
         if self._waiting and (not self._deferring or len(_handles(self._waiting)) >= COLLECTED_AT_ONCE):
             waiting, self._waiting = self._waiting, []
             self._collect(waiting)
+
+    def _turn(self) -> None:
+        """Work for the share of time that has come together; what a long slice takes too much, the next turns lack."""
+        start = time.perf_counter()
+        self._credit = min(LONGEST_PAUSE, self._credit + SHARE * (start - self._turn_end))
+        due = self._job is not None or len(_handles(self._waiting)) >= COLLECTED_AT_ONCE
+        if due and self._credit > 0:
+            self._work(self._credit)
+            self._credit -= time.perf_counter() - start
+        self._turn_end = time.perf_counter()
 
     def _work(self, seconds: float | None) -> None:
         """Work on the current batch of outputs, or begin the next one; to its end if ``seconds`` is None."""
