@@ -85,7 +85,8 @@ PAGE = """\
 
     {command}
 
-One layer, all prefixes, effective rank (and its log, velocity and acceleration; the entropy takes one factorisation more).
+One layer, all prefixes, effective rank with its log, velocity and acceleration; the entropy takes one factorisation
+more.
 Operations and bytes are computed; seconds are measured on the CPU above, where they are given. "Of generating" is the
 ratio of operations to those of decoding the same response with the model (2 per parameter and token, and attention),
 though the first are float64 and the others bfloat16. "Of its time" assumes a H100 on which spectra reach

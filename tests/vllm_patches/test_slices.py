@@ -1,0 +1,82 @@
+"""Work in turns, and memory that is held while vLLM profiles."""
+
+import gc
+
+import pytest
+import torch
+
+from vllm_patches.slices import Job, beside, finish
+from vllm_patches.worker import reserving
+
+
+def counting(done):
+    for number in range(5):
+        done.append(number)
+        yield
+    return "result"
+
+
+def test_a_turn_does_at_least_one_slice_and_the_last_one_the_rest():
+    done = []
+    job = Job(counting(done))
+    assert not job.turn(0.0) and done == [0]
+    assert not job.turn(0.0) and done == [0, 1] and job.result is None
+    assert job.turn(None) and done == [0, 1, 2, 3, 4] and job.result == "result"
+    # Nothing happens to a job that is done.
+    assert job.turn(0.0) and job.result == "result"
+
+
+def test_a_turn_is_skipped_while_the_device_is_busy():
+    class Event:
+        def __init__(self):
+            self.finished = False
+
+        def query(self):
+            return self.finished
+
+    event, done = Event(), []
+
+    def work():
+        while len(done) < 3:
+            done.append(len(done))
+            yield event
+
+    job = Job(work())
+    job.turn(0.0)
+    assert not job.turn(0.0) and done == [0]
+    event.finished = True
+    assert not job.turn(0.0) and done == [0, 1]
+    # Whoever waits for the result does not ask.
+    event.finished = False
+    assert job.turn(None) and done == [0, 1, 2]
+
+
+def test_a_job_that_is_given_up_releases_what_it_holds():
+    released = []
+
+    def work():
+        try:
+            yield
+            yield
+        finally:
+            released.append(True)
+
+    job = Job(work())
+    job.turn(0.0)
+    job.close()
+    assert released == [True]
+
+
+@pytest.mark.parametrize("work", [[1, 2], pytest.param(counting([]), id="sliced")])
+def test_reducers_with_and_without_slices(work):
+    assert finish(beside(work, torch.device("cpu"))) in ([1, 2], "result")
+
+
+def test_the_reserved_bytes_are_held_during_the_profile_run():
+    num_bytes, seen = 123_457, []
+
+    def held():
+        return any(type(found) is torch.Tensor and found.nbytes == num_bytes for found in gc.get_objects())
+
+    reserving(lambda: seen.append(held()), torch.device("cpu"), num_bytes)()
+    assert seen == [True] and not held()
