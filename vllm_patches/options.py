@@ -104,7 +104,8 @@ class CaptureOptions:
         """
         if self.reducer is None:
             return None
-        return _load("reducer", self.reducer, ([],), self.reducer_options)
+        reducer: Reducer = _load("reducer", self.reducer, ([],), self.reducer_options)
+        return reducer
 
     def resolve_layers(self, num_layers: int) -> tuple[int, ...]:
         """The captured layers counted from the first, 0 to ``num_layers - 1``; the last is after the final norm.

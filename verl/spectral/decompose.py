@@ -8,6 +8,7 @@ prefix of more rows than D, the triangular factor of their contrasts: slow, but 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -64,8 +65,12 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
             yield Spectra(response, column, singular_values(chosen)[inverse, :svd_rank])
 
 
-_Part = tuple[int, Callable[[slice | Tensor], Tensor]]
-"""Rows k, and a function that gives the singular values of the prefix of k rows of chosen responses, at once."""
+_Chosen = slice | Tensor
+"""Which responses of a chunk."""
+
+_Part = tuple[int, Callable[[_Chosen], Tensor]]
+"""Rows k, and a function that gives the singular values of the prefix of k rows of chosen responses, to be called at
+once."""
 
 
 def _gram(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
@@ -78,7 +83,11 @@ def _gram(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
         yield None
     del rows
     for k in sizes:
-        yield k, lambda chosen, k=k: _singular_values(gram[chosen, :k, :k], k)
+        yield k, partial(_gram_values, gram[:, :k, :k], k)
+
+
+def _gram_values(gram: Tensor, k: int, chosen: _Chosen) -> Tensor:
+    return _singular_values(gram[chosen], k)
 
 
 def _scatter(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
@@ -88,15 +97,13 @@ def _scatter(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
     scatter = chunk.scale.new_zeros(len(chunk), chunk.width, chunk.width)
     for start, block, ends in _blocks_with_ends(chunk, sizes):
         for k in ends:
-            rest = block[:, : k - start]
-            yield (
-                k,
-                lambda chosen, k=k, rest=rest: _singular_values(
-                    torch.baddbmm(scatter[chosen], rest[chosen].mT, rest[chosen]), k
-                ),
-            )
+            yield k, partial(_scatter_values, scatter, block[:, : k - start], k)
         for _ in add_product(scatter, block.mT, block):
             yield None
+
+
+def _scatter_values(scatter: Tensor, rest: Tensor, k: int, chosen: _Chosen) -> Tensor:
+    return _singular_values(torch.baddbmm(scatter[chosen], rest[chosen].mT, rest[chosen]), k)
 
 
 def _centred(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
@@ -105,7 +112,11 @@ def _centred(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
         return
     rows = chunk.rows(0, sizes[-1])
     for k in sizes:
-        yield k, lambda chosen, k=k: torch.linalg.svdvals(rows[chosen, :k] - rows[chosen, :k].mean(1, keepdim=True))
+        yield k, partial(_centred_values, rows[:, :k])
+
+
+def _centred_values(rows: Tensor, chosen: _Chosen) -> Tensor:
+    return _svdvals(rows[chosen] - rows[chosen].mean(1, keepdim=True))
 
 
 def _triangular(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
@@ -115,11 +126,18 @@ def _triangular(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
     factor = chunk.scale.new_zeros(len(chunk), 0, chunk.width)
     for start, block, ends in _blocks_with_ends(chunk, sizes):
         for k in ends:
-            rest = block[:, : k - start]
-            stack = torch.cat([factor, rest], dim=1)
-            yield k, lambda chosen, stack=stack: torch.linalg.svdvals(stack[chosen])
+            yield k, partial(_stacked_values, factor, block[:, : k - start])
         factor = torch.linalg.qr(torch.cat([factor, block], dim=1), mode="r").R
         yield None
+
+
+def _stacked_values(factor: Tensor, rest: Tensor, chosen: _Chosen) -> Tensor:
+    return _svdvals(torch.cat([factor[chosen], rest[chosen]], dim=1))
+
+
+def _svdvals(rows: Tensor) -> Tensor:
+    values: Tensor = torch.linalg.svdvals(rows)
+    return values
 
 
 def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor, list[int]]]:
