@@ -15,8 +15,8 @@ from rich.table import Table
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
 from verl.models.info import ModelInfo
-from verl.models.memory import GB, Shape, engine_parts, estimate
-from verl.models.memory_check import fitting_changes
+from verl.run.memory import GB, Shape, engine_parts, estimate
+from verl.run.memory_check import fitting_changes
 
 __all__ = ["Shape", "engine_parts", "estimate"]
 

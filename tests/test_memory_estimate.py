@@ -15,9 +15,9 @@ from transformers import Qwen2Config, Qwen2Model
 
 from verl.config import PPOConfig, load_config
 from verl.config.rollout import SamplingConfig
-from verl.models import memory
 from verl.models.output_head import Scoring, logprobs_and_entropy
 from verl.rollout.decoding import draw, logits_processors
+from verl.run import memory
 
 QWEN_7B = memory.Shape(3584, 18944, 28, 3584, 512, 152064, False)
 PARAMETERS = 28 * 3584 * 65024 + 2 * 152064 * 3584
@@ -113,7 +113,7 @@ def test_what_holds_memory(overrides, phase, holder, num_bytes):
 
 def test_the_engine_keeps_memory_free_for_spectra():
     config = load_config(PPOConfig, "ppo_trainer", PRESET)
-    parts = script.engine_parts(config, QWEN_7B, 80.0)
+    parts = memory.engine_parts(config, QWEN_7B, 80.0)
     # The buffer, states copied out of it twice, float64 matrices, a padded copy, and vectors of every response.
     states = 2**30 + 2 * 2**28 + 1280 * 2**20 + 2**28 + 8 * 2048 * (len(config.calculator.base_names) + 256)
     assert parts == pytest.approx(

@@ -66,9 +66,11 @@ class LoraConfig:
 class FSDPConfig:
     """How a model's weights and optimizer are sharded over workers and offloaded to host memory."""
 
-    fsdp_size: int
+    fsdp_size: int | None
     """Workers, consecutive in rank, that share one copy of the model; the copies stay equal because their gradients are
-    averaged (hybrid sharding). Must divide the number of workers; -1: all workers share one copy."""
+    averaged (hybrid sharding). Must divide the number of workers; -1: all workers share one copy. Null: each worker has
+    its own copy of a model of at most 50 million parameters, which takes longer to gather than to compute with; all
+    share one of a larger model."""
     param_offload: bool
     """Keep parameters in pinned host memory between the phases that use them. Saves nothing on a CPU."""
     optimizer_offload: bool
@@ -76,7 +78,10 @@ class FSDPConfig:
 
     def __post_init__(self) -> None:
         require(
-            self.fsdp_size == -1 or self.fsdp_size > 0, "fsdp.fsdp_size", self.fsdp_size, "must be -1 or at least 1"
+            self.fsdp_size in (None, -1) or self.fsdp_size > 0,
+            "fsdp.fsdp_size",
+            self.fsdp_size,
+            "must be null, -1 or at least 1",
         )
 
 
@@ -457,7 +462,7 @@ def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
     world = "trainer.nnodes*trainer.n_gpus_per_node"
     sequence, size = model.ulysses_sequence_parallel_size, model.fsdp.fsdp_size
     check_divides(f"{prefix}.ulysses_sequence_parallel_size", sequence, world, workers)
-    check_divides(f"{prefix}.fsdp.fsdp_size", workers if size == -1 else size, world, workers)
+    check_divides(f"{prefix}.fsdp.fsdp_size", workers if size in (None, -1) else size, world, workers)
 
 
 def check_divides(field: str, value: int, dividend_name: str, dividend: int) -> None:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from verl.config.actor import ActorConfig
-from verl.config.checks import require, require_not_negative, require_positive
+from verl.config.checks import require, require_positive
 from verl.config.common import (
     Device,
     ModelConfig,

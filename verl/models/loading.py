@@ -37,6 +37,9 @@ from verl.utils.distributed import Machine, this_machine
 MODALITIES = ("vision_config", "audio_config", "video_config")
 """Parts of the config of a model that reads more than text."""
 
+SMALL = 50_000_000
+"""Parameters of a model up to which each worker has its own copy unless ``fsdp_size`` says otherwise."""
+
 GPU_PACKAGES = {
     "flash_attention_2": ("flash_attn", "flash-attn", "`pip install flash-attn`"),
     "flash_attention_3": (
@@ -107,7 +110,7 @@ def load_and_shard(
     state = dict(_named_tensors(build_complete("cpu"))) if reads else {}
     if machine.group is not None and source is None:
         _check_same_weights(state if reads else None, config.path)
-    shard_model(model, config, sharding_mesh(mesh, config.fsdp.fsdp_size), trainable)
+    shard_model(model, config, sharding_mesh(mesh, _copy_size(config, model)), trainable)
     if source is None:
         _broadcast(model, state, machine, mesh.device_type)
     else:
@@ -115,6 +118,13 @@ def load_and_shard(
     # Dropout would make log-probabilities of one policy differ between two forward passes.
     model.eval()
     return model
+
+
+def _copy_size(config: ModelConfig, model: nn.Module) -> int:
+    """Workers that share one copy of ``model``; -1: all."""
+    if config.fsdp.fsdp_size is not None:
+        return config.fsdp.fsdp_size
+    return 1 if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else -1
 
 
 def _check_same_weights(state: dict[str, Tensor] | None, path: str) -> None:

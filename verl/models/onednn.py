@@ -43,7 +43,7 @@ def _forward(module: nn.Linear, states: Tensor) -> Tensor:
         return F.linear(states, weight, bias)
     if not torch.is_grad_enabled():
         return _product(states, weight, bias)
-    product: Tensor = _Linear.apply(states, weight, bias)
+    product: Tensor = _Linear.apply(states, weight, bias)  # type: ignore[no-untyped-call]
     return product
 
 
@@ -62,7 +62,7 @@ class _Linear(torch.autograd.Function):
         return _product(states, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         states, weight = ctx.saved_tensors
         of_states, of_weight, of_bias = ctx.needs_input_grad

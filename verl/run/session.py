@@ -21,9 +21,9 @@ from verl.config.common import MachineOptions, ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
-from verl.models.memory import GB
-from verl.models.memory_check import check_memory
 from verl.run.display import Columns, RunDisplay, share_rows
+from verl.run.memory import GB
+from verl.run.memory_check import check_memory
 from verl.run.preemption import Preemption
 from verl.run.probe import INTERFACES, survey
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary

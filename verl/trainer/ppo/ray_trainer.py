@@ -214,7 +214,8 @@ class RayPPOTrainer:
             with self.timer.phase("old_log_prob"):
                 scores.append(self.policy.compute_logprobs(rest))
             self.timer.count("old_log_prob", Work.of(rest.attention_mask.sum(dim=1)))
-        return concat(scores)
+        joined: PolicyScores = concat(scores)
+        return joined
 
     def _collect_scores(self, sampled: Sampled, rank_metrics: RankMetrics) -> Tensor:
         """Wait for the verifiers; their scores [B]."""

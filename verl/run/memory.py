@@ -10,9 +10,8 @@ from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
-from verl.rank.calculator import capture_options, workspace_bytes
-from vllm_patches.capture import reserved_bytes
-from vllm_patches.options import CaptureOptions
+from verl.rank.calculator import workspace_bytes
+from verl.rollout.hidden_states import reserved_bytes
 
 GB = 1e9
 CONTEXT_GB = 2.0
@@ -100,7 +99,8 @@ class Shape(NamedTuple):
 
 def num_shards(model: ModelConfig, workers: int) -> int:
     """Workers that hold one copy together."""
-    return workers if model.fsdp.fsdp_size == -1 else model.fsdp.fsdp_size
+    size = model.fsdp.fsdp_size
+    return workers if size is None or size == -1 else size
 
 
 class Held(NamedTuple):
@@ -232,11 +232,7 @@ def engine_parts(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
     and the KV cache, which gets the rest."""
     rollout, itemsize = config.rollout, ENGINE_ITEMSIZE.get(config.rollout.dtype, 2)
     weights = itemsize * shape.parameters / rollout.tensor_parallel_size / GB
-    states = 0.0
-    if config.calculator.measured_by("rollout"):
-        options = CaptureOptions.parse({"hidden_states": capture_options(config.calculator)})
-        assert options is not None
-        states = reserved_bytes(options, config.max_sequence_length, shape.hidden, itemsize) / GB
+    states = reserved_bytes(config.calculator, config.max_sequence_length, shape.hidden, itemsize) / GB
     cache = gpu_gb * rollout.gpu_memory_utilization - weights - states
     if rollout.kv_cache_memory_mb:
         cache = rollout.kv_cache_memory_mb * 2**20 / GB

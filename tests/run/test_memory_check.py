@@ -8,8 +8,8 @@ from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
 
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
-from verl.models.memory import Shape, shape_of
-from verl.models.memory_check import check_memory, fitting_changes
+from verl.run.memory import Shape, shape_of
+from verl.run.memory_check import check_memory, fitting_changes
 
 QWEN_7B = Qwen2Config(
     hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
@@ -71,7 +71,7 @@ def test_changes_that_are_told_of_are_enough_or_none_are_known(tmp_path: Path):
         check_memory(options(tmp_path, "rollout.free_cache_engine=false"), 1.0, print)
 
 
-def test_only_models_that_the_terms_describe_are_checked(tmp_path: Path, model_config):
+def test_only_models_that_the_terms_describe_are_checked(tmp_path: Path, small_config):
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 500}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     models = {
@@ -81,5 +81,5 @@ def test_only_models_that_the_terms_describe_are_checked(tmp_path: Path, model_c
     }
     for name, config in models.items():
         config.save_pretrained(tmp_path / name)
-        shape = shape_of(replace(model_config, path=str(tmp_path / name)))
+        shape = shape_of(replace(small_config.model, path=str(tmp_path / name)))
         assert (shape is not None) == (name == "llama"), name

@@ -6,7 +6,7 @@ from typing import Any
 
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
-from verl.models.memory import Shape, estimate, shape_of
+from verl.run.memory import Shape, estimate, shape_of
 
 REFUSED, WARNED = 1.1, 0.9
 """Shares of a GPU's memory: what is above the first does not run, what is above the second may not. The estimate leaves
