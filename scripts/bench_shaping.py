@@ -39,11 +39,13 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
 from verl.run.display import RunDisplay
+from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
 from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import ray_cluster, resolve_device
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,7 +131,10 @@ class Contestant:
         stack.callback(tracker.close)
         run = TrainingRun(config, trainer.total_training_steps, {}, device_type)
         run.display = Quiet(name, trainer.total_training_steps, {})
-        self._trainer = RayPPOTrainer(config, loader, [], self.workers, self.sampler, calculator, tracker, run)
+        store = stack.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
+        samples = SampleKeeper(store, 0, tokenizer, tracker, run.display)
+        parts = (self.workers, self.sampler, calculator, tracker, samples, run)
+        self._trainer = RayPPOTrainer(config, loader, [], *parts)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._fit, daemon=True)
         self._thread.start()

@@ -1,0 +1,101 @@
+"""TRL's side of bench_step.py: GRPOTrainer on the same prompts, rewarded by the same verifier, in TRL's environment."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from turns import wait_for_turn
+
+from verl.rewards import compute_score
+
+
+class Turns(TrainerCallback):  # type: ignore[misc]  # of a package that is not installed here
+    """Waits before each generation."""
+
+    def __init__(self, updates: int, record: Path) -> None:
+        self.updates = updates
+        self.record = record
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A step of ours is ``updates`` optimizer steps of TRL."""
+        if state.global_step % self.updates == 0:
+            wait_for_turn()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        """Keep what TRL logs."""
+        with self.record.open("a") as file:
+            file.write(json.dumps({"step": state.global_step} | logs) + "\n")
+
+
+def prompts_of(path: str) -> Dataset:
+    """The rows in the form that TRL reads."""
+    rows = load_dataset("parquet", data_files=path, split="train")
+
+    def convert(row: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt": row["prompt"], "truth": json.dumps(row["reward_model"]["ground_truth"])}
+
+    return rows.map(convert, remove_columns=[name for name in rows.column_names if name not in ("prompt",)])
+
+
+def main(options: dict[str, Any]) -> None:
+    """Train until the process is stopped."""
+    torch.set_num_threads(options["threads"])
+    source = options["data_source"]
+
+    def reward(completions: list[Any], truth: list[str], **_: Any) -> list[float]:
+        texts = [completion[0]["content"] for completion in completions]
+        return [
+            compute_score(source, text, json.loads(t), mode="mix")["score"]
+            for text, t in zip(texts, truth, strict=True)
+        ]
+
+    rows = options["prompts"] * options["samples"]
+    on_gpu = options["device"] == "cuda"
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.4} if on_gpu else {}
+    config = GRPOConfig(
+        output_dir=options["folder"],
+        use_cpu=not on_gpu,
+        bf16=on_gpu,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=options["micro_batch"],
+        gradient_accumulation_steps=rows // options["updates"] // options["micro_batch"],
+        steps_per_generation=rows // options["micro_batch"],
+        num_generations=options["samples"],
+        max_completion_length=options["tokens"],
+        max_steps=10**6,
+        shuffle_dataset=False,
+        temperature=1.0,
+        beta=options["kl_coef"],
+        loss_type="dapo",
+        learning_rate=options["lr"],
+        lr_scheduler_type="constant",
+        adam_beta1=0.9,
+        adam_beta2=0.99,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=0,
+        **vllm,
+    )
+    model = AutoModelForCausalLM.from_pretrained(options["model"], dtype=torch.bfloat16 if on_gpu else torch.float32)
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=config,
+        train_dataset=prompts_of(options["train_file"]),
+        processing_class=AutoTokenizer.from_pretrained(options["model"]),
+        callbacks=[Turns(options["updates"], Path(options["folder"]) / "log.jsonl")],
+    )
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,84 @@
+"""Programs that take turns on one machine: each works for a step while the others wait.
+
+A program calls :func:`wait_for_turn` before each of its steps, with the folder that it was given; the one that times
+them holds a :class:`Player` for each.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+FOLDER = "BENCH_TURNS"
+"""The environment variable that names a program's folder of pipes."""
+
+
+def wait_for_turn() -> None:
+    """Say that a step has ended, and wait until the next may begin."""
+    folder = Path(os.environ[FOLDER])
+    with open(folder / "ready", "w") as ready:
+        ready.write(".")
+    with open(folder / "go") as go:
+        go.read(1)
+
+
+class Player:
+    """A program in its own processes."""
+
+    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float) -> None:
+        """Start it, and wait until its first turn.
+
+        Args:
+            folder: for its pipes and its output.
+            timeout_s: longest step.
+        """
+        folder.mkdir(parents=True)
+        for name in ("ready", "go"):
+            os.mkfifo(folder / name)
+        self.folder, self.timeout_s = folder, timeout_s
+        self._log: IO[bytes] = open(folder / "log", "wb")
+        # Both ends stay open, so that neither side sees the end of a pipe between two turns.
+        self._ready = os.open(folder / "ready", os.O_RDWR | os.O_NONBLOCK)
+        variables = {**os.environ, **environment, FOLDER: str(folder)}
+        self.process = subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT
+        )
+        self._wait()
+
+    def step(self) -> float:
+        """Let it work for a step; returns the seconds."""
+        started = time.perf_counter()
+        with open(self.folder / "go", "w") as go:
+            go.write(".")
+        self._wait()
+        return time.perf_counter() - started
+
+    def end(self) -> None:
+        """Stop it."""
+        self.process.terminate()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._ready)
+        self._log.close()
+
+    def _wait(self) -> None:
+        deadline = time.perf_counter() + self.timeout_s
+        while True:
+            try:
+                if os.read(self._ready, 1):
+                    return
+            except BlockingIOError:
+                pass
+            if self.process.poll() is not None:
+                raise RuntimeError(f"{self.process.args} ended: {self._tail()}")
+            if time.perf_counter() > deadline:
+                raise TimeoutError(f"{self.process.args} took more than {self.timeout_s:g} s: {self._tail()}")
+            time.sleep(0.005)
+
+    def _tail(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-2000:]
