@@ -42,15 +42,15 @@ def _forward(module: nn.Linear, states: Tensor) -> Tensor:
     if few or states.dtype != torch.float32 or weight.dtype != torch.float32:
         return F.linear(states, weight, bias)
     if not torch.is_grad_enabled():
-        return _product(states, weight, bias)
-    product: Tensor = _Linear.apply(states, weight, bias)  # type: ignore[no-untyped-call]
-    return product
+        return product(states, weight, bias)
+    result: Tensor = _Linear.apply(states, weight, bias)  # type: ignore[no-untyped-call]
+    return result
 
 
-def _product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``states [..., K]`` times the transpose of ``weight [N, K]``, plus ``bias [N]``: [..., N]."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-    return product
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+    return result
 
 
 class _Linear(torch.autograd.Function):
@@ -59,7 +59,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(states, weight)
-        return _product(states, weight, bias)
+        return product(states, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -68,7 +68,7 @@ class _Linear(torch.autograd.Function):
         of_states, of_weight, of_bias = ctx.needs_input_grad
         rows = gradient.flatten(0, -2)
         return (
-            _product(gradient, weight.t()) if of_states else None,
-            _product(rows.t(), states.flatten(0, -2).t()) if of_weight else None,
+            product(gradient, weight.t()) if of_states else None,
+            product(rows.t(), states.flatten(0, -2).t()) if of_weight else None,
             rows.sum(dim=0) if of_bias else None,
         )
