@@ -1,0 +1,190 @@
+"""Check a GPU machine in stages: what to run there first. ``scripts/check_gpu.sh`` is its door, docs/gpu.md its page.
+
+Every stage is a process of its own, of at most ten minutes; what they do is in scripts/gpu_checks/. One that fails
+or takes too long does not keep the others from running. Each prints one line and leaves in ``--out``
+
+- ``NN-<stage>.json``: status, reason, figures, seconds, and how it was run
+- ``NN-<stage>.log``: everything that it printed
+- ``NN-<stage>/``: what else it wrote, such as the folders of its runs
+
+The exit code is 1 if a stage failed, otherwise 0.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_checks.common import FAILED, MARKER, PASSED, ROOT, SKIPPED, Record, kill_all
+
+LIMIT_S = 600.0
+
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONUNBUFFERED": "1",
+}
+"""No stage waits for a network that is not there."""
+
+
+class Stage(NamedTuple):
+    """One check."""
+
+    name: str
+    """As in the table of gpu_stages.py."""
+    what: str
+
+
+STAGES = (
+    Stage("versions", "packages, GPU, sleep support"),
+    Stage("sleep", "vLLM's sleep, with captured states before and after"),
+    Stage("sync", "engine and policy take turns: sleep, weights, log-probabilities"),
+    Stage("offload", "parameters and optimizer wait in page-locked memory"),
+    Stage("attention", "packed rows through the attention kernels"),
+    Stage("train", "the embedded task end to end; engine and trainer agree in every step"),
+    Stage("resume", "a run that is killed goes on as if nothing had happened"),
+    Stage("capture", "hidden states with CUDA graphs on four architectures"),
+    Stage("capture-second-runner", "the same with vLLM's second model runner"),
+    Stage("streams", "draws do not depend on the batch"),
+    Stage("step-packed", "whole steps of 1.5B parameters, rows packed; memory against the estimate"),
+    Stage("step-padded", "the same, rows padded"),
+    Stage("capture-cost", "decoding speed with capture against that without"),
+    Stage("spectra", "time and accuracy of ranks at 1.5k, 4k and 8k tokens"),
+    Stage("spectra-agree", "ranks on this device against those on a CPU"),
+    Stage("sampler", "streams against seeded and unseeded sampling"),
+    Stage("tensor-parallel", "one engine on two GPUs, weights given over NCCL"),
+    Stage("sharding", "the policy sharded over the GPUs, and copies of it in groups of them (HSDP)"),
+)
+"""In the order in which they run: what tells most comes first."""
+
+
+def chosen(asked: Sequence[str]) -> list[tuple[int, Stage]]:
+    """Stages by name or number, with their numbers from 1; all if none is named."""
+    numbered = list(enumerate(STAGES, 1))
+    if not asked:
+        return numbered
+    known = {key: (number, stage) for number, stage in numbered for key in (stage.name, str(number))}
+    wrong = [key for key in asked if key not in known]
+    if wrong:
+        names = ", ".join(f"{number} {stage.name}" for number, stage in numbered)
+        sys.exit(f"error: --stage {wrong[0]}: no such stage; choose among {names}")
+    return [known[key] for key in asked]
+
+
+def end_all(process: subprocess.Popen[bytes], identity: str) -> None:
+    """Kill a stage with all that it started, and what that starts meanwhile; returns when the memory is free."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    kill_all(MARKER, identity)
+
+
+def run_stage(number: int, stage: Stage, options: argparse.Namespace) -> Record:
+    """Run one stage to its end or its time limit; its record, which is also written."""
+    path = options.out / f"{number:02}-{stage.name}"
+    result, log = path.with_suffix(".result"), path.with_suffix(".log")
+    result.unlink(missing_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(options.stages), stage.name, "--device", options.device]
+    command += ["--out", str(path), "--result", str(result)] + ["--toy"] * options.toy
+    identity = uuid.uuid4().hex
+    started = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | OFFLINE | {MARKER: identity},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            process.wait(options.limit)
+            in_time = True
+        except subprocess.TimeoutExpired:
+            in_time = False
+        finally:
+            end_all(process, identity)
+    record = {"stage": stage.name, "number": number, "what": stage.what, "device": options.device, "toy": options.toy}
+    record |= outcome(result, process.returncode, log) if in_time else too_long(options.limit)
+    record |= {"seconds": round(time.monotonic() - started, 1), "command": command, "log": str(log)}
+    result.unlink(missing_ok=True)
+    path.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
+    return record
+
+
+def too_long(limit: float) -> Record:
+    """The outcome of a stage that was killed."""
+    return {"status": FAILED, "reason": f"took longer than {limit:g} s and was killed", "killed": True}
+
+
+def outcome(result: Path, code: int, log: Path) -> Record:
+    """What a stage said that ended by itself."""
+    if result.is_file():
+        found: Record = json.loads(result.read_text())
+        return found
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return {"status": FAILED, "reason": f"ended with exit code {code}: {lines[-1][:300] if lines else 'no output'}"}
+
+
+def line_of(record: Record, total: int) -> str:
+    """What the terminal shows of a stage."""
+    text = record["figure"] if record["status"] == PASSED else record["reason"]
+    line = (
+        f"{record['number']:2}/{total} {record['stage']:<22} {record['status']:<8} {record['seconds']:4.0f} s  {text}"
+    )
+    return line if record["status"] != FAILED else f"{line}  ({record['log']})"
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stage", action="append", default=[], help="name or number; may be repeated; default: all")
+    parser.add_argument("--out", type=Path, help="default: outputs/check_gpu/<time>")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--toy", action="store_true", help="toy sizes; needed with --device cpu")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a stage is killed")
+    parser.add_argument("--list", action="store_true", help="print the stages and run nothing")
+    # Its test brings stages of its own.
+    parser.add_argument("--stages", type=Path, default=ROOT / "scripts" / "gpu_stages.py", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.device == "cpu" and not options.toy:
+        parser.error("--device cpu: add --toy; the real sizes are for GPUs")
+    if options.out is None:
+        options.out = ROOT / "outputs" / "check_gpu" / datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S")
+    options.out = options.out.absolute()
+    return options
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the stages; the exit code."""
+    options = parse(argv)
+    stages = chosen(options.stage)
+    if options.list:
+        print("\n".join(f"{number:2} {stage.name:<22} {stage.what}" for number, stage in stages))
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(f"{len(stages)} stages of at most {options.limit:g} s each, into {options.out}", flush=True)
+    records = []
+    for number, stage in stages:
+        records.append(run_stage(number, stage, options))
+        print(line_of(records[-1], len(STAGES)), flush=True)
+    counts = {status: sum(r["status"] == status for r in records) for status in (PASSED, FAILED, SKIPPED)}
+    print(", ".join(f"{count} {status}" for status, count in counts.items()) + f": {options.out}")
+    return int(counts[FAILED] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
