@@ -176,6 +176,8 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(f"{number:2} {stage.name:<22} {stage.what}" for number, stage in stages))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
+    # Ended by `timeout` or a job scheduler, the stage in progress ends too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     print(f"{len(stages)} stages of at most {options.limit:g} s each, into {options.out}", flush=True)
     records = []
     for number, stage in stages:

@@ -1,4 +1,4 @@
-"""Stages at the size of real models and on several GPUs: whole steps with their memory, tensor parallelism, sharding."""
+"""Stages at the size of real models and on several GPUs: whole steps with their memory, tensor parallelism, FSDP."""
 
 import torch
 from bench_hidden_states import SHAPES

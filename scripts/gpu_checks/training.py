@@ -62,9 +62,7 @@ def agreement(records: Sequence[Record], num_steps: int) -> Record:
     for step, value in zip(steps, means, strict=True):
         # Not the other way round: NaN must fail.
         if not value < AGREEMENT:
-            reason = (
-                f"step {step}: log-probabilities of engine and trainer differ by {value:.3g}, not below {AGREEMENT}"
-            )
+            reason = f"step {step}: engine and trainer differ by {value:.3g} nats, not below {AGREEMENT}"
             raise Failed(reason, figures)
     return figures
 
