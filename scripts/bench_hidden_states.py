@@ -122,6 +122,8 @@ def engine_options(variant: Variant, options: argparse.Namespace, storage: str) 
         "max_num_batched_tokens": 8192,
         "enable_prefix_caching": False,
         "kv_cache_memory_bytes": options.kv_cache_mib << 20,
+        # vLLM's default asks for nearly all of a GPU at start, even though the cache has its size above.
+        "gpu_memory_utilization": 0.1,
     }
     if variant.capture:
         chosen["additional_config"] = {"hidden_states": {"device": "device", **variant.capture}}

@@ -15,6 +15,7 @@ Writes OUT.jsonl (how it was made, then each pair of steps) and OUT.md.
 import argparse
 import json
 import math
+import os
 import random
 import shutil
 import statistics
@@ -106,7 +107,8 @@ class Contestant:
 
     def __init__(self, name: str, config: PPOConfig, device_type: str, stack: ExitStack) -> None:
         trainer = config.trainer
-        environment = engine_environment(device_type) | {"PYTHONPATH": str(Path(__file__).parent)}
+        paths = filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+        environment = engine_environment(device_type) | {"PYTHONPATH": os.pathsep.join(paths)}
         self.folder = Path(trainer.default_local_dir)
         self.workers = WorkerGroup(
             WORKER,

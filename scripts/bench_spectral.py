@@ -83,7 +83,8 @@ class Shape(NamedTuple):
 
 @dataclass
 class Result:
-    """One method on one shape and stride; ``status`` is ``measured``, ``> limit``, ``> memory`` or ``failed``.
+    """One method on one shape and stride; ``status`` is ``measured``, ``> limit``, ``> memory``, ``failed`` or
+    ``left out``, because nobody asked for it.
 
     ``seconds`` is the fastest of ``runs``, ``cores`` the process's CPU time over wall time, ``peak_bytes`` memory above
     what was allocated before (None: cannot be read), ``basis`` where the estimate comes from, or the error of a failed
@@ -210,6 +211,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         self.device, self.limit_s, self.repeats = torch.device(name), args.limit, args.repeats
+        self.methods = args.methods
         self.memory_gib = {"cpu": 8.0, "cuda": 60.0}[name] if args.memory_gib is None else args.memory_gib
         self.estimator = Estimator()
         self.probes: dict[tuple[str, int, int], Result] = {}
@@ -232,6 +234,9 @@ class Bench:
         for stride in strides:
             results = {}
             for name, method in METHODS.items():
+                if name not in self.methods:
+                    results[name] = Result("left out")
+                    continue
                 result = results[name] = self.method(name, shape, stride, hidden) if fits else Result("> memory")
                 progress(f"B={shape.batch} T={shape.rows} D={shape.width} stride={stride} {method.label}", result)
             exact = results["svd"].values if shape.batch == 1 else None
@@ -375,6 +380,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--strides", type=int, nargs="+", default=[1, 8, 40], help="rows from one prefix to the next")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--limit", type=float, default=5.0, help="longest estimated time of one run, seconds")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="which run")
     parser.add_argument("--memory-gib", type=float, help="bound on a shape's tensors; default 8 on cpu, 60 on cuda")
     parser.add_argument("--repeats", type=int, default=3, help="runs, of which the fastest counts")
     args = parser.parse_args(argv)

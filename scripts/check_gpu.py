@@ -3,11 +3,11 @@
 Every stage is a process of its own, of at most ten minutes; what they do is in scripts/gpu_checks/. One that fails
 or takes too long does not keep the others from running. Each prints one line and leaves in ``--out``
 
-- ``NN-<stage>.json``: status, reason, figures, seconds, and how it was run
+- ``NN-<stage>.json``: status, reason, what to do, figures, seconds, and how it was run
 - ``NN-<stage>.log``: everything that it printed
 - ``NN-<stage>/``: what else it wrote, such as the folders of its runs
 
-The exit code is 1 if a stage failed, otherwise 0.
+The exit code is 0 if a stage passed and none failed, otherwise 1.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from gpu_checks.common import FAILED, MARKER, PASSED, ROOT, SKIPPED, Record, kill_all
+from gpu_checks.stages import STAGES, Stage
 
 LIMIT_S = 600.0
 
@@ -36,37 +36,6 @@ OFFLINE = {
     "PYTHONUNBUFFERED": "1",
 }
 """No stage waits for a network that is not there."""
-
-
-class Stage(NamedTuple):
-    """One check."""
-
-    name: str
-    """As in the table of gpu_stages.py."""
-    what: str
-
-
-STAGES = (
-    Stage("versions", "packages, GPU, sleep support"),
-    Stage("sleep", "vLLM's sleep, with captured states before and after"),
-    Stage("sync", "engine and policy take turns: sleep, weights, log-probabilities"),
-    Stage("offload", "parameters and optimizer wait in page-locked memory"),
-    Stage("attention", "packed rows through the attention kernels"),
-    Stage("train", "the embedded task end to end; engine and trainer agree in every step"),
-    Stage("resume", "a run that is killed goes on as if nothing had happened"),
-    Stage("capture", "hidden states with CUDA graphs on four architectures"),
-    Stage("capture-second-runner", "the same with vLLM's second model runner"),
-    Stage("streams", "draws do not depend on the batch"),
-    Stage("step-packed", "whole steps of 1.5B parameters, rows packed; memory against the estimate"),
-    Stage("step-padded", "the same, rows padded"),
-    Stage("capture-cost", "decoding speed with capture against that without"),
-    Stage("spectra", "time and accuracy of ranks at 1.5k, 4k and 8k tokens"),
-    Stage("spectra-agree", "ranks on this device against those on a CPU"),
-    Stage("sampler", "streams against seeded and unseeded sampling"),
-    Stage("tensor-parallel", "one engine on two GPUs, weights given over NCCL"),
-    Stage("sharding", "the policy sharded over the GPUs, and copies of it in groups of them (HSDP)"),
-)
-"""In the order in which they run: what tells most comes first."""
 
 
 def chosen(asked: Sequence[str]) -> list[tuple[int, Stage]]:
@@ -118,16 +87,20 @@ def run_stage(number: int, stage: Stage, options: argparse.Namespace) -> Record:
         finally:
             end_all(process, identity)
     record = {"stage": stage.name, "number": number, "what": stage.what, "device": options.device, "toy": options.toy}
-    record |= outcome(result, process.returncode, log) if in_time else too_long(options.limit)
+    record |= outcome(result, process.returncode, log) if in_time else too_long(stage, options.limit, path)
+    if record["status"] == FAILED:
+        record.setdefault("to_do", stage.to_do)
     record |= {"seconds": round(time.monotonic() - started, 1), "command": command, "log": str(log)}
     result.unlink(missing_ok=True)
     path.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
     return record
 
 
-def too_long(limit: float) -> Record:
+def too_long(stage: Stage, limit: float, folder: Path) -> Record:
     """The outcome of a stage that was killed."""
-    return {"status": FAILED, "reason": f"took longer than {limit:g} s and was killed", "killed": True}
+    reason = f"took longer than {limit:g} s and was killed"
+    to_do = f"see the logs below {folder}, or give it more time: --stage {stage.name} --limit {3 * limit:g}"
+    return {"status": FAILED, "reason": reason, "to_do": to_do}
 
 
 def outcome(result: Path, code: int, log: Path) -> Record:
@@ -142,10 +115,9 @@ def outcome(result: Path, code: int, log: Path) -> Record:
 def line_of(record: Record, total: int) -> str:
     """What the terminal shows of a stage."""
     text = record["figure"] if record["status"] == PASSED else record["reason"]
-    line = (
-        f"{record['number']:2}/{total} {record['stage']:<22} {record['status']:<8} {record['seconds']:4.0f} s  {text}"
-    )
-    return line if record["status"] != FAILED else f"{line}  ({record['log']})"
+    if record["status"] == FAILED:
+        text += f". To do: {record['to_do']} ({record['log']})"
+    return f"{record['number']:2}/{total} {record['stage']:<22} {record['status']:<8} {record['seconds']:4.0f} s  {text}"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -185,7 +157,8 @@ def main(argv: Sequence[str]) -> int:
         print(line_of(records[-1], len(STAGES)), flush=True)
     counts = {status: sum(r["status"] == status for r in records) for status in (PASSED, FAILED, SKIPPED)}
     print(", ".join(f"{count} {status}" for status, count in counts.items()) + f": {options.out}")
-    return int(counts[FAILED] > 0)
+    # What was skipped has not been checked.
+    return int(counts[FAILED] > 0 or counts[PASSED] == 0)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,22 @@
 
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import check_gpu
+import gpu_stages
 import pytest
+import torch
 from conftest import ROOT
-from gpu_checks import testing, training
-from gpu_checks.common import Failed
+from gpu_checks import machine, scale, testing, training
+from gpu_checks.common import Context, Failed
+from gpu_checks.stages import STAGES
 
-STAGES = """
+STAND_IN = """
 import json, os, pathlib, sys, time
 
 name, result = sys.argv[1], pathlib.Path(sys.argv[sys.argv.index("--result") + 1])
@@ -30,7 +34,7 @@ if name == "sync":
     os._exit(3)
 known = {
     "versions": {"status": "passed", "figure": "seven", "figures": {"value": 7}},
-    "offload": {"status": "failed", "reason": "off by one", "figures": {"value": 1}},
+    "offload": {"status": "failed", "reason": "off by one", "figures": {"value": 1}, "to_do": "use both hands"},
     "attention": {"status": "skipped", "reason": "one GPU here"},
 }
 result.write_text(json.dumps(known[name]))
@@ -39,7 +43,7 @@ result.write_text(json.dumps(known[name]))
 
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     stages = tmp_path / "stages.py"
-    stages.write_text(STAGES)
+    stages.write_text(STAND_IN)
     command = ["bash", "scripts/check_gpu.sh", "--out", str(tmp_path / "out"), "--stages", str(stages), *arguments]
     # The interpreter of the tests, whichever environments are active.
     environment = os.environ | {"VERL_ENV": str(Path(sys.prefix))}
@@ -61,7 +65,9 @@ def test_stages_go_on_after_one_that_fails(tmp_path):
     assert [line.split()[1:3] for line in lines] == [
         *(["versions", "passed"], ["sync", "failed"], ["offload", "failed"], ["attention", "skipped"])
     ]
-    assert lines[0].endswith("seven") and lines[2].endswith(f"off by one  ({tmp_path}/out/04-offload.log)")
+    assert lines[0].endswith("seven") and lines[3].endswith("one GPU here")
+    assert "ended with exit code 3: the last words. To do: train with rollout.free_cache_engine=false" in lines[1]
+    assert lines[2].endswith(f"off by one. To do: use both hands ({tmp_path}/out/04-offload.log)")
     assert last == f"1 passed, 2 failed, 1 skipped: {tmp_path / 'out'}"
     assert record(tmp_path, "sync")["reason"] == "ended with exit code 3: the last words"
     assert record(tmp_path, "offload")["figures"] == {"value": 1}
@@ -74,6 +80,7 @@ def test_a_stage_that_takes_too_long_is_killed_with_all_it_started(tmp_path):
     done = run(tmp_path, "--stage", "sleep", "--stage", "versions", "--limit", "10")
     assert done.returncode == 1
     assert record(tmp_path, "sleep")["reason"] == "took longer than 10 s and was killed"
+    assert record(tmp_path, "sleep")["to_do"].endswith("--stage sleep --limit 30")
     assert record(tmp_path, "versions")["status"] == "passed"
     child = int((tmp_path / "out" / "02-sleep" / "child").read_text())
     deadline = time.monotonic() + 30
@@ -85,12 +92,14 @@ def test_a_stage_that_takes_too_long_is_killed_with_all_it_started(tmp_path):
 @pytest.mark.slow
 def test_exit_codes_of_good_runs_and_of_mistakes(tmp_path):
     assert run(tmp_path, "--stage", "1", "--stage", "attention").returncode == 0
+    # What was skipped has not been checked.
+    assert run(tmp_path, "--stage", "attention").returncode == 1
     wrong = run(tmp_path, "--stage", "speed")
     assert wrong.returncode == 1 and wrong.stderr.startswith(
         "error: --stage speed: no such stage; choose among 1 versions"
     )
     listed = run(tmp_path, "--list")
-    assert len(listed.stdout.splitlines()) == len(check_gpu.STAGES)
+    assert len(listed.stdout.splitlines()) == len(STAGES)
     assert "--toy" in run(tmp_path, "--device", "cpu").stderr
 
 
@@ -130,7 +139,58 @@ def test_a_resumed_run_must_have_the_same_numbers():
         training.compare_runs([made(0.5)], [made(0.9)], True, 1)
 
 
-def test_every_test_that_a_stage_names_is_there():
+def test_memory_must_be_near_the_estimate(tmp_path):
+    phases = {"gen": 10.0, "update_actor": 20.0, "update_weights": 10.0}
+
+    def check(measured: dict[str, float], device: str = "cuda") -> None:
+        context = Context("step-packed", device, False, tmp_path)
+        scale.check_memory(context, {"estimated_gb": phases, "measured_gb": measured})
+
+    check(phases | {"update_actor": 26.0})
+    with pytest.raises(Failed, match=r"update_actor took 26.10 GB, 20.00 were estimated"):
+        check(phases | {"update_actor": 26.1})
+    with pytest.raises(Failed, match="at most 9.00 GB were taken, 20.00 estimated"):
+        check(dict.fromkeys(phases, 9.0))
+    # A process on a CPU holds what it has freed, and libraries.
+    check(dict.fromkeys(phases, 9.0), "cpu")
+    with pytest.raises(Failed, match="no memory was measured in gen, update_weights"):
+        check({"update_actor": 20.0})
+    with pytest.raises(Failed, match="gen took nan GB"):
+        check(phases | {"gen": float("nan")})
+
+
+def test_stages_for_two_gpus_say_what_is_missing(monkeypatch, tmp_path):
+    context = Context("sharding", "cuda", False, tmp_path)
+    for count, used in ((2, 2), (5, 4), (8, 8)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert scale.gpus(context) == used
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert gpu_stages.run(context) == {"status": "skipped", "reason": "one GPU here; this needs two"}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    found = gpu_stages.run(context)
+    assert found["status"] == "failed" and found["reason"].endswith("sees no GPU; this needs two")
+
+
+def test_what_a_stage_raises_is_its_reason(monkeypatch, tmp_path):
+    def run(name: str, error: BaseException) -> dict:
+        def raising(context: Context) -> None:
+            raise error
+
+        monkeypatch.setattr(machine, "versions", raising)
+        return gpu_stages.run(Context(name, "cpu", True, tmp_path))
+
+    assert run("versions", ModuleNotFoundError("No module named 'ray'")) == {
+        "status": "failed",
+        "reason": "ModuleNotFoundError: No module named 'ray'",
+        "to_do": "install what requirements.txt lists (README.md, Install)",
+    }
+    assert run("versions", RuntimeError("one\ntwo")) == {"status": "failed", "reason": "RuntimeError: one"}
+    assert run("versions", Failed("off", {"value": 1}, "fix it"))["to_do"] == "fix it"
+
+
+def test_stages_and_their_tests_are_there():
+    functions = {stage.name: pkgutil.resolve_name(f"gpu_checks.{stage.function}") for stage in STAGES}
+    assert {name for name, function in functions.items() if function is testing.tests} == testing.TESTS.keys()
     for chosen in testing.TESTS.values():
         for node in (*chosen[0], *chosen[1]):
             path, _, name = node.partition("::")
@@ -138,7 +198,7 @@ def test_every_test_that_a_stage_names_is_there():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [stage.name for stage in check_gpu.STAGES])
+@pytest.mark.parametrize("name", [stage.name for stage in STAGES])
 def test_every_stage_at_toy_size(name: str, tmp_path):
     arguments = ["--device", "cpu", "--toy", "--stage", name, "--out", str(tmp_path)]
     code = check_gpu.main(arguments)

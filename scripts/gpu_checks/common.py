@@ -28,6 +28,7 @@ Record = dict[str, Any]
 class Context(NamedTuple):
     """How a stage was asked to run."""
 
+    stage: str
     device: str
     toy: bool
     out: Path
@@ -46,11 +47,12 @@ class Outcome(NamedTuple):
 
 
 class Failed(Exception):
-    """The stage failed, with what was measured all the same."""
+    """The stage failed, with what was measured all the same, and what to do if that is not what the stage says."""
 
-    def __init__(self, reason: str, figures: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, reason: str, figures: Mapping[str, Any] | None = None, to_do: str | None = None) -> None:
         super().__init__(reason)
         self.figures = dict(figures or {})
+        self.to_do = to_do
 
 
 class Skipped(Exception):

@@ -1,6 +1,7 @@
-"""The first stage: packages, the GPU, and whether engines can sleep on it."""
+"""The first stage: packages, the GPU, the compiler, and whether engines can sleep."""
 
 import sys
+import time
 from importlib.util import find_spec
 
 from gpu_checks.common import GB, Context, Failed, Outcome, Record
@@ -10,7 +11,7 @@ FREE_SHARE = 0.8
 
 
 def versions(context: Context) -> Outcome:
-    """Packages that fit, a GPU that is free and multiplies rightly, and vLLM's allocator for sleep."""
+    """Packages that fit, a GPU that is free and multiplies rightly, a compiler, and vLLM's allocator for sleep."""
     import check_environment
     import torch
 
@@ -22,6 +23,8 @@ def versions(context: Context) -> Outcome:
         raise Failed(problem, found)
     if context.on_gpu:
         found |= gpu_facts()
+        check_engine(found)
+        check_compiler(found)
     left, right = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0)).to(context.device)
     product = (left.bfloat16() @ right.bfloat16()).double()
     exact = left.bfloat16().double() @ right.bfloat16().double()
@@ -41,21 +44,56 @@ def gpu_facts() -> Record:
         raise Failed(f"torch {torch.__version__} sees no GPU; it was built for CUDA {torch.version.cuda}")
     free, total = torch.cuda.mem_get_info()
     major, minor = torch.cuda.get_device_capability()
-    facts = {
+    facts: Record = {
         "gpu": torch.cuda.get_device_name(),
         "count": torch.cuda.device_count(),
         "capability": f"{major}.{minor}",
         "memory_gb": total / GB,
         "free_gb": free / GB,
         "cuda": torch.version.cuda,
-        "sleep": find_spec("vllm.cumem_allocator") is not None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
     }
     if free < FREE_SHARE * total:
-        raise Failed(f"only {free / GB:.0f} of {total / GB:.0f} GB are free: another process uses the GPU", facts)
-    if not facts["sleep"]:
-        raise Failed("vLLM was built without cumem_allocator, so that its engines cannot sleep", facts)
+        to_do = "end the other program (nvidia-smi names it), or choose another GPU by CUDA_VISIBLE_DEVICES"
+        raise Failed(f"only {free / GB:.0f} of {total / GB:.0f} GB of the GPU are free", facts, to_do)
+    return facts
+
+
+def check_engine(found: Record) -> None:
+    """Whether vLLM is built for this device, and its engines can sleep.
+
+    Raises:
+        Failed: it is not, or they cannot.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        kind = current_platform.device_type or "no device that it finds"
+        raise Failed(f"the installed vLLM is built for {kind}", found, "bash scripts/setup.sh --gpu")
+    found["sleep"] = find_spec("vllm.cumem_allocator") is not None
+    if not found["sleep"]:
+        to_do = "train with rollout.free_cache_engine=false, or install another build of vLLM"
+        raise Failed("vLLM was built without cumem_allocator, so that its engines cannot sleep", found, to_do)
     # The extension is there; whether it finds its libraries shows when it is loaded.
     import vllm.cumem_allocator  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
 
-    return facts
+
+def check_compiler(found: Record) -> None:
+    """Whether Triton compiles here, as vLLM's engines have it do when they start.
+
+    Raises:
+        Failed: it does not.
+    """
+    import torch
+
+    started = time.monotonic()
+    try:
+        compiled = torch.compile(lambda values: (2 * values).sin())(torch.ones(4096, device="cuda"))
+        error = (compiled - torch.tensor(2.0, device="cuda").sin()).abs().max().item()
+    except Exception as problem:  # of Triton, of the compiler that it calls, or of the driver
+        to_do = "install gcc and Python's headers (python3-dev), which Triton needs"
+        reason = str(problem).strip().partition("\n")[0][:300]
+        raise Failed(f"torch.compile failed: {type(problem).__name__}: {reason}", found, to_do) from problem
+    found["compile_s"] = time.monotonic() - started
+    if not error < 1e-5:
+        raise Failed(f"a compiled kernel is off by {error:.2g}", found)

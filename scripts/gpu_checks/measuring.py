@@ -56,7 +56,9 @@ def spectra(context: Context) -> Outcome:
         options = ["--rows", "64", "96", "--batch", "1", "--width", "16", "--strides", "8", "--repeats", "1"]
     else:
         options = ["--rows", "256", "1536", "4096", "8192", "--batch", "1", "8", "--width", "1536", "--strides", "40"]
-    rows = report(context, "bench_spectral", *options, "--device", context.device)
+        options += ["--limit", "30"]
+    # Of the other methods the SVD alone is wanted, for the errors.
+    rows = report(context, "bench_spectral", *options, "--methods", "nested", "svd", "--device", context.device)
     figures: Record = {"rows": rows}
     for row in rows:
         nested = row["methods"]["nested"]
@@ -83,8 +85,9 @@ def sampler(context: Context) -> Outcome:
             raise Failed(f"{name}: the operations of streams depend on the number of rows: {operations}", figures)
         if not all(math.isfinite(value) and value > 0 for value in row["ratio"].values()):
             raise Failed(f"{name}: ratios {row['ratio']}", figures)
-        # At toy size there are few rows, and a loop over them is no slower.
-        if context.on_gpu and not context.toy and not row["ratio"]["streams"] < row["ratio"]["seeded"]:
+        # With few rows, at toy size and where rows are left out, a loop over them is no slower.
+        many = row["rows"] == max(other["rows"] for other in rows) and not context.toy
+        if context.on_gpu and many and not row["ratio"]["streams"] < row["ratio"]["seeded"]:
             raise Failed(f"{name}: streams take {row['ratio']['streams']:.2f} of unseeded, no less than seeds", figures)
     ratios = figures["training"]["ratio"]
     return Outcome(

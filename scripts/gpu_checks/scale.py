@@ -29,7 +29,7 @@ MEAN_LENGTH_SHARE = 2
 """Responses may be this many times as long as they are in the mean."""
 
 
-def whole_steps(context: Context, packed: bool) -> Outcome:
+def whole_steps(context: Context) -> Outcome:
     """Steps of a random model of 1.5B parameters, with responses of many lengths; peak memory against the estimate."""
     name, length, steps = ("20m", 48, 2) if context.toy else ("1.5b", 1024, 3)
     make_model(name, context.out / "model")
@@ -37,7 +37,7 @@ def whole_steps(context: Context, packed: bool) -> Outcome:
     stops = SHAPES[name]["vocab_size"] * MEAN_LENGTH_SHARE // length
     overrides = [*overrides_of(context), *sizes_of(context, length), f"trainer.total_training_steps={steps}"]
     overrides += [f"model.path={context.out / 'model'}", f"rollout.stop_token_ids={[*range(1000, 1000 + stops)]}"]
-    if packed:
+    if context.stage == "step-packed":
         tokens = 4 * (32 + length)
         overrides += ["model.use_remove_padding=true", "actor.use_dynamic_bsz=true"]
         overrides += [f"actor.ppo_max_token_len_per_gpu={tokens}"]
@@ -57,7 +57,8 @@ def whole_steps(context: Context, packed: bool) -> Outcome:
 def sizes_of(context: Context, length: int) -> list[str]:
     """Options that make the two kinds of rows, and the estimate, comparable."""
     if context.toy:
-        sizes = ["actor.micro_batch_size_per_gpu=4", "actor.ppo_mini_batch_size=4"]
+        # The engine's own dtype, for the estimate, which takes `auto` for bfloat16.
+        sizes = ["actor.micro_batch_size_per_gpu=4", "actor.ppo_mini_batch_size=4", "rollout.dtype=float32"]
     else:
         sizes = ["data.train_batch_size=16", "rollout.n=8", "actor.micro_batch_size_per_gpu=4"]
         sizes += ["actor.ppo_mini_batch_size=16", "model.param_dtype=bfloat16", "model.gradient_checkpointing=true"]
@@ -79,9 +80,10 @@ def memory(context: Context, overrides: list[str], records: list[Record]) -> Rec
     phases = estimate(config, Shape.of(AutoConfig.from_pretrained(config.model.path)), total)
     # CUDA's context is not among what torch allocates.
     sums = {name: sum(parts.values()) - parts["context"] for name, parts in phases.items()}
+    names = [name for name in PHASES if any(f"perf/memory/{name}_gb" in record for record in records)]
     return {
-        "measured_gb": {name: max(r.get(f"perf/memory/{name}_gb", 0.0) for r in records) for name in PHASES},
-        "estimated_gb": {name: max(sums[phase] for phase in PHASES[name]) for name in PHASES},
+        "measured_gb": {name: max(r.get(f"perf/memory/{name}_gb", 0.0) for r in records) for name in names},
+        "estimated_gb": {name: max(sums[phase] for phase in PHASES[name]) for name in names},
     }
 
 
@@ -92,6 +94,8 @@ def check_memory(context: Context, figures: Record) -> None:
         Failed: a phase took much more, or the largest much less.
     """
     measured, estimated = figures["measured_gb"], figures["estimated_gb"]
+    if missing := {"gen", "update_actor", "update_weights"} - set(measured):
+        raise Failed(f"no memory was measured in {', '.join(sorted(missing))}", figures)
     for name, value in measured.items():
         if not 0 < value <= OVER * estimated[name] + LIBRARIES_GB[context.device]:
             raise Failed(f"{name} took {value:.2f} GB, {estimated[name]:.2f} were estimated", figures)
@@ -105,11 +109,16 @@ def gpus(context: Context) -> int:
 
     Raises:
         Skipped: there is one.
+        Failed: there is none.
     """
-    count = torch.cuda.device_count() // 2 * 2 if context.on_gpu else 2
-    if count < 2:
-        raise Skipped(f"{torch.cuda.device_count()} GPU here; this needs two")
-    return count
+    if not context.on_gpu:
+        return 2
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise Failed(f"torch {torch.__version__} sees no GPU; this needs two")
+    if count == 1:
+        raise Skipped("one GPU here; this needs two")
+    return count // 2 * 2
 
 
 FEW_STEPS = [
@@ -133,14 +142,16 @@ def sharding(context: Context) -> Outcome:
     count = gpus(context)
     figures: Record = {"workers": count}
     for name, size in (("fsdp", -1), ("hsdp", count // 2)):
-        overrides = overrides_of(context, *FEW_STEPS, f"model.fsdp.fsdp_size={size}", workers=count)
+        # The same requests to the same engines, so that both sample the same tokens, on a GPU too.
+        options = [*FEW_STEPS, f"model.fsdp.fsdp_size={size}", "trainer.deterministic=true"]
+        overrides = overrides_of(context, *options, workers=count)
         # One update a step: a second one would start from weights that Adam may already have moved apart.
         size_of_batch = 4 if context.toy else 48
         overrides += [f"data.train_batch_size={size_of_batch}", f"actor.ppo_mini_batch_size={size_of_batch}"]
         records = train_run(context, name, overrides)
         figures[name] = agreement(records, 2) | {"grad_norm": records[0]["actor/grad_norm"]}
     one, other = (figures[name]["grad_norm"] for name in ("fsdp", "hsdp"))
-    # On GPUs a token in many thousands may be another one, as kernels round differently in other batches.
+    # Should a GPU's kernels not repeat themselves to the bit, a few tokens are others.
     if not abs(other / one - 1) < (0.1 if context.on_gpu else 1e-3):
         raise Failed(f"norm of the first gradient: {one:.6g} sharded over all, {other:.6g} with copies", figures)
     return Outcome(f"{count} workers: gradient norm {one:.5g} with FSDP, {other:.5g} with HSDP", figures)

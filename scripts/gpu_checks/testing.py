@@ -9,6 +9,7 @@ from gpu_checks.common import Context, Failed, Outcome, Record, Skipped, run_com
 
 GPU_TESTS = "tests/vllm_patches/test_gpu.py"
 ENGINES = "tests/vllm_patches/test_engines.py"
+SAMPLER = "tests/vllm_patches/test_sampler.py"
 ROLLOUTS = "tests/rollout/test_rollouts.py"
 COMPILED = f"{GPU_TESTS}::test_compiled_engines_with_cuda_graphs"
 ARCHITECTURES = ("qwen2", "llama", "gemma2", "qwen3_moe")
@@ -37,7 +38,7 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
     "capture-second-runner": ([f"{COMPILED}[{name}-1]" for name in ARCHITECTURES], []),
     "streams": (
         [f"{GPU_TESTS}::test_draws_from_streams_do_not_depend_on_the_batch"],
-        ["tests/vllm_patches/test_streams.py"],
+        [f"{SAMPLER}::test_draws_do_not_depend_on_chunks_preemptions_and_caches"],
     ),
     "spectra-agree": (
         [f"{ACCURACY}::test_a_gpu_gives_what_a_cpu_gives"],
@@ -50,13 +51,15 @@ MAY_SKIP = {"attention": "flash"}
 """Tests that may skip on a GPU: those whose name holds this word need a package that is optional."""
 
 
-def tests(name: str, context: Context) -> Outcome:
+def tests(context: Context) -> Outcome:
     """Run the tests of a stage; all must pass."""
-    chosen = TESTS[name][0 if context.on_gpu else 1]
+    chosen = TESTS[context.stage][0 if context.on_gpu else 1]
     if not chosen:
         raise Skipped("this needs Triton, and so a GPU")
     if find_spec("pytest") is None:
-        raise Failed(f"pytest is not installed for {sys.executable}; requirements/dev.txt lists what tests need")
+        raise Failed(
+            f"pytest is not installed for {sys.executable}", to_do="install pytest, or all of requirements/dev.txt"
+        )
     report = context.out / "report.xml"
     marker = ["-m", "gpu"] if context.on_gpu else ["-m", ""]
     failure = None
@@ -71,7 +74,7 @@ def tests(name: str, context: Context) -> Outcome:
     if found["failed"] or failure:
         first = f"{found['failed'][0]}: {found['messages'][0]}" if found["failed"] else str(failure)
         raise Failed(f"{len(found['failed'])} of {found['tests']} tests failed; {first}", found)
-    skipped = [test for test in found["skipped"] if MAY_SKIP.get(name, "\0") not in test]
+    skipped = [test for test in found["skipped"] if MAY_SKIP.get(context.stage, "\0") not in test]
     if skipped and context.on_gpu:
         raise Failed(f"skipped, though there is a GPU: {skipped[0]}", found)
     if not found["passed"]:

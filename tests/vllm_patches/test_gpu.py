@@ -11,7 +11,11 @@ from tests.vllm_patches.test_engines import IN_PROCESS, error, process
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-COMPILED = {"TORCHDYNAMO_DISABLE": "0"}
+# Triton multiplies float32 in TF32 by default. Of these models that moves states by up to 0.03, and where a router is
+# undecided, by 2.
+COMPILED = {"TORCHDYNAMO_DISABLE": "0", "TRITON_F32_DEFAULT": "ieee"}
+TOLERANCE = 2e-2
+"""Of states up to 17: a hundred times what is left in float32, and far below what another token's states would give."""
 FULL_SPEED: dict[str, Any] = {"enforce_eager": False, "gpu_memory_utilization": 0.2}
 
 
@@ -30,8 +34,7 @@ def test_compiled_engines_with_cuda_graphs(name: str, runner: str, tmp_path: Pat
     capture = {"layers": layers, "phase": "both", "max_bytes": 40_000}
     with process(IN_PROCESS | COMPILED | {"VLLM_USE_V2_MODEL_RUNNER": runner}) as pool:
         outcome = pool.submit(engines.in_tight_quarters, path, capture, prompts, **FULL_SPEED).result()
-    # Attention kernels of a GPU round differently, in TF32 where they may.
-    assert error(outcome.answers, model, layers) < 2e-2
+    assert error(outcome.answers, model, layers) < TOLERANCE
     assert outcome.facts["compiled"] and outcome.facts["preempted"] > 0
     assert outcome.facts["num_rows"] == 0  # also of what vLLM warmed up with
     assert outcome.facts["peak_device_bytes"] <= 40_000 < outcome.facts["peak_host_bytes"]
@@ -56,6 +59,6 @@ def test_sleep_and_wake(tmp_path: Path, prompts: list[list[int]]):
     model = zoo.load(path)
     with process(IN_PROCESS | COMPILED) as pool:
         outcome = pool.submit(engines.before_and_after_sleep, path, {"layers": [1, -1]}, prompts, **FULL_SPEED).result()
-    assert error(outcome.answers, model, [1, -1]) < 2e-2
+    assert error(outcome.answers, model, [1, -1]) < TOLERANCE
     assert len(outcome.answers) == 2 * len(prompts)
     assert outcome.facts["bytes_asleep"] == 0

@@ -1,5 +1,6 @@
 """Worker groups of the tests, and how their gradients are taken and compared."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ def start_group(
     config: PPOConfig, world_size: int, device_type: str = "cpu", worker: str = "ProbeWorker"
 ) -> WorkerGroup:
     """Probe workers, for runs of ten steps."""
-    environment = engine_environment(device_type, config.rollout.name) | {"PYTHONPATH": str(Path(__file__).parent)}
+    # Where packages are found by it, as on a machine that got them in a folder, so they are by the workers.
+    paths = filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+    environment = engine_environment(device_type, config.rollout.name) | {"PYTHONPATH": os.pathsep.join(paths)}
     return WorkerGroup(f"probes:{worker}", config, (10, config.rollout.stop), 1, world_size, device_type, environment)
 
 
