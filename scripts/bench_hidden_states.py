@@ -78,8 +78,8 @@ def sums(states: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 def serve(pipe: Connection, variant: Variant, model: str, options: argparse.Namespace) -> None:
     """Run one engine: a message in, one generation, its measurements out."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    if options.second_runner:
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+    # Newer versions of vLLM choose by the model; training uses the first.
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if options.second_runner else "0"
     sys.path.insert(0, str(Path(__file__).parent))  # where the reducer is
     try:
         # vLLM reads the environment when it is imported.

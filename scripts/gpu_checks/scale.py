@@ -25,6 +25,10 @@ UNDER = 0.5
 LIBRARIES_GB = {"cuda": 1.0, "cpu": 3.0}
 """What the estimate does not know: a GPU's allocator, and in a CPU's resident memory the libraries."""
 
+RANDOM_AGREEMENT = 0.1
+"""As ``training.AGREEMENT``, for a model of 28 random layers: in bfloat16 its log-probabilities are 0.018 off those in
+float32, each time in another way, and those of other weights 0.9."""
+
 MEAN_LENGTH_SHARE = 2
 """Responses may be this many times as long as they are in the mean."""
 
@@ -42,7 +46,7 @@ def whole_steps(context: Context) -> Outcome:
         overrides += ["model.use_remove_padding=true", "actor.use_dynamic_bsz=true"]
         overrides += [f"actor.ppo_max_token_len_per_gpu={tokens}"]
     records = train_run(context, "run", [item.replace(" ", "") for item in overrides])
-    figures = agreement(records, steps)
+    figures = agreement(records, steps, RANDOM_AGREEMENT)
     figures |= memory(context, overrides, records)
     mean = records[-1]["response_length/mean"]
     figures["tokens_per_response"] = mean
