@@ -117,7 +117,9 @@ def line_of(record: Record, total: int) -> str:
     text = record["figure"] if record["status"] == PASSED else record["reason"]
     if record["status"] == FAILED:
         text += f". To do: {record['to_do']} ({record['log']})"
-    return f"{record['number']:2}/{total} {record['stage']:<22} {record['status']:<8} {record['seconds']:4.0f} s  {text}"
+    return (
+        f"{record['number']:2}/{total} {record['stage']:<22} {record['status']:<8} {record['seconds']:4.0f} s  {text}"
+    )
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -77,7 +77,7 @@ STAGES = (
         "step-packed",
         "whole steps of 1.5B parameters, rows packed; memory against the estimate",
         "scale:whole_steps",
-        "out of memory: lower actor.ppo_max_token_len_per_gpu (docs/memory.md); otherwise model.use_remove_padding=false",
+        "out of memory: lower actor.ppo_max_token_len_per_gpu (docs/memory.md); else model.use_remove_padding=false",
     ),
     Stage(
         "step-padded",
@@ -97,7 +97,9 @@ STAGES = (
         "measuring:spectra",
         "out of memory: free the GPU; otherwise do not trust ranks from this machine",
     ),
-    Stage("spectra-agree", "ranks on this device against those on a CPU", TESTS, "do not trust ranks from this machine"),
+    Stage(
+        "spectra-agree", "ranks on this device against those on a CPU", TESTS, "do not trust ranks from this machine"
+    ),
     Stage(
         "sampler",
         "streams against seeded and unseeded sampling",
