@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_checks.common import FAILED, PASSED, SKIPPED, Context, Failed, Outcome, Record, Skipped
+from gpu_checks.common import FAILED, PASSED, SKIPPED, Context, Failed, Outcome, Record, Skipped, require_gpu
 from gpu_checks.stages import STAGES
 
 
@@ -22,6 +22,9 @@ def run(context: Context) -> Record:
     """Status, and the figure or the reason."""
     (function,) = [stage.function for stage in STAGES if stage.name == context.stage]
     try:
+        # The first stage looks at the packages before that.
+        if context.on_gpu and context.stage != STAGES[0].name:
+            require_gpu()
         # Imported here, so that a missing package is what this stage has to say.
         outcome: Outcome = pkgutil.resolve_name(f"gpu_checks.{function}")(context)
     except Skipped as skipped:

