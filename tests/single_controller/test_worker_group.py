@@ -72,6 +72,12 @@ def test_an_engine_without_memory_names_its_options():
         "rollout.gpu_memory_utilization for the models, or raise it for the engine; use more workers, or"
     )
     assert line.endswith(f"({CACHE})")
+    # Both ways to update have the name of the phase in the log, and the same options.
+    lines = {
+        out_of_memory_line(error, method, 1, MemoryPeak(5 << 29, 0), "cpu")
+        for method in ("update_actor", "update_actor_on_policy")
+    }
+    assert len(lines) == 1
 
 
 @pytest.mark.parametrize(

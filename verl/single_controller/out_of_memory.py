@@ -10,6 +10,7 @@ SCORING = "lower actor.log_prob_micro_batch_size_per_gpu (log_prob_max_token_len
 VALUES = "lower critic.micro_batch_size_per_gpu (ppo_max_token_len_per_gpu with critic.use_dynamic_bsz)"
 HOLD = "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true"
 UPDATE = "set model.gradient_checkpointing=true and model.logits_chunk_size=1024, or use more workers"
+LEARNING = f"lower actor.micro_batch_size_per_gpu (ppo_max_token_len_per_gpu with use_dynamic_bsz); {UPDATE}"
 FIXES = {
     "start": f"lower rollout.gpu_memory_utilization for the models, or raise it for the engine; {HOLD}",
     "start_generation": f"lower rollout.gpu_memory_utilization; {HOLD}",
@@ -19,7 +20,8 @@ FIXES = {
     "compute_ref_logprobs": f"{SCORING}, or set ref.param_offload=true",
     "compute_values": VALUES,
     "compute_rm_scores": "lower reward_model.micro_batch_size_per_gpu or reward_model.max_length",
-    "update_actor": f"lower actor.micro_batch_size_per_gpu (ppo_max_token_len_per_gpu with use_dynamic_bsz); {UPDATE}",
+    "update_actor": LEARNING,
+    "update_actor_on_policy": LEARNING,
     "update_critic": f"{VALUES}; {UPDATE}",
     "train_step": f"lower data.micro_batch_size_per_gpu or data.max_length; {UPDATE}",
     "evaluate": "lower data.micro_batch_size_per_gpu or data.max_length",
@@ -30,6 +32,7 @@ FIXES = {
 
 PHASES = {"start": "start of models and engine", "advance": "gen", "compute_logprobs": "old_log_prob"}
 PHASES |= {"compute_ref_logprobs": "ref", "compute_values": "values", "compute_rm_scores": "reward_model"}
+PHASES |= {"update_actor_on_policy": "update_actor"}
 """Method of a worker -> its phase in the log, where the two differ."""
 
 ENGINE_MESSAGES = (
