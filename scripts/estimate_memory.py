@@ -15,10 +15,10 @@ from rich.table import Table
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
 from verl.models.info import ModelInfo
-from verl.run.memory import GB, Shape, engine_parts, estimate
+from verl.run.memory import GB, Shape, Shapes, engine_parts, estimate
 from verl.run.memory_check import fitting_changes
 
-__all__ = ["Shape", "engine_parts", "estimate"]
+__all__ = ["Shape", "Shapes", "engine_parts", "estimate"]
 
 
 def main(argv: list[str]) -> None:
@@ -30,12 +30,19 @@ def main(argv: list[str]) -> None:
     try:
         config = load_config(PPOConfig, "ppo_trainer", options.overrides)
         model = config.model
-        shape, judge = Shape.of(ModelInfo.of(model).text_config), None
-        if config.uses_reward_model:
-            judge = Shape.of(ModelInfo.of(config.reward_model.model).text_config)
+        shape, critic, judge = (
+            Shape.of(ModelInfo.of(held).text_config) if used else None
+            for held, used in (
+                (model, True),
+                (config.critic.model, config.uses_critic),
+                (config.reward_model.model, config.uses_reward_model),
+            )
+        )
+        assert shape is not None
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    phases = estimate(config, shape, options.gpu_gb, judge)
+    shapes = Shapes(shape, critic, judge)
+    phases = estimate(config, shapes, options.gpu_gb)
     names = list(dict.fromkeys(name for parts in phases.values() for name in parts))
     title = f"GB on each of {config.trainer.world_size} GPUs of {options.gpu_gb:g}: {model.path}, "
     table = Table("", *phases, title=title + f"{shape.parameters / GB:.2f} billion parameters", title_justify="left")
@@ -54,7 +61,7 @@ def main(argv: list[str]) -> None:
     total = sum(phases[worst].values())
     console.print(f"{worst}: {total:.1f} GB; {'fits' if total <= options.gpu_gb else 'does not fit'}", highlight=False)
     if total > options.gpu_gb:
-        console.print(fitting_changes(config, shape, options.gpu_gb, judge), highlight=False)
+        console.print(fitting_changes(config, shapes, options.gpu_gb), highlight=False)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ LAYER = 20 * 3584 + 8 * 18944 + 4 * 512
 def phases(*overrides: str, judge: memory.Shape | None = None) -> dict[str, dict[str, float]]:
     """GB by phase and holder of Qwen2.5-7B with the paper's preset on 8 GPUs of 80 GB."""
     config = load_config(PPOConfig, "ppo_trainer", [*PRESET, *overrides])
-    return memory.estimate(config, QWEN_7B, 80.0, judge)
+    critic = QWEN_7B if config.uses_critic else None
+    return memory.estimate(config, memory.Shapes(QWEN_7B, critic, judge), 80.0)
 
 
 def test_qwen_7b_on_eight_gpus():
@@ -61,7 +62,7 @@ def test_the_table_of_configs_is_what_the_tool_says():
         peaks = []
         for gpus in (1, 2, 4, 8):
             config = load_config(PPOConfig, "ppo_trainer", [*PRESET, f"trainer.n_gpus_per_node={gpus}"])
-            found = memory.estimate(config, memory.Shape(*sizes), 80.0)
+            found = memory.estimate(config, memory.Shapes(memory.Shape(*sizes)), 80.0)
             peak = round(max(sum(parts.values()) for parts in found.values()))
             peaks.append(f"{peak}" if peak <= 80 else f"**{peak}**")
         assert f"| `{name}` | {' | '.join(peaks)} |" in rows
@@ -227,3 +228,21 @@ def test_drawing_a_token_takes_what_is_said():
         draw(distribution, torch.zeros(16, dtype=torch.float64))
 
     assert peak(torch.no_grad()(sample)) / logits.numel() == pytest.approx(memory.SAMPLING_BYTES, rel=0.05)
+
+
+def test_a_critic_has_its_own_sizes_and_its_own_limit_of_tokens():
+    small = memory.Shape(*MODELS["qwen2.5_1.5b"])
+    for parallel in (1, 4):
+        options = ["algorithm=gae", f"critic.model.ulysses_sequence_parallel_size={parallel}"]
+        batches = ["critic.use_dynamic_bsz=true", "critic.ppo_max_token_len_per_gpu=8192"]
+        config = load_config(PPOConfig, "ppo_trainer", [*PRESET, *options, *batches])
+        found = memory.estimate(config, memory.Shapes(QWEN_7B, small), 80.0)
+        # The limit is one worker's, however many share a sequence.
+        assert found["critic, backward"]["activations"] == pytest.approx(
+            small.activations(8192, config.critic.model) / 1e9
+        )
+        assert found["critic, step"]["critic"] == pytest.approx(12 * small.parameters / 8 / 1e9)
+        assert found["generate"]["critic"] == pytest.approx(12 * small.parameters / 8 / 1e9)
+        # One whose sizes are not known is not counted.
+        unknown = memory.estimate(config, memory.Shapes(QWEN_7B), 80.0)
+        assert "critic" not in unknown["generate"] and "critic, step" not in unknown

@@ -8,7 +8,7 @@ from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
 
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
-from verl.run.memory import Shape, shape_of
+from verl.run.memory import Shape, Shapes, shape_of
 from verl.run.memory_check import check_memory, fitting_changes
 
 QWEN_7B = Qwen2Config(
@@ -57,12 +57,12 @@ def test_near_the_edge_there_is_a_warning(tmp_path: Path):
 
 
 def test_changes_that_are_told_of_are_enough_or_none_are_known(tmp_path: Path):
-    shape = Shape.of(QWEN_7B)
+    shapes = Shapes(Shape.of(QWEN_7B))
     # On one GPU the master weights, gradients and moments of all parameters are at work in the step.
     alone = options(tmp_path, "trainer.n_gpus_per_node=1")
     with pytest.raises(ConfigError, match=r"needs about \d+\.\d GB of a GPU with 80\.0"):
         check_memory(alone, 80.0, print)
-    told = fitting_changes(config := options(tmp_path, "actor.micro_batch_size_per_gpu=64"), shape, 80.0)
+    told = fitting_changes(config := options(tmp_path, "actor.micro_batch_size_per_gpu=64"), shapes, 80.0)
     field, _, value = told.partition(" ")[0].partition("=")
     assert field == "actor.micro_batch_size_per_gpu" and int(value) < 64
     fixed = replace(config, actor=replace(config.actor, micro_batch_size_per_gpu=int(value)))

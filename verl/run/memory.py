@@ -97,6 +97,15 @@ class Shape(NamedTuple):
         return tokens * layer * self.layers
 
 
+class Shapes(NamedTuple):
+    """The sizes of a run's models; a critic or a reward model without is not counted. A reference has the policy's."""
+
+    policy: Shape
+    critic: Shape | None = None
+    judge: Shape | None = None
+    """The reward model."""
+
+
 def num_shards(model: ModelConfig, workers: int) -> int:
     """Workers that hold one copy together."""
     size = model.fsdp.fsdp_size
@@ -132,12 +141,9 @@ class Held(NamedTuple):
         return self.parameters * (not param_offload) + self.moments * (not optimizer_offload)
 
 
-def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None = None) -> dict[str, Parts]:
-    """GB on one GPU by phase and holder; the critic and the reference have the policy's shape.
-
-    Args:
-        judge: shape of the reward model, if there is one.
-    """
+def estimate(config: PPOConfig, shapes: Shapes, gpu_gb: float) -> dict[str, Parts]:
+    """GB on one GPU by phase and holder."""
+    shape, critic_shape, judge = shapes
     model, workers = config.model, config.trainer.world_size
     fsdp, parallel = model.fsdp, model.ulysses_sequence_parallel_size
     policy = Held.of(shape, model, workers)
@@ -152,9 +158,9 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None
     if config.uses_reference and not model.trains_adapters:
         frozen = Held.of(shape, model, workers, learns=False)
         others["reference"] = 0.0 if config.ref.param_offload else frozen.parameters
-    if config.uses_critic:
+    if critic_shape is not None:
         critic = config.critic.model
-        held = Held.of(shape, critic, workers)
+        held = Held.of(critic_shape, critic, workers)
         others["critic"] = held.idle(critic.fsdp.param_offload, critic.fsdp.optimizer_offload)
     if judge is not None:
         away = config.reward_model.model.fsdp.param_offload
@@ -194,8 +200,8 @@ def estimate(config: PPOConfig, shape: Shape, gpu_gb: float, judge: Shape | None
     }
     if config.rollout.name == "hf":
         del phases["sync"]
-    if config.uses_critic:
-        phases |= _critic_phases(config, shape, resting | sleeping)
+    if critic_shape is not None:
+        phases |= _critic_phases(config, critic_shape, resting | sleeping)
     return phases
 
 
@@ -240,13 +246,14 @@ def engine_parts(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
 
 
 def _critic_phases(config: PPOConfig, shape: Shape, resting: Parts) -> dict[str, Parts]:
-    """The phases of the critic's update, with what is ``resting`` meanwhile."""
+    """The phases of the update of a critic of this ``shape``, with what is ``resting`` meanwhile."""
     critic = config.critic
     held = Held.of(shape, critic.model, config.trainer.world_size)
-    tokens = critic.micro_batch_size_per_gpu * config.max_sequence_length
+    tokens = critic.micro_batch_size_per_gpu * config.max_sequence_length / critic.model.ulysses_sequence_parallel_size
     if critic.use_dynamic_bsz:
+        # The limit of one worker, as the actor's.
         tokens = critic.ppo_max_token_len_per_gpu
-    activations = shape.activations(tokens / critic.model.ulysses_sequence_parallel_size, critic.model) / GB
+    activations = shape.activations(tokens, critic.model) / GB
     idle = held.parameters + held.moments * (not critic.model.fsdp.optimizer_offload)
     learning = resting | {"gradients": held.gradients}
     return {

@@ -6,7 +6,7 @@ from typing import Any
 
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
-from verl.run.memory import Shape, estimate, shape_of
+from verl.run.memory import Shapes, estimate, shape_of
 
 REFUSED, WARNED = 1.1, 0.9
 """Shares of a GPU's memory: what is above the first does not run, what is above the second may not. The estimate leaves
@@ -18,38 +18,40 @@ LARGEST = 3
 def check_memory(config: PPOConfig, device_gb: float, say: Callable[[str], None]) -> None:
     """Compare the estimate with the memory of the smallest GPU, in 10^9 bytes; what is near the edge is said.
 
-    Models whose sizes the estimate does not know pass.
+    Models whose sizes the estimate does not know are not counted, and a run of such a policy passes.
 
     Raises:
         ConfigError: the estimate is clearly above; the message has the largest terms, and which options to change.
     """
-    shape = shape_of(config.model)
-    if shape is None:
+    policy = shape_of(config.model)
+    if policy is None:
         return
+    critic = shape_of(config.critic.model) if config.uses_critic else None
     judge = shape_of(config.reward_model.model) if config.uses_reward_model else None
-    phase, parts = _peak(config, shape, device_gb, judge)
+    shapes = Shapes(policy, critic, judge)
+    phase, parts = _peak(config, shapes, device_gb)
     total = sum(parts.values())
     if total <= WARNED * device_gb:
         return
     largest = sorted(parts.items(), key=lambda part: -part[1])[:LARGEST]
     terms = ", ".join(f"{name} {size:.1f}" for name, size in largest)
     needs = f"{phase}: needs about {total:.1f} GB of a GPU with {device_gb:.1f} ({terms})"
-    fix = fitting_changes(config, shape, device_gb, judge)
+    fix = fitting_changes(config, shapes, device_gb)
     if total <= REFUSED * device_gb:
         say(f"warning: {needs}, which is near its edge; {fix}")
         return
     raise ConfigError(f"trainer.check_memory=True: {needs}; {fix}; or set it to false to try all the same")
 
 
-def fitting_changes(config: PPOConfig, shape: Shape, device_gb: float, judge: Shape | None = None) -> str:
+def fitting_changes(config: PPOConfig, shapes: Shapes, device_gb: float) -> str:
     """In words, options that take the estimate below the warning, the cheapest ones that do, or as far as they can."""
     made: dict[str, Any] = {}
-    total = _total(config, shape, device_gb, judge)
+    total = _total(config, shapes, device_gb)
     while total > WARNED * device_gb:
         found = [
-            (_total(changed, shape, device_gb, judge), field, value, changed)
+            (_total(changed, shapes, device_gb), field, value, changed)
             for field, values in _candidates(config)
-            for value, changed in _first_that_fits(config, field, values, shape, device_gb, judge)
+            for value, changed in _first_that_fits(config, field, values, shapes, device_gb)
         ]
         enough = [candidate for candidate in found if candidate[0] <= WARNED * device_gb]
         lowest = enough[:1] or sorted(found, key=lambda candidate: candidate[0])[:1]
@@ -77,7 +79,7 @@ def _candidates(config: PPOConfig) -> Iterator[tuple[str, Sequence[Any]]]:
         for name in ("micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"):
             yield f"actor.{name}", _halves(getattr(actor, name), 1)
     if config.uses_critic and config.critic.use_dynamic_bsz:
-        tokens = config.critic.ppo_max_token_len_per_gpu
+        tokens, parallel = config.critic.ppo_max_token_len_per_gpu, config.critic.model.ulysses_sequence_parallel_size
         yield "critic.ppo_max_token_len_per_gpu", _halves(tokens, -(-longest // parallel))
     elif config.uses_critic:
         yield "critic.micro_batch_size_per_gpu", _halves(config.critic.micro_batch_size_per_gpu, 1)
@@ -105,7 +107,7 @@ def _halves(value: int, fewest: int) -> list[int]:
 
 
 def _first_that_fits(
-    config: PPOConfig, field: str, values: Sequence[Any], shape: Shape, device_gb: float, judge: Shape | None
+    config: PPOConfig, field: str, values: Sequence[Any], shapes: Shapes, device_gb: float
 ) -> list[tuple[Any, PPOConfig]]:
     """The first value under which the run fits, or else the first that saves as much as any; with the config."""
     best: list[tuple[Any, PPOConfig]] = []
@@ -115,7 +117,7 @@ def _first_that_fits(
             changed = _changed(config, field, value)
         except ConfigError:  # it contradicts another option
             continue
-        total = _total(changed, shape, device_gb, judge)
+        total = _total(changed, shapes, device_gb)
         if total < least - 0.01 * device_gb:
             best, least = [(value, changed)], total
         if total <= WARNED * device_gb:
@@ -128,10 +130,10 @@ def _changed(config: Any, field: str, value: Any) -> Any:
     return replace(config, **{first: _changed(getattr(config, first), rest, value) if rest else value})
 
 
-def _peak(config: PPOConfig, shape: Shape, device_gb: float, judge: Shape | None) -> tuple[str, dict[str, float]]:
-    phases = estimate(config, shape, device_gb, judge)
+def _peak(config: PPOConfig, shapes: Shapes, device_gb: float) -> tuple[str, dict[str, float]]:
+    phases = estimate(config, shapes, device_gb)
     return max(phases.items(), key=lambda phase: sum(phase[1].values()))
 
 
-def _total(config: PPOConfig, shape: Shape, device_gb: float, judge: Shape | None) -> float:
-    return sum(_peak(config, shape, device_gb, judge)[1].values())
+def _total(config: PPOConfig, shapes: Shapes, device_gb: float) -> float:
+    return sum(_peak(config, shapes, device_gb)[1].values())
