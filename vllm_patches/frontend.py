@@ -7,6 +7,7 @@ a stop string or an abort. Before that output reaches the user, the states are c
 
 import time
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -76,9 +77,10 @@ class StateCollector:
         self._reduces = options.reducer is not None
         self._waiting: list[RequestOutput] = []
         self._deferring = False
-        # In the background: what is being reduced, when the last turn ended, the seconds that the next may take, and
-        # what is complete.
+        # In the background: what will be reduced together, what is being reduced, when the last turn ended, the seconds
+        # that the next may take, and what is complete.
         self._background = False
+        self._batches: deque[list[RequestOutput]] = deque()
         self._job: tuple[list[RequestOutput], Job[Any] | None] | None = None
         self._turn_end = self._credit = 0.0
         self._complete: list[RequestOutput] = []
@@ -101,7 +103,11 @@ class StateCollector:
     @contextmanager
     def in_background(self) -> Iterator[None]:
         """Inside, outputs get their states between the steps of the engine, a bounded share of the time; see
-        :meth:`collected`. In another process than the worker's, as when deferring."""
+        :meth:`collected`. In another process than the worker's, as when deferring.
+
+        Which outputs are reduced together may change the last digits of their results. It depends on the steps in which
+        they end and on the calls of :meth:`collected`, never on how long anything takes.
+        """
         self._background, self._turn_end = True, time.perf_counter()
         try:
             yield
@@ -109,14 +115,18 @@ class StateCollector:
             if self._job is not None and self._job[1] is not None:
                 self._job[1].close()
             self._job, self._waiting, self._complete = None, [], []
+            self._batches.clear()
             raise
         finally:
             self._background = False
 
     def collected(self, wait: bool) -> list[RequestOutput]:
         """The outputs that have got their states :meth:`in_background` since the last call; all, if ``wait``."""
+        if self._waiting:
+            self._batches.append(self._waiting)
+            self._waiting = []
         if wait or not self.in_process:
-            while self._job is not None or self._waiting:
+            while self._job is not None or self._batches:
                 self._work(None)
         else:
             self._work(max(0.0, self._credit))
@@ -127,6 +137,8 @@ class StateCollector:
         """Attach states to the finished ones of ``outputs``: now, or with the next batch while deferring."""
         self._waiting += [output for output in outputs if _handles([output])]
         if self._background:
+            while len(_handles(self._waiting)) >= COLLECTED_AT_ONCE:
+                self._batches.append(self._next_batch())
             self._turn()
             return
         if self._waiting and (not self._deferring or len(_handles(self._waiting)) >= COLLECTED_AT_ONCE):
@@ -137,7 +149,7 @@ class StateCollector:
         """Work for the share of time that has come together; what a long slice takes too much, the next turns lack."""
         start = time.perf_counter()
         self._credit = min(LONGEST_PAUSE, self._credit + SHARE * (start - self._turn_end))
-        due = self._job is not None or len(_handles(self._waiting)) >= COLLECTED_AT_ONCE
+        due = self._job is not None or self._batches
         if due and self._credit > 0:
             self._work(self._credit)
             self._credit -= time.perf_counter() - start
@@ -146,9 +158,9 @@ class StateCollector:
     def _work(self, seconds: float | None) -> None:
         """Work on the current batch of outputs, or begin the next one; to its end if ``seconds`` is None."""
         if self._job is None:
-            if not self._waiting:
+            if not self._batches:
                 return
-            outputs = self._next_batch()
+            outputs = self._batches.popleft()
             if not self.in_process:
                 self._collect(outputs)
                 self._complete += outputs

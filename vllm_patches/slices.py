@@ -3,6 +3,7 @@
 A sliced function is a generator that pauses after every bounded piece of work and returns its result at the end.
 """
 
+import functools
 import inspect
 import time
 from collections.abc import Generator
@@ -34,7 +35,7 @@ def beside(work: Any, device: torch.device) -> Slices[Any]:
         return work
     if device.type != "cuda":
         return (yield from work)
-    own, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    own, side = torch.cuda.current_stream(device), _side_stream(device)
     side.wait_stream(own)
     event = torch.cuda.Event()
     while True:
@@ -46,6 +47,13 @@ def beside(work: Any, device: torch.device) -> Slices[Any]:
             own.wait_stream(side)
             return end.value
         yield event
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all jobs: torch's allocator keeps freed memory for the stream that it was allocated on, so each further
+    stream would hold a workspace of its own."""
+    return torch.cuda.Stream(device)
 
 
 class Job(Generic[T]):

@@ -5,7 +5,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from verl.rank.dynamics import base_metrics
-from verl.spectral import SpectralOptions
+from verl.spectral import SpectralOptions, bounds, nested, responses
 from verl.spectral.bounds import MAX_BYTES, block_rows, response_bytes, workspace_bound
 
 SPECTRAL = ["Effective Rank", "Response Entropy 1", "Log Effective Rank"]
@@ -40,6 +40,18 @@ def test_blocks_within_the_bound_change_no_number(size, max_bytes):
     for name, values in expected.items():
         # At the smallest shift the rounding of squares is multiplied by up to 1e7.
         torch.testing.assert_close(metrics[name], values, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("size", "max_mb", "workspace_mb"), [((900, 450), 20, 16), ((300, 300), 4, 24)], ids=str)
+def test_several_shifts_stay_within_the_bound_of_a_response(size, max_mb, workspace_mb, monkeypatch):
+    # On a GPU the bound of a response is near that of several shifts, and they stand beside the Gram matrix: 8000 rows
+    # of 3584 columns with 1280 and 1024 MiB, made smaller.
+    for module in (bounds, responses, nested):
+        monkeypatch.setattr(module, "BLOCK_ROWS", 128)
+    assert block_rows(*size, max_mb << 20) == size[0]
+    options = SpectralOptions("nested", max_bytes=max_mb << 20, workspace_bytes=workspace_mb << 20)
+    _, peak = metrics_and_peak(one_response(*size), ["Effective Rank"], options)
+    assert peak <= workspace_bound(*size, decomposes=False, max_bytes=max_mb << 20) + 8 * 4 * 64 * size[0]
 
 
 @pytest.mark.parametrize("method", ["eigh", "svd"])

@@ -20,6 +20,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from vllm_patches import frontend, slices
+
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -258,6 +260,55 @@ def between_steps(path: Path, prompts: list[list[int]]) -> Outcome:
             for one, two in pairs
         )
         return Outcome([], memory(llm) | {"spread": spread, "difference": difference})
+
+
+def together(states: list[Tensor]) -> Iterator[Any]:
+    """A sliced reducer whose result names the responses that it was called with, by their lengths."""
+    for _ in range(3):
+        yield
+    return [{"lengths": torch.tensor([len(response) for response in states])} for _ in states]
+
+
+class Clock:
+    """Stands in for the module ``time``: between two looks at it, so many seconds pass."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+def measured_together(path: Path, prompts: list[list[int]]) -> Outcome:
+    """With clocks that differ: for each response, which were measured with it; and after which call it came back."""
+    batches, calls = [], []
+    with engine(path, {"reducer": f"{__name__}:together"}, skip_tokenizer_init=True) as llm:
+        core = llm.llm_engine
+        for seconds in (0.0, 1e-4, 10.0):
+            frontend.time = slices.time = Clock(seconds)
+            for index in range(90):
+                prompt = {"prompt_token_ids": prompts[index % len(prompts)]}
+                core.add_request(str(index), prompt, sampling(max_tokens=3 + index % 29, temperature=0.0))
+            lengths: dict[int, tuple[int, ...]] = {}
+            came: dict[int, int] = {}
+            num_calls = 0
+            while core.has_unfinished_requests():
+                with core.state_collector.in_background():
+                    for _ in range(4):
+                        core.step()
+                    outputs = core.state_collector.collected(wait=not core.has_unfinished_requests())
+                num_calls += 1
+                for output in outputs:
+                    index = int(output.request_id)
+                    assert index not in came
+                    lengths[index] = tuple(output.outputs[0].hidden_states["lengths"].tolist())
+                    came[index] = num_calls
+            batches.append([lengths[index] for index in range(90)])
+            calls.append([came[index] for index in range(90)])
+    frontend.time = slices.time = time
+    return Outcome([], {"batches": batches, "calls": calls})
 
 
 def refusal(path: Path, capture: dict[str, Any], **options: Any) -> str:

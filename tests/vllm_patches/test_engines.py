@@ -210,6 +210,14 @@ def test_states_are_reduced_between_steps(inside: Run, qwen: Path, prompts: list
     assert outcome.facts["num_rows"] == 0
 
 
+def test_what_is_measured_together_depends_on_no_clock(inside: Run, qwen: Path, prompts: list[list[int]]):
+    outcome = inside(engines.measured_together, qwen, prompts)
+    still, slow, fast = outcome.facts["calls"]
+    assert still != fast and slow != fast
+    assert outcome.facts["batches"][1:] == outcome.facts["batches"][:-1]
+    assert all(batch.count(3 + index % 29) for index, batch in enumerate(outcome.facts["batches"][0]))
+
+
 def test_a_reducer_that_raises_leaves_two_workers_in_order(outside: Run, qwen: Path, prompts: list[list[int]]):
     outcome = outside(engines.with_a_failing_reducer, qwen, prompts, tensor_parallel_size=2)
     assert "ValueError: five is too many" in outcome.facts["error"]

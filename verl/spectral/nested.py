@@ -75,14 +75,17 @@ def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes:
         nodes: the fit of F functions.
         workspace_bytes: bound on the matrices of several responses, blocks or shifts; those of a single one may exceed
             it.
-        max_bytes: bound on those of a single one, see :func:`verl.spectral.bounds.block_rows`.
+        max_bytes: bound on those of a single one, see :func:`verl.spectral.bounds.block_rows`. At least
+            ``workspace_bytes``.
     """
     # 1. The Gram matrix, traces and norms, which all shifts share.
     lost = yield from lost_to_underflow(chunk)
     scatter = yield from _scatter(chunk, block_rows(chunk.longest, chunk.width, max_bytes), workspace_bytes)
     # 2. The scale of each prefix, and from which shift it starts to read.
     window = _window(scatter, prefixes, nodes)
-    # 3. The log-determinants of every prefix at every shift (eq. 2).
+    # 3. The log-determinants of every prefix at every shift (eq. 2). The Gram matrix stays beside the factors.
+    if scatter.gram is not None:
+        workspace_bytes = min(workspace_bytes, max_bytes - scatter.gram.nbytes)
     logs, failed = yield from _prefix_logs(chunk, scatter, window, nodes, workspace_bytes)
     # 4. The weighted sum over the shifts that each prefix reads (eq. 5).
     return Sums(window.sums(logs, nodes), window.scale, failed | lost)

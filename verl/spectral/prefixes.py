@@ -60,10 +60,11 @@ class SpectralOptions:
     """``raise`` names the response that holds NaN or infinity; ``mask`` makes its results NaN."""
     workspace_bytes: int | None = None
     """Bound on the float64 matrices of several responses or shifts held at once; those of a single one may exceed it.
-    Default: 24 MiB on a CPU (about its cache), 1 GiB on a GPU."""
+    Default: 24 MiB on a CPU (about its cache), 1 GiB on a GPU. At most ``max_bytes``."""
     max_bytes: int = MAX_BYTES
-    """Bound on the memory of one response; :func:`verl.spectral.bounds.workspace_bound` says where it cannot be kept.
-    Less takes more time: blocks of fewer rows, or D x D matrices where one of T x T would be faster."""
+    """Bound on the memory of one response, or of several at once; :func:`verl.spectral.bounds.workspace_bound` says
+    where it cannot be kept. Less takes more time: blocks of fewer rows, or D x D matrices where one of T x T would be
+    faster."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -313,6 +314,5 @@ def _nested_bytes(rows: int, width: int, shifts: int, max_bytes: int) -> int:
 
 
 def _workspace_bytes(options: SpectralOptions, device: torch.device) -> int:
-    if options.workspace_bytes is not None:
-        return options.workspace_bytes
-    return WORKSPACE_BYTES[device_kind(device)]
+    several = WORKSPACE_BYTES[device_kind(device)] if options.workspace_bytes is None else options.workspace_bytes
+    return min(several, options.max_bytes)
