@@ -304,6 +304,7 @@ def measured_together(path: Path, prompts: list[list[int]]) -> Outcome:
                     index = int(output.request_id)
                     assert index not in came
                     lengths[index] = tuple(output.outputs[0].hidden_states["lengths"].tolist())
+                    assert len(output.outputs[0].token_ids) in lengths[index]
                     came[index] = num_calls
             batches.append([lengths[index] for index in range(90)])
             calls.append([came[index] for index in range(90)])

@@ -215,7 +215,6 @@ def test_what_is_measured_together_depends_on_no_clock(inside: Run, qwen: Path, 
     still, slow, fast = outcome.facts["calls"]
     assert still != fast and slow != fast
     assert outcome.facts["batches"][1:] == outcome.facts["batches"][:-1]
-    assert all(batch.count(3 + index % 29) for index, batch in enumerate(outcome.facts["batches"][0]))
 
 
 def test_a_reducer_that_raises_leaves_two_workers_in_order(outside: Run, qwen: Path, prompts: list[list[int]]):
