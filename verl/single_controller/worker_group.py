@@ -1,5 +1,6 @@
 """A group of equal workers, each a Ray actor, that are called together."""
 
+import gc
 import os
 import pkgutil
 import random
@@ -337,6 +338,9 @@ class _Host:
         self.memory = PeakMemory(place.device_type)
         with self._naming_errors("start"):
             self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
+        # Modules and models stay: the collector need not look through them again and again.
+        gc.collect()
+        gc.freeze()
         name = torch.cuda.get_device_name() if place.device_type == "cuda" else ""
         return _Reply(name, self.memory.read())
 
