@@ -19,7 +19,7 @@ import torch
 from bench_report import provenance, write_report
 from torch import Tensor
 
-from verl.models.onednn import product
+from verl.models.onednn import product, weight_gradient
 
 LAYERS = {"up": (128, 384), "down": (384, 128), "1.5B up": (1536, 8960)}
 """Name -> K and N: the tiny model's, and one of a real model."""
@@ -34,7 +34,7 @@ def products(tokens: int, inputs: int, outputs: int) -> Iterator[tuple[str, Prod
     states, weight, gradient = torch.randn(tokens, inputs), torch.randn(outputs, inputs), torch.randn(tokens, outputs)
     yield "forward", lambda: states @ weight.t(), lambda: product(states, weight)
     yield "states' gradient", lambda: gradient @ weight, lambda: product(gradient, weight.t())
-    yield "weights' gradient", lambda: gradient.t() @ states, lambda: product(gradient.t(), states.t())
+    yield "weights' gradient", lambda: gradient.t() @ states, lambda: weight_gradient(gradient, states)
 
 
 def rate(compute: Product, operations: int) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 import bench_checkpoint
 import bench_dealing
 import bench_hidden_states
+import bench_products
 import bench_report
 import bench_sampler
 import bench_shaping
@@ -29,6 +30,7 @@ PAGES = {
     "checkpoint": bench_checkpoint.page,
     "dealing": bench_dealing.page,
     "learning": compare_algorithms.page,
+    "products": bench_products.page,
     "sampler": bench_sampler.page,
     "shaping_cpu": lambda facts, pairs: bench_shaping.page(facts, bench_shaping.summarise(pairs)),
     "spectral": bench_spectral.page,

@@ -53,6 +53,14 @@ def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return result
 
 
+def weight_gradient(gradient: Tensor, states: Tensor) -> Tensor:
+    """[N, K], from the gradient [M, N] of a product and the states [M, K] that went into it."""
+    if gradient.shape[1] > states.shape[1]:
+        # oneDNN is faster, by up to three times, if its first factor has fewer rows than its second.
+        return product(states.t(), gradient.t()).t()
+    return product(gradient.t(), states.t())
+
+
 class _Linear(torch.autograd.Function):
     """:func:`torch.nn.functional.linear`."""
 
@@ -69,6 +77,6 @@ class _Linear(torch.autograd.Function):
         rows = gradient.flatten(0, -2)
         return (
             product(gradient, weight.t()) if of_states else None,
-            product(rows.t(), states.flatten(0, -2).t()) if of_weight else None,
+            weight_gradient(rows, states.flatten(0, -2)) if of_weight else None,
             rows.sum(dim=0) if of_bias else None,
         )
