@@ -3,12 +3,12 @@
 import torch
 from bench_hidden_states import SHAPES
 from bench_shaping import make_model
-from estimate_memory import Shape, estimate
 from transformers import AutoConfig
 
 from gpu_checks.common import GB, Context, Failed, Outcome, Record, Skipped
 from gpu_checks.training import agreement, overrides_of, train_run
 from verl.config import PPOConfig, load_config
+from verl.run.memory import Shape, estimate
 
 PHASES = {
     "gen": ["generate"],
@@ -102,10 +102,12 @@ def check_memory(context: Context, figures: Record) -> None:
         raise Failed(f"no memory was measured in {', '.join(sorted(missing))}", figures)
     for name, value in measured.items():
         if not 0 < value <= OVER * estimated[name] + LIBRARIES_GB[context.device]:
-            raise Failed(f"{name} took {value:.2f} GB, {estimated[name]:.2f} were estimated", figures)
+            reason = f"{name} took {value:.2f} GB, {estimated[name]:.2f} were estimated"
+            to_do = "leave that much more room than scripts/estimate_memory.py says, by a lower gpu_memory_utilization"
+            raise Failed(reason, figures, to_do)
     if context.on_gpu and max(measured.values()) < UNDER * max(estimated.values()):
         reason = f"at most {max(measured.values()):.2f} GB were taken, {max(estimated.values()):.2f} estimated"
-        raise Failed(reason, figures)
+        raise Failed(reason, figures, "larger batches fit than scripts/estimate_memory.py says; report it")
 
 
 def gpus(context: Context) -> int:
