@@ -30,16 +30,18 @@ def run(context: Context) -> Record:
     except Skipped as skipped:
         return {"status": SKIPPED, "reason": str(skipped)}
     except Failed as failed:
-        record = {"status": FAILED, "reason": str(failed), "figures": failed.figures}
-        return record | ({} if failed.to_do is None else {"to_do": failed.to_do})
-    except ImportError as error:
-        traceback.print_exc()
-        to_do = "install what requirements.txt lists (README.md, Install)"
-        return {"status": FAILED, "reason": f"{type(error).__name__}: {error}", "to_do": to_do}
+        return failure(str(failed), failed.to_do) | {"figures": failed.figures}
     except Exception as error:  # whatever it is, it is what this stage has to say
         traceback.print_exc()
-        return {"status": FAILED, "reason": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        return failure(f"{type(error).__name__}: {error}".splitlines()[0][:300])
     return {"status": PASSED, "figure": outcome.figure, "figures": outcome.figures}
+
+
+def failure(reason: str, to_do: str | None = None) -> Record:
+    """The record of a stage that failed. If a package is missing, in whatever process, it is known what to do."""
+    if to_do is None and "ModuleNotFoundError" in reason:
+        to_do = "install what requirements.txt lists (README.md, Install)"
+    return {"status": FAILED, "reason": reason} | ({} if to_do is None else {"to_do": to_do})
 
 
 def main(argv: Sequence[str]) -> None:

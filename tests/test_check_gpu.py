@@ -189,6 +189,24 @@ def test_what_a_stage_raises_is_its_reason(monkeypatch, tmp_path):
     assert run("versions", Failed("off", {"value": 1}, "fix it"))["to_do"] == "fix it"
 
 
+def test_what_pytest_reports_is_read(tmp_path):
+    (tmp_path / "report.xml").write_text("""
+        <testsuites><testsuite>
+          <testcase name="good"/>
+          <testcase name="away"><skipped message="needs flash-attn"/></testcase>
+          <testcase name="bad"><failure message="assert 2 &lt;\n 1">E   assert 2 &lt; 1</failure></testcase>
+          <testcase name="tests.new"><error message="collection failure">import new
+E   ModuleNotFoundError: No module named 'new'</error></testcase>
+        </testsuite></testsuites>""")
+    assert testing.counts(tmp_path / "report.xml") == {
+        "tests": 4,
+        "passed": 1,
+        "failed": ["bad", "tests.new"],
+        "skipped": ["away"],
+        "messages": ["assert 2 < 1", "ModuleNotFoundError: No module named 'new'"],
+    }
+
+
 def test_stages_and_their_tests_are_there():
     functions = {stage.name: pkgutil.resolve_name(f"gpu_checks.{stage.function}") for stage in STAGES}
     assert {name for name, function in functions.items() if function is testing.tests} == testing.TESTS.keys()

@@ -20,12 +20,14 @@ def versions(context: Context) -> Outcome:
     problem = check_environment.main()
     if problem:
         raise Failed(problem, found)
+    import ray  # noqa: F401
     import torch
 
     if context.on_gpu:
         require_gpu()
         found |= gpu_facts()
-        check_engine(found)
+    check_engine(context, found)
+    if context.on_gpu:
         check_compiler(found)
     left, right = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0)).to(context.device)
     product = (left.bfloat16() @ right.bfloat16()).double()
@@ -60,17 +62,20 @@ def gpu_facts() -> Record:
     return facts
 
 
-def check_engine(found: Record) -> None:
-    """Whether vLLM is built for this device, and its engines can sleep.
+def check_engine(context: Context, found: Record) -> None:
+    """Whether vLLM is built for this device, and on a GPU its engines can sleep.
 
     Raises:
         Failed: it is not, or they cannot.
     """
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cuda():
-        kind = current_platform.device_type or "no device that it finds"
-        raise Failed(f"the installed vLLM is built for {kind}", found, "bash scripts/setup.sh --gpu")
+    kind = current_platform.device_type
+    if kind != context.device:
+        to_do = f"bash scripts/setup.sh --{'gpu' if context.on_gpu else 'cpu'}"
+        raise Failed(f"the installed vLLM is built for {kind or 'no device that it finds'}", found, to_do)
+    if not context.on_gpu:
+        return
     found["sleep"] = find_spec("vllm.cumem_allocator") is not None
     if not found["sleep"]:
         to_do = "train with rollout.free_cache_engine=false, or install another build of vLLM"

@@ -83,6 +83,15 @@ def tests(context: Context) -> Outcome:
     return Outcome(f"{found['passed']} tests passed{more}", found)
 
 
+def message_of(part: ElementTree.Element) -> str:
+    """What a failed test says, in one line; of a module that pytest could not import, why."""
+    message = str(part.get("message"))
+    errors = [line[1:] for line in (part.text or "").splitlines() if line.startswith("E ")]
+    if message == "collection failure" and errors:
+        message = errors[-1]
+    return " ".join(message.split())[:200]
+
+
 def counts(report: Path) -> Record:
     """What pytest's report says."""
     failed, skipped, messages = [], [], []
@@ -92,7 +101,7 @@ def counts(report: Path) -> Record:
         bad = [part for part in case if part.tag in ("failure", "error")]
         if bad:
             failed.append(name)
-            messages.append(" ".join(str(bad[0].get("message")).split())[:200])
+            messages.append(message_of(bad[0]))
         elif case.find("skipped") is not None:
             skipped.append(name)
     passed = len(cases) - len(failed) - len(skipped)
