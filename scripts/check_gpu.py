@@ -13,6 +13,7 @@ The exit code is 0 if a stage passed and none failed, otherwise 1.
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,8 +64,12 @@ def run_stage(number: int, stage: Stage, options: argparse.Namespace) -> Record:
     """Run one stage to its end or its time limit; its record, which is also written."""
     path = options.out / f"{number:02}-{stage.name}"
     result, log = path.with_suffix(".result"), path.with_suffix(".log")
-    result.unlink(missing_ok=True)
-    path.mkdir(parents=True, exist_ok=True)
+    # What an earlier check has left there would be taken for this one's: a complete run has nothing more to do.
+    for old in (result, path.with_suffix(".json")):
+        old.unlink(missing_ok=True)
+    if path.exists():
+        shutil.rmtree(path)
+    path.mkdir(parents=True)
     command = [sys.executable, str(options.stages), stage.name, "--device", options.device]
     command += ["--out", str(path), "--result", str(result)] + ["--toy"] * options.toy
     identity = uuid.uuid4().hex
