@@ -159,4 +159,4 @@ class NotingWorker(ProbeWorker):
         for model in (self.actor, self.critic):
             if model is not None:
                 loss = sum(parameter.sum() for parameter in model.learner.model.parameters())
-                model.learner.step([(loss, {"none": torch.zeros(())})])
+                model.learner.step([loss], lambda loss: (loss, {"none": torch.zeros(())}))

@@ -236,7 +236,7 @@ def test_a_clip_range_that_never_acts_is_warned_of():
 @pytest.mark.slow
 def test_what_does_not_fit_the_gpus_is_refused_before_anything_is_loaded(small_config, ray_session, tmp_path):
     trainer = replace(small_config.trainer, gpu_memory_gb=1.0, default_local_dir=str(tmp_path / "run"))
-    message = r"^trainer\.check_memory=True: \w+: needs about \d\.\d GB of a GPU with 1\.0 \(context 2\.0, "
+    message = r"^trainer\.check_memory=True: \w+: needs about \d\.\d GB of a GPU with 1\.0 \(hidden states \d\.\d, "
     with pytest.raises(ConfigError, match=message):
         run_ppo(replace(small_config, trainer=trainer))
     assert not list((tmp_path / "run").rglob("rank_*.log"))
