@@ -202,7 +202,7 @@ class RecordingFiles(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        """Open a file; only one to be written anew is recorded."""
+        """Open a file for writing; once it is closed, its record is kept."""
         assert mode == "wb", mode
         with RecordedFile(Path(path)) as stream:
             yield stream

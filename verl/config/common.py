@@ -84,6 +84,10 @@ class FSDPConfig:
             "must be null, -1 or at least 1",
         )
 
+    def workers_per_copy(self, workers: int) -> int:
+        """How many of so many workers share one copy of a model that is not small."""
+        return workers if self.fsdp_size in (None, -1) else self.fsdp_size
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -460,9 +464,9 @@ def check_temperature(field: str, temperature: float) -> None:
 def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
     """Raise ``ConfigError`` naming ``prefix.<field>`` if a model cannot be split over this many workers."""
     world = "trainer.nnodes*trainer.n_gpus_per_node"
-    sequence, size = model.ulysses_sequence_parallel_size, model.fsdp.fsdp_size
+    sequence, size = model.ulysses_sequence_parallel_size, model.fsdp.workers_per_copy(workers)
     check_divides(f"{prefix}.ulysses_sequence_parallel_size", sequence, world, workers)
-    check_divides(f"{prefix}.fsdp.fsdp_size", workers if size in (None, -1) else size, world, workers)
+    check_divides(f"{prefix}.fsdp.fsdp_size", size, world, workers)
 
 
 def check_divides(field: str, value: int, dividend_name: str, dividend: int) -> None:

@@ -108,8 +108,7 @@ class Shapes(NamedTuple):
 
 def num_shards(model: ModelConfig, workers: int) -> int:
     """Workers that hold one copy together."""
-    size = model.fsdp.fsdp_size
-    return workers if size is None or size == -1 else size
+    return model.fsdp.workers_per_copy(workers)
 
 
 class Held(NamedTuple):
