@@ -106,11 +106,6 @@ class Shapes(NamedTuple):
     """The reward model."""
 
 
-def num_shards(model: ModelConfig, workers: int) -> int:
-    """Workers that hold one copy together."""
-    return model.fsdp.workers_per_copy(workers)
-
-
 class Held(NamedTuple):
     """A model on one GPU, in GB."""
 
@@ -124,7 +119,7 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape, model: ModelConfig, workers: int, learns: bool = True) -> "Held":
-        shards, itemsize = num_shards(model, workers), ITEMSIZE[model.param_dtype]
+        shards, itemsize = model.fsdp.workers_per_copy(workers), ITEMSIZE[model.param_dtype]
         trainable = shape.trainable(model) if learns else 0
         whole = not model.trains_adapters
         return cls(
@@ -209,7 +204,7 @@ def _syncing(config: PPOConfig, shape: Shape) -> float:
     rollout, itemsize = config.rollout, ENGINE_ITEMSIZE.get(config.rollout.dtype, 2)
     largest = itemsize * shape.vocabulary * shape.hidden
     bucket = min(max(rollout.update_weights_bucket_megabytes << 20, largest), itemsize * shape.parameters)
-    own = bucket / num_shards(config.model, config.trainer.world_size)
+    own = bucket / config.model.fsdp.workers_per_copy(config.trainer.world_size)
     return bucket + own + itemsize * shape.hidden * shape.intermediate + largest / rollout.tensor_parallel_size
 
 
