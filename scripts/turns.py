@@ -21,7 +21,8 @@ def wait_for_turn() -> None:
     with open(folder / "ready", "w") as ready:
         ready.write(".")
     with open(folder / "go") as go:
-        go.read(1)
+        if not go.read(1):
+            raise SystemExit("the program that gives turns is gone")
 
 
 class Player:
@@ -39,8 +40,8 @@ class Player:
             os.mkfifo(folder / name)
         self.folder, self.timeout_s = folder, timeout_s
         self._log: IO[bytes] = open(folder / "log", "wb")
-        # Both ends stay open, so that neither side sees the end of a pipe between two turns.
-        self._ready = os.open(folder / "ready", os.O_RDWR | os.O_NONBLOCK)
+        # Both pipes stay open at both ends, so that neither side sees the end of one between two turns.
+        self._ready, self._go = (os.open(folder / name, os.O_RDWR | os.O_NONBLOCK) for name in ("ready", "go"))
         variables = {**os.environ, **environment, FOLDER: str(folder)}
         self.process = subprocess.Popen(
             command, env=variables, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT
@@ -50,8 +51,7 @@ class Player:
     def step(self) -> float:
         """Let it work for a step; returns the seconds."""
         started = time.perf_counter()
-        with open(self.folder / "go", "w") as go:
-            go.write(".")
+        os.write(self._go, b".")
         self._wait()
         return time.perf_counter() - started
 
@@ -64,6 +64,7 @@ class Player:
             self.process.kill()
             self.process.wait()
         os.close(self._ready)
+        os.close(self._go)
         self._log.close()
 
     def _wait(self) -> None:

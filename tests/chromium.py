@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 DRIVER = Path(__file__).with_name("drive_chromium.py")
-READY = {"until": "document.documentElement.hasAttribute('data-ready')"}
+READY = {"until": "document.documentElement?.hasAttribute('data-ready')"}
 
 
 class PageText(HTMLParser):

@@ -106,10 +106,11 @@ def test_a_browser_follows_the_run(served: tuple[Path, int], browser, monkeypatc
         return version(page)
 
     monkeypatch.setattr(LivePage, "version", counted)
-    steps = "document.querySelector('#overview-table tbody td').textContent"
+    # While the page is read anew, a part of it may not be there yet.
+    steps = "document.querySelector('#overview-table tbody td')?.textContent"
     heading, smoothing = (
-        "document.querySelector('#detail h3').textContent",
-        "document.getElementById('smoothing').value",
+        "document.querySelector('#detail h3')?.textContent",
+        "document.getElementById('smoothing')?.value",
     )
     samples = "document.getElementById('samples')"
     follow = [
@@ -124,7 +125,7 @@ def test_a_browser_follows_the_run(served: tuple[Path, int], browser, monkeypatc
         {"until": f"{steps} === '7, not finished'"},
         READY,
         {"until": f"{heading} === window.name && {smoothing} === '5'"},
-        {"until": "document.querySelector('#learning .panel').className === 'panel wide'"},
-        {"until": f"{samples}.getBoundingClientRect().top < 200"},
+        {"until": "document.querySelector('#learning .panel')?.className === 'panel wide'"},
+        {"until": f"{samples}?.getBoundingClientRect().top < 200"},
     ]
     assert browser(f"http://127.0.0.1:{port}/", follow)[0] == "6, not finished"
