@@ -23,6 +23,19 @@ def require_choice(field: str, value: str, choices: Sequence[str]) -> None:
     require(value in choices, field, value, f"must be one of {', '.join(choices)}{hint}")
 
 
+def require_known(field: str, value: str, names: Sequence[str]) -> None:
+    """Raise ``ConfigError`` unless ``value`` is among ``names`` or an import path, ``module:attribute``."""
+    if ":" in value:
+        module, _, attribute = value.rpartition(":")
+        fix = "an import path is module:attribute or file.py:attribute"
+        require(bool(module) and all(part.isidentifier() for part in attribute.split(".")), field, value, fix)
+        return
+    near = get_close_matches(value, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    fix = f"must be one of {', '.join(names)}, or your own as module:attribute or file.py:attribute{hint}"
+    require(value in names, field, value, fix)
+
+
 def require_literals(group: str, config: object) -> None:
     """Raise ``ConfigError`` for a field of choices that has another value; the parser checks those it reads."""
     for name, hint in get_type_hints(type(config)).items():

@@ -10,9 +10,9 @@ from torch.utils.data import Dataset, Sampler
 
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
-from verl.data.custom import load_class, user_code
 from verl.data.dataloader import ResumableRandomSampler
 from verl.utils.json_state import from_json, to_json
+from verl.utils.user_code import load_class, user_code
 
 
 class MixingSampler(ResumableRandomSampler):
