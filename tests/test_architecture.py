@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STOREYS = [
     "config spectral algorithms rewards protocol utils",
     "rank data models",
-    "rollout",
+    "rollout recipes",
     "checkpoint",
     "workers single_controller",
     "run",
@@ -58,7 +58,7 @@ MODULES_BY_NAME = {
     "verl.single_controller.worker_group": "imports the worker role that it is given",
     "verl.rank.calculator": "names the function that reduces hidden states: vLLM's options are JSON",
     "vllm_patches.options": "imports the function that vLLM's options name",
-    "verl.utils.user_code": "imports a user's own reward function, data set or sampler",
+    "verl.utils.user_code": "imports a user's own code: reward functions, data sets, losses, ...",
     "verl.evaluation.report.page": "opens the files of its own package",
     "verl.report.beside": "starts itself as a process, and names itself for that",
     "verl.report.html": "opens the files of its own package",
@@ -253,6 +253,12 @@ def test_only_the_engines_import_the_vllm_plugin():
     found = [module for module in modules("verl") if module.unit != "rollout"]
     rule = "vllm_patches is imported in verl/rollout alone:"
     check_imports(found, lambda _, i: top_level(i.target) == "vllm_patches", rule)
+
+
+def test_recipes_plug_in_as_anybody_s_code():
+    found = [module for module in modules("verl") if module.unit != "recipes"]
+    rule = "verl.recipes is named by import path in configs/experiment, not imported:"
+    check_imports(found, lambda _, i: i.target.startswith("verl.recipes"), rule)
 
 
 def test_heavy_imports_stand_at_the_top():
