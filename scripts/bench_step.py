@@ -97,12 +97,14 @@ def trl(options: argparse.Namespace, model: Path, folder: Path) -> Player:
         "data_source": "arithmetic",
         "updates": UPDATES,
         "micro_batch": options.trl_micro_batch,
-        "threads": options.threads,
+        "threads": options.threads // options.trl_processes,
+        "processes": options.trl_processes,
         "kl_coef": KL_COEF,
         **{name: getattr(options, name) for name in ("prompts", "samples", "tokens", "lr", "device")},
     }
-    environment = {"OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": str(SCRIPTS)}
-    command = [peer_python(options.peer), str(SCRIPTS / "bench_step_trl.py"), json.dumps(settings)]
+    environment = {"OMP_NUM_THREADS": str(settings["threads"]), "PYTHONPATH": str(SCRIPTS)}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.trl_processes)]
+    command = [peer_python(options.peer), *launcher, str(SCRIPTS / "bench_step_trl.py"), json.dumps(settings)]
     return Player(command, folder, environment, STEP_TIMEOUT_S)
 
 
@@ -208,12 +210,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--shape", choices=["embedded", "1.5b"], default="embedded")
     parser.add_argument("--workers", type=int, help="default: 2 on a CPU, 1 on a GPU")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of TRL's process")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of TRL, in all processes")
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--samples", type=int, default=8, help="responses to each prompt")
     parser.add_argument("--tokens", type=int, default=160, help="most tokens of a response")
     parser.add_argument("--micro-batch", type=int, default=32, help="responses")
     parser.add_argument("--trl-micro-batch", type=int, default=32, help="TRL's per_device_train_batch_size")
+    parser.add_argument("--trl-processes", type=int, default=1)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=2, help="first rounds, which are not counted")
@@ -239,8 +242,10 @@ def main(argv: list[str]) -> None:
                 found.append(entry)
     what = (
         f"Model `{options.shape}`, {options.prompts} prompts with {options.samples} responses of at most "
-        f"{options.tokens} tokens, {UPDATES} optimizer steps, KL coefficient {KL_COEF}; {options.workers} workers, or "
-        f"{options.threads} threads and micro-batches of {options.trl_micro_batch} in TRL."
+        f"{options.tokens} tokens, {UPDATES} optimizer steps, KL coefficient {KL_COEF}; {options.workers} workers in "
+        f"ours, "
+        f"{options.threads} threads in {options.trl_processes} processes and micro-batches of {options.trl_micro_batch} in "
+        "TRL."
     )
     facts = provenance("bench_step.py", argv, options.device) | {"what": what, "peer": PEERS.get(options.peer, "alone")}
     write_report(options.out, facts, found, page(facts, found))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from datasets import Dataset, load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -24,10 +25,15 @@ class Turns(TrainerCallback):  # type: ignore[misc]  # of a package that is not 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A step of ours is ``updates`` optimizer steps of TRL."""
         if state.global_step % self.updates == 0:
-            wait_for_turn()
+            if state.is_world_process_zero:
+                wait_for_turn()
+            if dist.is_initialized():
+                dist.barrier()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         """Keep what TRL logs."""
+        if not state.is_world_process_zero:
+            return
         with self.record.open("a") as file:
             file.write(json.dumps({"step": state.global_step} | logs) + "\n")
 
@@ -54,7 +60,7 @@ def main(options: dict[str, Any]) -> None:
             for text, t in zip(texts, truth, strict=True)
         ]
 
-    rows = options["prompts"] * options["samples"]
+    rows = options["prompts"] * options["samples"] // options["processes"]
     on_gpu = options["device"] == "cuda"
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.4} if on_gpu else {}
     config = GRPOConfig(

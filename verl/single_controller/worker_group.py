@@ -1,6 +1,5 @@
 """A group of equal workers, each a Ray actor, that are called together."""
 
-import gc
 import os
 import pkgutil
 import random
@@ -29,6 +28,7 @@ from verl.single_controller.supervision import Identity, Supervision, Supervisor
 from verl.single_controller.wire import pack, unpack
 from verl.utils.cores import own_cores
 from verl.utils.distributed import WorkerPlace
+from verl.utils.garbage import loading
 from verl.utils.umask import restore_umask
 from verl.utils.variables import is_secret
 
@@ -336,11 +336,8 @@ class _Host:
     def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:
         self.place, self.profiler = place, WorkerProfiler()
         self.memory = PeakMemory(place.device_type)
-        with self._naming_errors("start"):
+        with self._naming_errors("start"), loading():
             self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
-        # Modules and models stay: the collector need not look through them again and again.
-        gc.collect()
-        gc.freeze()
         name = torch.cuda.get_device_name() if place.device_type == "cuda" else ""
         return _Reply(name, self.memory.read())
 

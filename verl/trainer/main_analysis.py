@@ -12,6 +12,7 @@ from verl.cli.values import FlagError
 from verl.config.analysis import AnalysisConfig, parse_analysis_config
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
+from verl.utils.garbage import loading
 
 PACKAGES = {
     "rouge_score": "rouge-score",
@@ -41,8 +42,9 @@ def run(tree: DictConfig) -> None:
         raise SystemExit(f"error: {error}") from None
 
     # Late, so that --help, --cfg and a wrong config answer at once.
-    from verl.analysis.analyse import run_analysis
-    from verl.run.exit_codes import run_to_exit_code
+    with loading():
+        from verl.analysis.analyse import run_analysis
+        from verl.run.exit_codes import run_to_exit_code
 
     run_to_exit_code(lambda: run_analysis(config))
 

@@ -11,6 +11,7 @@ from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
 from verl.config.load import CONFIG_DIR
+from verl.utils.garbage import loading
 
 
 @hydra.main(config_path=str(CONFIG_DIR), config_name="evaluation", version_base="1.3")
@@ -22,8 +23,9 @@ def run(tree: DictConfig) -> None:
         raise SystemExit(f"error: {error}") from None
 
     # Late, so that --help, --cfg and a wrong config answer at once.
-    from verl.evaluation.evaluate import run_evaluation
-    from verl.run.exit_codes import run_to_exit_code
+    with loading():
+        from verl.evaluation.evaluate import run_evaluation
+        from verl.run.exit_codes import run_to_exit_code
 
     run_to_exit_code(lambda: run_evaluation(config))
 

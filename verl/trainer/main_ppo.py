@@ -17,6 +17,7 @@ from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR, parse_run_config
 from verl.config.ppo import PPOConfig
+from verl.utils.garbage import loading
 
 
 @hydra.main(config_path=str(CONFIG_DIR), config_name="ppo_trainer", version_base="1.3")
@@ -28,8 +29,9 @@ def run(tree: DictConfig) -> None:
         raise SystemExit(f"error: {error}") from None
 
     # Late, so that --help, --cfg and a wrong config answer at once.
-    from verl.run.exit_codes import run_to_exit_code
-    from verl.trainer.ppo.run import run_ppo
+    with loading():
+        from verl.run.exit_codes import run_to_exit_code
+        from verl.trainer.ppo.run import run_ppo
 
     run_to_exit_code(lambda: run_ppo(config), requeue=True)
 

@@ -7,6 +7,7 @@ from verl.cli.hydra_app import run_hydra
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR, parse_run_config
 from verl.config.sft import SFTConfig
+from verl.utils.garbage import loading
 
 
 @hydra.main(config_path=str(CONFIG_DIR), config_name="sft", version_base="1.3")
@@ -18,8 +19,9 @@ def run(tree: DictConfig) -> None:
         raise SystemExit(f"error: {error}") from None
 
     # Late, so that --help, --cfg and a wrong config answer at once.
-    from verl.run.exit_codes import run_to_exit_code
-    from verl.trainer.sft_trainer import run_sft
+    with loading():
+        from verl.run.exit_codes import run_to_exit_code
+        from verl.trainer.sft_trainer import run_sft
 
     run_to_exit_code(lambda: run_sft(config), requeue=True)
 
