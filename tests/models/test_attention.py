@@ -42,7 +42,8 @@ def test_the_kernel_of_torch_2_11_needs_no_word_of_grouped_heads(monkeypatch):
     states = torch.randn(1, 4, 6, 8)
     monkeypatch.setattr(attention, "varlen_attn", older)
     monkeypatch.setattr(attention, "GROUPED_QUERY_OPTIONS", grouped_query_options(older))
-    found = attention._varlen(states, states[:, :2], states[:, :2], *ROWS.values(), None, 2)
+    rows = attention.Rows.alike(*ROWS.values())
+    found = attention._varlen(states, states[:, :2], states[:, :2], rows, None, 2)
     assert torch.equal(found, states.transpose(1, 2))
 
 

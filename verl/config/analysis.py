@@ -47,6 +47,7 @@ class ReadingPolicyConfig:
             trust_remote_code=trust_remote_code,
             gradient_checkpointing=False,
             use_remove_padding=False,
+            share_prompts=False,
             use_liger=False,
             ulysses_sequence_parallel_size=1,
             logits_chunk_size=self.logits_chunk_size,

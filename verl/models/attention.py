@@ -12,7 +12,7 @@ Legend: H query heads, K key and value heads, T tokens, D head width.
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.sequence_parallel import gather_heads, split_heads
+from verl.models.shared_prompts import Places, attend_in_blocks
 
 MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "eager": eager_mask,
@@ -83,6 +84,7 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
     sequence_group: ProcessGroup | None = None,
+    places: Places | None = None,
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -99,6 +101,7 @@ def packed_attention(
         cu_seq_lens_q: [rows + 1] int32, where rows start and end; None: the rows are padded.
         max_length_q: longest row.
         sequence_group: workers that share the tokens; None: this one has all.
+        places: where prompts stand that several rows share; None: each row has its own.
         is_causal: whether tokens see only those before them; None: as the module has it.
 
     Returns:
@@ -120,22 +123,67 @@ def packed_attention(
             "model.attn_implementation=eager or flash_attention_2"
         )
     options: dict[str, Any] = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
+    if places is not None:
+        fillers = query.shape[2] - places.num_tokens
+        query, key, value = (states[:, :, : places.num_tokens] for states in (query, key, value))
+        output = _sharing_prompts(query, key, value, places, implementation, **options)
+        return F.pad(output, (0, 0, 0, 0, 0, fillers)).contiguous(), None
     if cu_seq_lens_q is None:
         return _padded(module, query, key, value, attention_mask, implementation, **options), None
     assert max_length_q is not None, "comes with cu_seq_lens_q"
     if sequence_group is not None:
         query, key, value = (split_heads(states[0], sequence_group)[None] for states in (query, key, value))
-    rows = (cu_seq_lens_q, max_length_q)
+    rows = Rows.alike(cu_seq_lens_q, max_length_q)
     if implementation.startswith("flash"):
-        output = _flash(implementation, query, key, value, None, *rows, **options)
+        output = _flash(implementation, query, key, value, None, rows, **options)
     elif implementation == "sdpa" and _has_varlen_kernel(query, value):
-        output = _varlen(query, key, value, *rows, scaling, sliding_window)
+        output = _varlen(query, key, value, rows, scaling, sliding_window)
     else:
         attend = _fused if implementation == "sdpa" else _eager
         output = _row_by_row(attend, query, key, value, cu_seq_lens_q, **options)
     if sequence_group is not None:
         output = gather_heads(output[0].transpose(0, 1), sequence_group).transpose(0, 1)[None]
     return output.contiguous(), None
+
+
+class Rows(NamedTuple):
+    """Where rows start and end in a packed sequence, [rows + 1] int32, and how long the longest is."""
+
+    queries: Tensor
+    keys: Tensor
+    most_queries: int
+    most_keys: int
+
+    @classmethod
+    def alike(cls, bounds: Tensor, longest: int) -> Self:
+        """Rows of as many keys as queries."""
+        return cls(bounds, bounds, longest, longest)
+
+
+def _sharing_prompts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    places: Places,
+    implementation: str,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """[1, T, H, D], with the options of :func:`packed_attention`."""
+    if implementation.startswith("flash") or (implementation == "sdpa" and _has_varlen_kernel(query, value)):
+        # These kernels align a row's last query with its last key.
+        rows = Rows(*places.bounds, *places.longest)
+        key, value = (states.index_select(2, places.keys) for states in (key, value))
+        if implementation.startswith("flash"):
+            return _flash(implementation, query, key, value, None, rows, scaling, sliding_window, softcap)
+        return _varlen(query, key, value, rows, scaling, sliding_window)
+    attend = _fused if implementation == "sdpa" else _eager
+
+    def with_options(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return attend(query, key, value, mask, scaling, softcap)
+
+    return attend_in_blocks(with_options, query, key, value, places, sliding_window)
 
 
 def _padded(
@@ -148,7 +196,7 @@ def _padded(
     **options: Any,
 ) -> Tensor:
     if implementation.startswith("flash"):
-        return _flash(implementation, query, key, value, attention_mask, None, None, **options)
+        return _flash(implementation, query, key, value, attention_mask, None, **options)
     if implementation == "sdpa":
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=options["scaling"])[0]
     return _eager(query, key, value, attention_mask, options["scaling"], options["softcap"]).transpose(1, 2)
@@ -160,8 +208,7 @@ def _flash(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    cu_seq_lens: Tensor | None,
-    max_length: int | None,
+    rows: Rows | None,
     scaling: float | None,
     sliding_window: int | None,
     softcap: float | None,
@@ -169,7 +216,7 @@ def _flash(
     """The FlashAttention package, by way of ``transformers``; it has one width for keys and values."""
     narrower = query.shape[-1] - value.shape[-1]
     value = F.pad(value, (0, narrower)) if narrower else value
-    rows: dict[str, Any] = {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens}
+    bounds: tuple[Any, ...] = (None, None, None, None) if rows is None else rows
     output: Tensor = _flash_attention_forward(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -180,10 +227,11 @@ def _flash(
         softmax_scale=scaling,
         sliding_window=sliding_window,
         softcap=softcap,
-        max_length_q=max_length,
-        max_length_k=max_length,
+        cu_seq_lens_q=bounds[0],
+        cu_seq_lens_k=bounds[1],
+        max_length_q=bounds[2],
+        max_length_k=bounds[3],
         attn_implementation=implementation,
-        **rows,
     )
     return output[..., : query.shape[-1] - narrower]
 
@@ -199,8 +247,7 @@ def _varlen(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    cu_seq_lens: Tensor,
-    max_length: int,
+    rows: Rows,
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
@@ -211,10 +258,7 @@ def _varlen(
         query,
         key,
         value,
-        cu_seq_lens,
-        cu_seq_lens,
-        max_length,
-        max_length,
+        *rows,
         scale=scaling,
         window_size=(before, 0),
         **GROUPED_QUERY_OPTIONS,

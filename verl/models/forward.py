@@ -27,6 +27,7 @@ from verl.models.output_head import (
 )
 from verl.models.packing import Layout, PackedLayout, PaddedLayout
 from verl.models.sequence_parallel import sequence_group
+from verl.models.shared_prompts import SharedPromptLayout
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest mean difference of a row between two ways to the same numbers, by precision of the products."""
@@ -42,7 +43,10 @@ class ForwardPass:
         self.device = device
         self.group = sequence_group(config.ulysses_sequence_parallel_size)
 
-    def _layout(self, input_ids: Tensor, attention_mask: Tensor) -> Layout:
+    def _layout(self, input_ids: Tensor, attention_mask: Tensor, num_response: int = 0) -> Layout:
+        """``num_response``: columns of responses, at the end; 0: unknown, so that no prompt is shared."""
+        if self.config.share_prompts and num_response:
+            return SharedPromptLayout(input_ids, attention_mask, num_response)
         if self.config.use_remove_padding:
             return PackedLayout(input_ids, attention_mask, self.group)
         return PaddedLayout(input_ids, attention_mask)
@@ -107,7 +111,7 @@ class LogprobForward(ForwardPass):
             chunk_output_head(model, config.logits_chunk_size)
             fixes.append("model.logits_chunk_size=0")
         if config.use_remove_padding:
-            fixes.append("model.use_remove_padding=false")
+            fixes.append("model.share_prompts=false" if config.share_prompts else "model.use_remove_padding=false")
         if fixes:
             self._check_equal(self._read_all_ways, fixes)
 
@@ -131,7 +135,7 @@ class LogprobForward(ForwardPass):
             layers: layers whose hidden states are returned too, see :func:`verl.models.hidden_states.record_states`.
             sum_pi_squared: whether that sum is returned too.
         """
-        layout = self._layout(input_ids, attention_mask)
+        layout = self._layout(input_ids, attention_mask, wanted.shape[1])
         with record_states(self.model, layers) as recorded:
             scoring = Scoring(temperature, differentiable_entropy, sum_pi_squared)
             logprobs, entropy, *squares = self._score(layout, input_ids, wanted, scoring)
@@ -150,20 +154,18 @@ class LogprobForward(ForwardPass):
         columns = slice(-num_last - 1, -1)
         scored = torch.zeros_like(input_ids, dtype=torch.bool)
         scored[:, columns] = wanted.bool()
-        here = layout.pack(scored)
-        positions = here.nonzero().flatten()
-        if not len(positions):
+        positions, targets = layout.find(scored, input_ids.roll(-1, dims=1))
+        nothing = not len(positions)
+        if nothing:
             # Every worker must reach the head, forward and backward, or the others wait for its weights.
-            positions = positions.new_zeros(1)
-        targets = layout.pack(input_ids.roll(-1, dims=1))[positions]
+            positions, targets = positions.new_zeros(1), targets.new_zeros(1)
         if self.config.logits_chunk_size:
             values = self.model(**layout.inputs, use_cache=False, targets=ScoringTargets(positions, targets, scoring))
         else:
             logits = self.model(**layout.inputs, use_cache=False, logits_to_keep=positions).logits[0]
             values = logprobs_and_entropy(logits, targets, scoring)
-        found = torch.where(here[positions, None], torch.stack(values, dim=1), 0.0)
-        tokens = found.new_zeros(len(here), len(values)).index_copy(0, positions, found)
-        return layout.unpack(tokens)[:, columns].unbind(dim=2)
+        found = torch.stack(values, dim=1)
+        return layout.place(found[:0] if nothing else found, scored)[:, columns].unbind(2)
 
     def _score_columns(self, layout: Layout, input_ids: Tensor, wanted: Tensor, scoring: Scoring) -> tuple[Tensor, ...]:
         """By the model's own forward pass over padded rows, as ``transformers`` has it."""
@@ -173,7 +175,8 @@ class LogprobForward(ForwardPass):
         return tuple(torch.where(wanted.bool(), value, 0.0) for value in values)
 
     def _read_all_ways(self, input_ids: Tensor, attention_mask: Tensor) -> list[list[Tensor]]:
-        wanted = (attention_mask[:, 1:] * attention_mask[:, :-1]).bool()
+        # The last tokens alone, so that there is a prompt before them.
+        wanted = (attention_mask[:, 1:] * attention_mask[:, :-1]).bool()[:, -4:]
         padded = PaddedLayout(input_ids, attention_mask)
         found = [self._score_columns(padded, input_ids, wanted, Scoring(temperature=1.0))]
         if self.config.logits_chunk_size:

@@ -27,18 +27,50 @@ class Layout(ABC):
     """Keyword arguments of the model."""
 
     @abstractmethod
-    def pack(self, columns: Tensor) -> Tensor:
-        """From [B, S] to [T], the values of the tokens that the model of this worker reads, in its order."""
-
-    @abstractmethod
     def unpack(self, tokens: Tensor) -> Tensor:
         """From [T, ...] of this worker back to [B, S, ...]; 0 on padding that the model did not read.
 
         Differentiable. Workers that share a sequence must call it together.
         """
 
+    @abstractmethod
+    def find(self, columns: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+        """Which tokens of this worker stand in ``columns``, and what follows each.
 
-class PaddedLayout(Layout):
+        Args:
+            columns: [B, S] bool.
+            following: [B, S].
+
+        Returns:
+            Both [N]: places among the T tokens, and the values of ``following`` there.
+        """
+
+    @abstractmethod
+    def place(self, values: Tensor, columns: Tensor) -> Tensor:
+        """[B, S, ...] with ``values [N, ...]`` of the tokens that ``find`` gave for ``columns``, 0 elsewhere.
+
+        Differentiable. Workers that share a sequence must call it together.
+        """
+
+
+class RowLayout(Layout):
+    """A layout with one token for each column that the model reads."""
+
+    @abstractmethod
+    def pack(self, columns: Tensor) -> Tensor:
+        """From [B, S] to [T], the values of the tokens that the model of this worker reads, in its order."""
+
+    def find(self, columns: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+        places = self.pack(columns).nonzero().flatten()
+        return places, self.pack(following)[places]
+
+    def place(self, values: Tensor, columns: Tensor) -> Tensor:
+        here = self.pack(columns)
+        tokens = values.new_zeros(len(here), *values.shape[1:])
+        return self.unpack(tokens.index_copy(0, here.nonzero().flatten(), values))
+
+
+class PaddedLayout(RowLayout):
     """Rows as they come, T = B S."""
 
     def __init__(self, input_ids: Tensor, attention_mask: Tensor) -> None:
@@ -57,7 +89,7 @@ class PaddedLayout(Layout):
         return tokens.view(*self.shape, *tokens.shape[1:])
 
 
-class PackedLayout(Layout):
+class PackedLayout(RowLayout):
     """Rows packed into one sequence without padding.
 
     With ``group`` each of its workers reads a slice of that sequence, all of one length: where the tokens cannot be

@@ -1,0 +1,201 @@
+"""Packed rows of which each prompt is read once for all its responses.
+
+The responses of a group have their prompt in common, and what a causal model computes at a prompt's tokens does not
+depend on what follows. So its tokens stand in the sequence once, before all responses, and the attention alone knows
+which prompt a response continues: its tokens see the prompt's and those before them.
+
+Legend: B rows, S columns, R response columns, G different prompts, P and Q tokens of the longest prompt and response,
+T tokens of the prompts and responses, H query heads, K key and value heads, D head width.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from verl.models.packing import Layout
+
+ROUND_TO = 128
+"""The sequence is filled up to a multiple of so many tokens: memory of a few sizes is used again, while that of many
+sizes is asked for anew, which on a CPU takes as long as sharing saves."""
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""From queries [B, H, Q, D], keys and values [B, K, N, D], and a mask [B, 1, Q, N], true where seen, to [B, H, Q, D].
+Without a mask tokens see those before them."""
+
+
+class Places:
+    """Where prompts and responses stand in the sequence: prompts first, then the responses of row 0, 1, ..."""
+
+    def __init__(self, prompt_lengths: Tensor, response_lengths: Tensor, prompt_of: Tensor) -> None:
+        """
+        Args:
+            prompt_lengths: [G] int64, tokens.
+            response_lengths: [B] int64, tokens.
+            prompt_of: [B] int64, the prompt of each row.
+        """
+        self.prompt_lengths, self.response_lengths, self.prompt_of = prompt_lengths, response_lengths, prompt_of
+        ends = torch.cat([prompt_lengths, response_lengths]).cumsum(dim=0)
+        self.num_tokens = int(ends[-1])
+        starts = ends - torch.cat([prompt_lengths, response_lengths])
+        self.prompt_starts, self.response_starts = starts.split([len(prompt_lengths), len(response_lengths)])
+        self.longest_prompt = max(1, int(prompt_lengths.max()))
+        self.longest_response = max(1, int(response_lengths.max()))
+        self._seen: dict[int | None, Tensor] = {}
+
+    @cached_property
+    def prompt_tokens(self) -> Tensor:
+        """[G, P], the tokens of each prompt; any beyond its length."""
+        return self._tokens(self.prompt_starts, self.longest_prompt)
+
+    @cached_property
+    def response_tokens(self) -> Tensor:
+        """[B, Q], the tokens of each response; any beyond its length."""
+        return self._tokens(self.response_starts, self.longest_response)
+
+    def _tokens(self, starts: Tensor, longest: int) -> Tensor:
+        return (starts[:, None] + torch.arange(longest, device=starts.device)).clamp(max=self.num_tokens - 1)
+
+    @cached_property
+    def in_blocks(self) -> Tensor:
+        """[T], where each token is in the blocks [G, P] and [B, Q], joined and flattened."""
+        of_prompts = _within(self.prompt_lengths, self.longest_prompt).flatten()
+        of_responses = _within(self.response_lengths, self.longest_response).flatten()
+        return torch.cat([of_prompts, of_responses]).nonzero().flatten()
+
+    def seen(self, window: int | None) -> Tensor:
+        """[B, 1, Q, P + Q] bool, what the tokens of responses see; ``window``: at most so many, themselves included."""
+        if window not in self._seen:  # the same in all layers of a kind
+            device, lengths = self.prompt_of.device, self.prompt_lengths[self.prompt_of][:, None]
+            queries = lengths + torch.arange(self.longest_response, device=device)
+            of_prompts = torch.arange(self.longest_prompt, device=device).expand(len(lengths), -1)
+            # Beyond its end a prompt's positions are those of no token.
+            keys = torch.cat([of_prompts.masked_fill(of_prompts >= lengths, _NOWHERE), queries], dim=1)
+            self._seen[window] = _sees(queries, keys, window)[:, None]
+        return self._seen[window]
+
+    @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """[G + B + 1] int32 each, where the queries of each prompt and response start and end, and their keys in the
+        order of :attr:`keys`."""
+        queries = torch.cat([self.prompt_lengths, self.response_lengths])
+        keys = torch.cat([self.prompt_lengths, self.prompt_lengths[self.prompt_of] + self.response_lengths])
+        return _ends(queries), _ends(keys)
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """[N], the tokens that each prompt, and then each response, sees: its prompt's and its own."""
+        before = self.prompt_lengths[self.prompt_of]
+        lengths = before + self.response_lengths
+        row = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+        place = torch.arange(len(row), device=row.device) - (lengths.cumsum(dim=0) - lengths)[row]
+        in_prompt = self.prompt_starts[self.prompt_of][row] + place
+        in_response = self.response_starts[row] + place - before[row]
+        prompts = torch.arange(int(self.prompt_lengths.sum()), device=row.device)
+        return torch.cat([prompts, torch.where(place < before[row], in_prompt, in_response)])
+
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """Most queries, and most keys, of a prompt or response."""
+        both = self.prompt_lengths[self.prompt_of] + self.response_lengths
+        return max(self.longest_prompt, self.longest_response), max(self.longest_prompt, int(both.max()))
+
+
+_NOWHERE = torch.iinfo(torch.int64).max
+"""The position of a key that nothing sees."""
+
+
+def _within(lengths: Tensor, longest: int) -> Tensor:
+    """[N, longest] bool, whether there is a token, for ``lengths [N]``."""
+    return torch.arange(longest, device=lengths.device) < lengths[:, None]
+
+
+def _sees(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    """[B, Q, N] bool, whether a token at position ``queries [B, Q]`` sees the one at ``keys [B, N]``."""
+    distance = queries[:, :, None] - keys[:, None]
+    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+
+
+def _ends(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(dim=0)]).to(torch.int32)
+
+
+def attend_in_blocks(
+    attend: Attend, query: Tensor, key: Tensor, value: Tensor, places: Places, window: int | None
+) -> Tensor:
+    """Attention by two calls of ``attend``: all prompts, each padded to the longest, and all responses.
+
+    Args:
+        query: [1, H, T, D].
+        key, value: [1, K, T, D].
+        window: tokens that each one sees, itself included; None: all before it.
+
+    Returns:
+        [1, T, H, D].
+    """
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    q, k, v = (_blocks(states, places.prompt_tokens) for states in (query, key, value))
+    positions = torch.arange(places.longest_prompt, device=query.device)[None]
+    narrow = window is not None and places.longest_prompt > window
+    of_prompts = attend(q, k, v, _sees(positions, positions, window)[:, None] if narrow else None)
+    rows = places.prompt_of
+    own = (_blocks(states, places.response_tokens) for states in (query, key, value))
+    q, own_keys, own_values = own
+    keys = torch.cat([k.index_select(0, rows), own_keys], dim=2)
+    values = torch.cat([v.index_select(0, rows), own_values], dim=2)
+    of_responses = attend(q, keys, values, places.seen(window))
+    blocks = [states.transpose(1, 2).flatten(0, 1) for states in (of_prompts, of_responses)]
+    return torch.cat(blocks).index_select(0, places.in_blocks)[None]
+
+
+def _blocks(states: Tensor, tokens: Tensor) -> Tensor:
+    """[N, H, L, D], for ``states [T, H, D]`` and ``tokens [N, L]``."""
+    blocks = states.index_select(0, tokens.flatten()).view(*tokens.shape, *states.shape[1:])
+    return blocks.transpose(1, 2)
+
+
+class SharedPromptLayout(Layout):
+    """Rows packed into one sequence without padding, each different prompt once."""
+
+    def __init__(self, input_ids: Tensor, attention_mask: Tensor, num_response: int) -> None:
+        """
+        Args:
+            input_ids, attention_mask: [B, S]; prompts end in column S - R.
+            num_response: R, from 1 to S.
+        """
+        self.shape = input_ids.shape
+        there = attention_mask.bool()
+        ids, ids_there = input_ids[:, :-num_response], there[:, :-num_response]
+        response_ids, response_there = input_ids[:, -num_response:], there[:, -num_response:]
+        prompts, prompt_of = torch.unique(ids.masked_fill(~ids_there, -1), dim=0, return_inverse=True)
+        prompt_there = prompts >= 0
+        lengths = prompt_there.sum(dim=1)
+        places = Places(lengths, response_there.sum(dim=1), prompt_of)
+        prompt_places = prompt_there.cumsum(dim=1) - 1
+        response_places = response_there.cumsum(dim=1) - 1
+        in_prompts = (places.prompt_starts[:, None] + prompt_places)[prompt_of]
+        in_responses = places.response_starts[:, None] + response_places
+        fillers = -places.num_tokens % ROUND_TO
+        self.tokens = torch.cat([in_prompts, in_responses], dim=1).masked_fill(~there, places.num_tokens + fillers)
+        """[B, S], the token of each column; T where it is padding."""
+        positions = [prompt_places[prompt_there], (lengths[prompt_of][:, None] + response_places)[response_there]]
+        self.inputs: dict[str, Any] = {
+            "input_ids": F.pad(torch.cat([prompts[prompt_there], response_ids[response_there]]), (0, fillers))[None],
+            "position_ids": F.pad(torch.cat(positions), (0, fillers))[None],
+            "places": places,
+        }
+
+    def unpack(self, tokens: Tensor) -> Tensor:
+        padded = torch.cat([tokens, tokens.new_zeros(1, *tokens.shape[1:])])
+        return padded.index_select(0, self.tokens.flatten()).view(*self.shape, *tokens.shape[1:])
+
+    def find(self, columns: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+        # A prompt's last token comes before a first token in every response.
+        return self.tokens[columns], following[columns]
+
+    def place(self, values: Tensor, columns: Tensor) -> Tensor:
+        placed = values.new_zeros(columns.numel(), *values.shape[1:])
+        return placed.index_copy(0, columns.flatten().nonzero().flatten(), values).view(*self.shape, *values.shape[1:])
