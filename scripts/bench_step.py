@@ -240,12 +240,13 @@ def main(argv: list[str]) -> None:
             print(f"round {number} of {options.rounds}: {times}", file=sys.stderr, flush=True)
             if number > 0:
                 found.append(entry)
+    peer = (
+        f"{options.threads} threads in {options.trl_processes} processes and micro-batches of {options.trl_micro_batch}"
+    )
     what = (
         f"Model `{options.shape}`, {options.prompts} prompts with {options.samples} responses of at most "
         f"{options.tokens} tokens, {UPDATES} optimizer steps, KL coefficient {KL_COEF}; {options.workers} workers in "
-        f"ours, "
-        f"{options.threads} threads in {options.trl_processes} processes and micro-batches of {options.trl_micro_batch} in "
-        "TRL."
+        f"ours, {peer} in TRL."
     )
     facts = provenance("bench_step.py", argv, options.device) | {"what": what, "peer": PEERS.get(options.peer, "alone")}
     write_report(options.out, facts, found, page(facts, found))

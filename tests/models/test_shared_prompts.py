@@ -103,7 +103,7 @@ def test_rows_without_prompt_or_response():
 def forward_of(tiny_model: Path, share: bool, chunk: int) -> LogprobForward:
     name = packed_name("sdpa") if share else "sdpa"
     model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=name, dtype=torch.float64)
-    options = {"use_remove_padding": share, "share_prompts": share, "logits_chunk_size": chunk}
+    options = {"use_remove_padding": share, "shares_prompts": share, "logits_chunk_size": chunk}
     config = SimpleNamespace(
         **options, logits_dtype="auto", ulysses_sequence_parallel_size=1, param_dtype="float32", path=str(tiny_model)
     )

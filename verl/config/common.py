@@ -114,9 +114,9 @@ class ModelConfig:
     """Pack the rows of a micro-batch into one sequence without padding. Does not change the results."""
     share_prompts: bool
     """Read each different prompt of a micro-batch once for all its responses in it, rather than once for each: less to
-    compute and to keep, the longer the prompts. Does not change the results. Needs ``use_remove_padding``, and serves
-    most where the responses to a prompt stay together (``actor.use_dynamic_bsz=false``). Of the policy and the
-    reference; a critic and a reward model read whole rows."""
+    compute and to keep, the longer the prompts. Does not change the results. Where rows are packed
+    (``use_remove_padding``) and not split among workers; it serves most where the responses to a prompt stay together
+    (``actor.use_dynamic_bsz=false``). Of the policy and the reference; a critic and a reward model read whole rows."""
     use_liger: bool
     """Use the Liger kernels (norms, rotary embedding, gated linear units); needs a GPU and the package
     ``liger-kernel``."""
@@ -133,6 +133,11 @@ class ModelConfig:
     fsdp: FSDPConfig
 
     @property
+    def shares_prompts(self) -> bool:
+        """Whether prompts are read once for several rows."""
+        return self.share_prompts and self.use_remove_padding and self.ulysses_sequence_parallel_size == 1
+
+    @property
     def trains_adapters(self) -> bool:
         """Whether adapters are trained instead of the model."""
         return self.lora.rank > 0 or self.lora_adapter_path is not None
@@ -146,11 +151,6 @@ class ModelConfig:
             size,
             "only packed sequences can be split; set model.use_remove_padding=true",
         )
-        if self.share_prompts:
-            fix = "only packed rows can share prompts; set model.use_remove_padding=true"
-            require(self.use_remove_padding, "model.share_prompts", True, fix)
-            fix = "workers that split sequences (model.ulysses_sequence_parallel_size) read whole rows; set it to false"
-            require(size == 1, "model.share_prompts", True, fix)
         if self.use_remove_padding:
             require_choice("model.attn_implementation", self.attn_implementation, PACKED_ATTENTION)
         require_not_negative("model.logits_chunk_size", self.logits_chunk_size)

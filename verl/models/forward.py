@@ -45,7 +45,7 @@ class ForwardPass:
 
     def _layout(self, input_ids: Tensor, attention_mask: Tensor, num_response: int = 0) -> Layout:
         """``num_response``: columns of responses, at the end; 0: unknown, so that no prompt is shared."""
-        if self.config.share_prompts and num_response:
+        if self.config.shares_prompts and num_response:
             return SharedPromptLayout(input_ids, attention_mask, num_response)
         if self.config.use_remove_padding:
             return PackedLayout(input_ids, attention_mask, self.group)
@@ -111,7 +111,7 @@ class LogprobForward(ForwardPass):
             chunk_output_head(model, config.logits_chunk_size)
             fixes.append("model.logits_chunk_size=0")
         if config.use_remove_padding:
-            fixes.append("model.share_prompts=false" if config.share_prompts else "model.use_remove_padding=false")
+            fixes.append("model.share_prompts=false" if config.shares_prompts else "model.use_remove_padding=false")
         if fixes:
             self._check_equal(self._read_all_ways, fixes)
 
