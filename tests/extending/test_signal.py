@@ -33,6 +33,7 @@ def own_signal(folder: Path) -> list[str]:
         f"algorithm.kl_penalty={folder}/my/divergences.py:pseudo_huber",
         *("algorithm.use_kl_in_reward=true", "actor.kl_loss_coef=0.1"),
         f"calculator.own_metrics=[{example(folder, 'metrics.py')}:participation_ratio]",
+        f"calculator.metric_indices_add=[{example(folder, 'tokens.py')}:least_likely]",
         f"reward_manager.indicator_names=[{','.join(names)}]",
     ]
 
@@ -54,6 +55,7 @@ def test_the_examples_train_and_resume_to_the_bit(engine, tiny_model, arithmetic
     assert any(record["train/reward_transform/change"] > 0 for record in whole)
     measured = [record["cal/overall/layer_1/participation_ratio/mean"] for record in whole]
     assert all(1 < value < 12 for value in measured)
+    assert all(record["cal/overall/layer_1/least_likely/mean"] > 1 for record in whole)
     assert whole[-1]["reward_manager/layer_1/participation_ratio/mu"] == pytest.approx(measured[0], rel=0.2)
     assert whole[-1]["actor/kl_loss"] > 0 and whole[-1]["actor/reward_kl_penalty"] > 0
     usual = read_state(folder / "global_step_1")["signal"]["algorithm.reward_transform"]["usual"]

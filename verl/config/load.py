@@ -109,7 +109,8 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 def _with_full_paths(config: Any) -> Any:
     """The config with full paths of the code that workers load too; on a cluster their working directories differ."""
-    actor, calculator = getattr(config, "actor", None), getattr(config, "calculator", None)
+    actor: Any = getattr(config, "actor", None)
+    calculator: Any = getattr(config, "calculator", None)
     if hasattr(actor, "kl_loss_type"):
         config = replace(config, actor=replace(actor, kl_loss_type=full_path(actor.kl_loss_type)))
     if hasattr(calculator, "own_metrics"):

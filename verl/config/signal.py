@@ -169,6 +169,11 @@ class AlgorithmConfig:
         require(drawn, "algorithm.use_pf_ppo", True, "belongs to algorithm.adv_estimator=gae; set it to false")
 
 
+def name_of(metric: str) -> str:
+    """The name by which a metric is known: that of the user's function for an import path."""
+    return metric.rpartition(":")[2].rpartition(".")[2] if ":" in metric else metric
+
+
 @dataclass(frozen=True)
 class CalculatorConfig:
     """Which rank metrics are computed from the rollout's hidden states."""
@@ -190,12 +195,13 @@ class CalculatorConfig:
     (docs/extending.md). A metric is known by the function's name, its velocity and acceleration by that name with
     " diff" and " diff 2". Their spectra are decomposed prefix by prefix, which takes longer than those of
     ``metric_indices`` without 2; the analysis has them for responses, not for the stack of a prompt's responses."""
-    metric_indices_add: list[TokenMetric]
+    metric_indices_add: list[str]
     """Metrics of a response's tokens, measured beside those of hidden states for ``reward_manager`` and the log, the
     same in every layer and without velocity: ``avg_log_probs``, the mean log-probability of its tokens under the
     policy; ``avg_response_entropy``, the entropy of the token frequencies within the response; ``avg_logits_entropy``,
-    the mean entropy of the distributions its tokens were sampled from; all in nats. Validation computes
-    log-probabilities for the first and the last. Must be empty in an evaluation."""
+    the mean entropy of the distributions its tokens were sampled from; all in nats. Or your own, as ``module:function``
+    or ``file.py:function``, known by the function's name (docs/extending.md). Validation computes log-probabilities for
+    all but the second. Must be empty in an evaluation."""
     compute_diff: bool
     """Also compute each metric's velocity ("<name> diff") and acceleration ("<name> diff 2")."""
     diff_stride: int
@@ -259,14 +265,15 @@ class CalculatorConfig:
                 f"indices run from 0 to {len(BASE_METRICS) - 1}: {BASE_METRICS}",
             )
         for path in self.own_metrics:
-            field, fix = "calculator.own_metrics", "must be module:function or file.py:function"
-            require(":" in path, field, path, fix)
-            require_known(field, path, [])
-        names = [*BASE_METRICS, *get_args(TokenMetric), *self.own_names]
-        fix = "are known by the names of the functions, so each needs one that no other metric has"
-        require(len(set(names)) == len(names), "calculator.own_metrics", self.own_metrics, fix)
-        names = self.metric_indices_add
-        require(len(set(names)) == len(names), "calculator.metric_indices_add", names, "name each once")
+            require(":" in path, "calculator.own_metrics", path, "must be module:function or file.py:function")
+            require_known("calculator.own_metrics", path, [])
+        for i, path in enumerate(self.metric_indices_add):
+            require_known(f"calculator.metric_indices_add[{i}]", path, get_args(TokenMetric))
+        ranks = [*BASE_METRICS, *self.own_names]
+        every = [*ranks, *map(name_of, self.metric_indices_add)]
+        for field, names in (("own_metrics", ranks), ("metric_indices_add", every)):
+            fix = "name each once; your own are known by the names of their functions, which no other metric may have"
+            require(len(set(names)) == len(names), f"calculator.{field}", getattr(self, field), fix)
         if self.max_seq_len is not None:
             require_positive("calculator.max_seq_len", self.max_seq_len)
         for field in ("diff_stride", "svd_rank", "workspace_mb", "global_diff_stride_train", "global_diff_stride_val"):
@@ -274,8 +281,8 @@ class CalculatorConfig:
 
     @property
     def own_names(self) -> list[str]:
-        """Names of ``own_metrics``: what follows the last dot of each import path."""
-        return [path.rpartition(":")[2].rpartition(".")[2] for path in self.own_metrics]
+        """Names of ``own_metrics``."""
+        return [name_of(path) for path in self.own_metrics]
 
     @property
     def base_names(self) -> list[str]:
@@ -289,8 +296,8 @@ class CalculatorConfig:
         return [name + suffix for name in self.base_names for suffix in suffixes]
 
     @property
-    def token_metrics(self) -> list[TokenMetric]:
-        """The metrics of tokens that are measured."""
+    def token_metrics(self) -> list[str]:
+        """The metrics of tokens that are measured, as ``metric_indices_add`` has them."""
         return self.metric_indices_add if self.enable else []
 
     @property

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from verl.config.errors import ConfigError
+from verl.config.signal import name_of
 from verl.spectral import SpectralMeasure, SpectrumBatch
 from verl.utils.own_calls import OwnCall
 
@@ -33,7 +34,7 @@ def own_measures(paths: Sequence[str]) -> dict[str, SpectralMeasure]:
             raise ConfigError(f"{own.where}: has a state_dict, but metrics have no state that is saved; leave it out")
         measure = partial(_measured, own)
         measure(SAMPLE)
-        measures[path.rpartition(":")[2].rpartition(".")[2]] = measure
+        measures[name_of(path)] = measure
     return measures
 
 

@@ -11,7 +11,6 @@ p1 (1 - p1) + (p1 - 1) p1 = 0, given r* = 0 it is -(1 - p0 - p1). As the score f
 gradient is (1 - p0 - p1) times that of r*, whatever p0 is. Assumed: there is no baseline.
 """
 
-import torch
 from torch import Tensor
 
 from verl.config.errors import ConfigError

@@ -16,6 +16,7 @@ from verl.config.ppo import PPOConfig
 from verl.config.signal import AlgorithmConfig
 from verl.data.signal_inputs import AdvantageInputs, RewardInputs
 from verl.protocol import PolicyScores, RolloutBatch
+from verl.rank.token_metrics import check_token_metrics
 from verl.trainer.ppo.batches import ModelOutputs
 from verl.trainer.ppo.core_algos import ADVANTAGE_ESTIMATORS, EstimatorOptions, rollout_weights, token_variances
 from verl.trainer.ppo.sampling import Sampled, score_tensors
@@ -144,6 +145,7 @@ def check_own_code(config: PPOConfig, total_steps: int) -> None:
     """Raise ``ConfigError`` for code of the user's own in the learning signal that cannot be loaded or called."""
     SignalEstimation(config, total_steps)
     kl_penalty(config.algorithm)
+    check_token_metrics(config.calculator.token_metrics)
     kl_estimator(config.actor.kl_loss_type, "actor.kl_loss_type", config.actor.kl_loss_type_kwargs)
 
 
