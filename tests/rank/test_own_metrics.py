@@ -79,15 +79,6 @@ def test_the_engine_loads_it_from_its_options(make_calculator, paths):
     assert row["metric.effective diff"].tolist() == [expected[layer]["effective diff"].item() for layer in ("1", "2")]
 
 
-def test_an_error_in_the_engine_is_told_by_its_option():
-    said = "calculator.own_metrics='my.py:metric': raised IndexError: 3 (my.py, line 4)"
-    with pytest.raises(ConfigError) as raised, naming_own_metrics():
-        raise RuntimeError(f"hidden states of 16 responses: ValueError: layer 1: {said}")
-    assert str(raised.value) == said
-    with pytest.raises(RuntimeError, match="out of blocks"), naming_own_metrics():
-        raise RuntimeError("out of blocks")
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
