@@ -12,7 +12,6 @@ name is Ada, age is 31, tags are red and blue.`` with the object as the answer.
 import argparse
 import json
 import random
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 DATA_SOURCE = "json_task"
 WEIGHTS = {"structure": 0.2, "format": 0.3, "content": 0.5}
 
-FENCED = re.compile(r"\A\s*```(?:json)?\s*\n(.*)\n```\s*\Z", re.DOTALL)
 LONGEST = 10_000
 """Characters of a response that are read; longer ones are wrong, whatever they hold."""
 
@@ -42,10 +40,13 @@ def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: An
 
 def parsed(text: str) -> dict[str, Any] | None:
     """The JSON object that the whole of ``text`` is; None if it is none, or holds a field twice, NaN or infinity."""
-    fenced = FENCED.match(text) if len(text) <= LONGEST else None
-    text = fenced[1] if fenced else text
+    if len(text) > LONGEST:
+        return None
+    text = text.strip()
+    if text.startswith("```") and text.endswith("```"):
+        text = text.strip("`").removeprefix("json")
     try:
-        found = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refused) if len(text) <= LONGEST else None
+        found = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refused)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
