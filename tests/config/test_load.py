@@ -168,7 +168,7 @@ REFUSALS = [
     ("model=1e3", "model=1e3: is a group of options; set one of model.path"),
     ("+model=5", "model=5: is a group of options; set one of model.path"),
     ("++data=null", "data=null: must be one of arithmetic"),
-    ("experiment=5", "experiment=5: must be one of dapo"),
+    ("experiment=5", "experiment=5: must be one of "),
     ("preset=[5]", "preset=[5]: must be one of embedded"),
     ("model@critic.model=5", "model@critic.model=5: must be one of llama3.2_3b"),
     ("actor.optim=null", "actor.optim=None: must be a group of options: lr, betas"),
@@ -245,6 +245,30 @@ REFUSALS = [
         "actor_rollout_ref.rollout.n=8",
         "actor_rollout_ref.rollout.n: unknown key; its groups stand alone here: model",
     ),
+    # Code of one's own.
+    ("actor.kl_loss_type=k4", "actor.kl_loss_type='k4': must be one of kl, k1, abs"),
+    (
+        "algorithm.adv_estimator=mine.py:",
+        "algorithm.adv_estimator='mine.py:': an import path is module:attribute or fi",
+    ),
+    (
+        "algorithm.reward_transform=square",
+        "algorithm.reward_transform='square': must be null, or module:attribute or f",
+    ),
+    (
+        "algorithm=remax algorithm.reward_transform=m:f",
+        "algorithm.reward_transform='m:f': the baseline of remax is a greedy response's reward, which no",
+    ),
+    (
+        "++algorithm.adv_estimator_kwargs.a=1",
+        "algorithm.adv_estimator_kwargs={'a': 1}: are for your own algorithm.adv_estimator=module:attribute; set that",
+    ),
+    (
+        "actor.kl_loss_type=m:f ++actor.kl_loss_type_kwargs.a-b=1",
+        "actor.kl_loss_type_kwargs.a-b=1: its name must be that of a keyword argument",
+    ),
+    ("calculator.own_metrics=[m:f,n.py:f]", "calculator.own_metrics=['m:f', 'n.py:f']: name each once; your own are"),
+    ("calculator.own_metrics=[rank]", "calculator.own_metrics='rank': must be module:function or file.py:function"),
     # Combinations.
     ("algorithm=grpo_passk rollout.n=1", "rollout.n=1: grpo_passk compares the two best responses to a prompt; set ro"),
     ("algorithm.use_pf_ppo=true", "algorithm.use_pf_ppo=True: belongs to algorithm.adv_estimator=gae; set it to false"),

@@ -10,7 +10,7 @@ import torch
 from conftest import rank_metrics
 
 from tests.rank.reference_loop import effective_rank, mask_of, terms, velocity_and_acceleration
-from verl.config import PPOConfig, load_config
+from verl.config import ConfigError, PPOConfig, load_config
 from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
@@ -163,3 +163,33 @@ def test_phi_of_the_later_release(rule, guide):
         state = json.loads(json.dumps(manager.state_dict()))
         manager = RewardManager(signal)
         manager.load_state_dict(state)
+
+
+OWN = """
+import torch
+
+def surprise(inputs):
+    return -inputs.logprobs
+
+def spread(inputs):
+    return inputs.entropy.amax(dim=1) - inputs.entropy.amin(dim=1)
+
+def wide(inputs):
+    return inputs.entropy[:, :1]
+"""
+
+
+def test_metrics_of_ones_own(tmp_path):
+    (tmp_path / "tokens.py").write_text(OWN)
+    paths = [f"{tmp_path}/tokens.py:{name}" for name in ("surprise", "spread")]
+    logprobs = torch.tensor([[-1.0, -2.0, -3.0, -6.0], [-1.0, -1.0, -4.0, torch.nan], [-0.5, -1.5, 0.0, 0.0]])
+    entropy = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 0.0, 0.0, 0.0], [0.25, 0.75, 0.0, 0.0]])
+    args = (rollout_of(TOKENS, LENGTHS), scores_of(logprobs, entropy))
+    layers = {"Effective Rank": torch.tensor([1.0, 2.0, torch.nan])}
+    metrics = with_token_metrics(rank_metrics(layers), paths, *args).by_layer()[0]
+    assert list(metrics) == ["Effective Rank", "surprise", "spread"]
+    # Of tokens the mean over the response, padding left out; of responses as it is; masked where the ranks are.
+    torch.testing.assert_close(metrics["surprise"], torch.tensor([3.0, 2.0, torch.nan]).double(), equal_nan=True)
+    torch.testing.assert_close(metrics["spread"], torch.tensor([3.0, 3.0, torch.nan]).double(), equal_nan=True)
+    with pytest.raises(ConfigError, match=r"returned shape \[3, 1\]; expected a tensor of shape \[3, 4\] or \[3\]"):
+        with_token_metrics(rank_metrics(layers), [f"{tmp_path}/tokens.py:wide"], *args)

@@ -12,13 +12,13 @@ from vllm.engine.arg_utils import EngineArgs
 from tests.conftest import changed
 from tests.evaluation.example_tasks import evaluation_config
 from tests.workers.groups import all_prompts, policy_batch, sample, start_group
-from verl.config import PPOConfig
+from verl.config import ConfigError, PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RolloutBatch
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel, SampleRequest
-from verl.rollout.vllm_engine import engine_options
+from verl.rollout.vllm_engine import engine_options, naming_own_metrics
 from verl.single_controller import WorkerError, WorkerGroup, concat
 
 pytestmark = pytest.mark.slow
@@ -358,3 +358,12 @@ def test_workers_of_one_engine_use_no_kernel_that_accesses_the_gpus_of_others(co
     own = replace(together, engine_kwargs={"compilation_config": {"mode": 0}, "disable_custom_all_reduce": False})
     options = engine_options(own, 64, False, "cpu", 0, None)
     assert options["compilation_config"] == {"mode": 0} and options["disable_custom_all_reduce"] is False
+
+
+def test_an_error_in_the_engine_is_told_by_its_option():
+    said = "calculator.own_metrics='my.py:metric': raised IndexError: 3 (my.py, line 4)"
+    with pytest.raises(ConfigError) as raised, naming_own_metrics():
+        raise RuntimeError(f"hidden states of 16 responses: ValueError: layer 1: {said}")
+    assert str(raised.value) == said
+    with pytest.raises(RuntimeError, match="out of blocks"), naming_own_metrics():
+        raise RuntimeError("out of blocks")

@@ -22,7 +22,7 @@ def test_a_policy_loss_is_weighted_as_it_takes_ratios(policy_loss: str, expected
     overrides = [f"actor.{option}" for option in (f"policy_loss={policy_loss}", *options)]
     actor = object.__new__(Actor)
     actor.config = load_config(PPOConfig, "ppo_trainer", overrides).actor
-    actor.device, actor.temperature = "cpu", 1.0
+    actor.device, actor.temperature, actor.kl_type = "cpu", 1.0, actor.config.kl_loss_type
     old, ones = torch.tensor([[-1.0, -1.0]]), torch.ones(1, 2)
     actor.forward = SimpleNamespace(logprobs=lambda *_, **__: (old.clone(), ones, None))
     tokens = torch.ones(1, 3, dtype=torch.int64)

@@ -84,24 +84,27 @@ KL_ESTIMATORS = _BY_VALUE | {f"{name}+": straight_through(estimator) for name, e
 """Name in the configuration -> estimator."""
 
 
-def kl_loss(kl_type: str, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None) -> Tensor:
+def kl_loss(
+    kl_type: str | KLEstimator, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None
+) -> Tensor:
     """The estimate ``[B, R]`` that is added to the policy's loss.
 
     Args:
-        kl_type: a key of ``KL_ESTIMATORS``.
+        kl_type: a key of ``KL_ESTIMATORS``, or an estimator.
         old_logprobs: ``[B, R]``, under the policy that sampled the tokens: the estimate is weighted by the ratio
             r = exp(logprobs - old_logprobs), so that value and gradient stay right once the policy has moved away from
             it (DeepSeek-V3.2, arXiv 2512.02556, section 3.1). None: no weight.
 
-    With k1, k3 and ``abs`` the gradient passes through the weight as well: with k3 the sum is r x grad log p, with k1
-    r (x + 1) grad log p, whose mean is the same, on policy too. k2, and every name with a ``+``, have the factor
-    x grad log p already, so the weight is a constant there.
+    With k1, k3, ``abs`` and an estimator without a name, the gradient passes through the weight as well: with k3 the
+    sum is r x grad log p, with k1 r (x + 1) grad log p, whose mean is the same, on policy too. k2, and every name with
+    a ``+``, have the factor x grad log p already, so the weight is a constant there.
     """
-    estimate = KL_ESTIMATORS[kl_type](logprobs, ref_logprobs)
+    estimate = _estimator(kl_type)(logprobs, ref_logprobs)
     if old_logprobs is None:
         return estimate
     ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    return (ratio.detach() if kl_type.endswith("+") or kl_type in ("mse", "k2") else ratio) * estimate
+    constant = isinstance(kl_type, str) and (kl_type.endswith("+") or kl_type in ("mse", "k2"))
+    return (ratio.detach() if constant else ratio) * estimate
 
 
 class FixedKLController:
@@ -201,7 +204,7 @@ def kl_penalised_rewards(
     ref_logprobs: Tensor,
     response_mask: Tensor,
     coef: float,
-    kl_type: str,
+    kl_type: str | KLEstimator,
 ) -> tuple[Tensor, Tensor]:
     """Rewards r_t - coef * kl_t, and the mean KL that a controller follows.
 
@@ -211,7 +214,7 @@ def kl_penalised_rewards(
         ref_logprobs: ``[B, R]`` the same under the reference policy.
         response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
         coef: units of reward per nat, at least 0.
-        kl_type: a key of ``KL_ESTIMATORS``.
+        kl_type: a key of ``KL_ESTIMATORS``, or an estimator.
 
     Returns:
         Rewards ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask, and the mean of kl_t over the tokens
@@ -221,17 +224,21 @@ def kl_penalised_rewards(
     Raises:
         ValueError: unknown ``kl_type``, or ``coef`` out of range.
     """
-    if kl_type not in KL_ESTIMATORS:
+    if isinstance(kl_type, str) and kl_type not in KL_ESTIMATORS:
         raise ValueError(f"kl_type={kl_type!r}: must be one of {', '.join(KL_ESTIMATORS)}")
     if not 0 <= coef < math.inf:
         raise ValueError(f"coef={coef}: must be finite and at least 0")
     mask = response_mask.bool()
     with torch.no_grad():
-        estimate = KL_ESTIMATORS[kl_type](logprobs, ref_logprobs)
+        estimate = _estimator(kl_type)(logprobs, ref_logprobs)
         penalty = torch.where(mask, estimate, 0.0)
         rewards = torch.where(mask, token_rewards - coef * penalty, 0.0).to(token_rewards.dtype)
         means = penalty.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
         return rewards, means.sum() / mask.any(dim=1).sum().clamp(min=1)
+
+
+def _estimator(kl_type: str | KLEstimator) -> KLEstimator:
+    return KL_ESTIMATORS[kl_type] if isinstance(kl_type, str) else kl_type
 
 
 def _saved_coef(state: Mapping[str, Any]) -> float:

@@ -37,6 +37,7 @@ from verl.evaluation.store import SampleStore
 from verl.evaluation.tasks import EvaluationTask, make_tasks
 from verl.models.hidden_states import resolve_layers
 from verl.models.info import ModelInfo
+from verl.rank.own_metrics import own_measures
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import MeasuredPrompt
 from verl.run.session import RaySession
@@ -67,6 +68,7 @@ def run_analysis(config: AnalysisConfig) -> None:
         SystemExit: with 1 if some models or benchmarks failed; with 130 after an interrupt.
     """
     check_pairs(config)
+    own_measures(config.calculator.own_metrics)  # what is wrong with them is found before an engine starts
     run_to_end(lambda display, failures: _analyse(config, display, failures), "samples and measurements")
 
 

@@ -97,7 +97,8 @@ def response_columns(config: AnalysisConfig) -> list[str]:
 def prompt_columns(config: AnalysisConfig) -> list[str]:
     """Names of a prompt's metrics."""
     ranks = rank_columns(config)
-    stacks = [name for name in ranks if not name.rpartition("/")[2].startswith("Curvature")]
+    unstacked = ("Curvature", *config.calculator.own_names)
+    stacks = [name for name in ranks if name.rpartition("/")[2].partition(" diff")[0] not in unstacked]
     averages = [f"{name}_avg" for name in OF_RESPONSES]
     stacked = [f"{name}_stack" for name in STACKED]
     return [*(f"{n} Avg" for n in ranks), *(f"{n} Stack" for n in stacks), *averages, *stacked, *OF_PAIRS]

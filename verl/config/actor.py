@@ -2,9 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from verl.config.checks import require, require_not_negative, require_positive
+from verl.config.checks import (
+    require,
+    require_known,
+    require_not_negative,
+    require_own_options,
+    require_positive,
+)
 from verl.config.common import OptimConfig
 from verl.config.policy_losses import CLIP_RANGES, LOSS_OPTIONS, SEQUENCE_LOSSES, PolicyLoss
 from verl.config.signal import KLType
@@ -94,16 +100,19 @@ class ActorConfig:
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: float
     """Weight of the KL divergence in the loss, at least 0."""
-    kl_loss_type: KLType
+    kl_loss_type: str
     """Estimator of that divergence, by token: ``kl`` or ``k1``, the log-ratio; ``abs``, its absolute value; ``mse`` or
     ``k2``, half its square; ``low_var_kl`` or ``k3``, whose log-ratio is clamped to [-20, 20] and whose value to 10,
     where its gradient ends. With the suffix ``+``, as in ``k3+``, the same value with the gradient of ``k2``, which is
     that of the divergence on policy and is never clamped. The gradient of ``k1`` alone vanishes on policy, and a
-    warning says so."""
+    warning says so. Or your own, as ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
+    kl_loss_type_kwargs: dict[str, Any]
+    """Keyword arguments of your own ``kl_loss_type``."""
     use_unbiased_kl: bool
     """Weight that estimate by the probability ratio of the policy to the one that sampled, log-ratio within [-20, 20],
     so that its gradient stays right in later mini-batches and epochs (DeepSeek-V3.2, arXiv 2512.02556). ``k1`` then has
-    the right gradient too."""
+    the right gradient too. The gradient of the weight counts with your own ``kl_loss_type``, as with ``k1`` and
+    ``k3``."""
     optim: OptimConfig
 
     def __post_init__(self) -> None:
@@ -121,6 +130,8 @@ class ActorConfig:
         require(0 < low <= most, "actor.clip_ratio_low", low, "must be in (0, 1]; with gmpo it may be greater")
         require_positive("actor.clip_ratio_high", high)
         require_not_negative("actor.kl_loss_coef", self.kl_loss_coef)
+        require_known("actor.kl_loss_type", self.kl_loss_type, get_args(KLType))
+        require_own_options("actor.kl_loss_type", self.kl_loss_type, self.kl_loss_type_kwargs)
         if self.clip_ratio_c is not None:
             field, clip = "actor.clip_ratio_c", self.clip_ratio_c
             require(clip > 1, field, clip, "must be above 1, or null")

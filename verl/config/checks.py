@@ -1,6 +1,6 @@
 """Small checks that every config dataclass uses; each error names the field, the value and the fix."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -34,6 +34,15 @@ def require_known(field: str, value: str, names: Sequence[str]) -> None:
     hint = f"; did you mean {near[0]!r}?" if near else ""
     fix = f"must be one of {', '.join(names)}, or your own as module:attribute or file.py:attribute{hint}"
     require(value in names, field, value, fix)
+
+
+def require_own_options(field: str, value: str | None, options: Mapping[str, object]) -> None:
+    """Raise ``ConfigError`` for ``options``, those of ``<field>_kwargs``, unless ``field`` names code of the user's own
+    and each is a keyword."""
+    kwargs, fix = f"{field}_kwargs", f"are for your own {field}=module:attribute; set that, or leave them out"
+    require(not options or (value is not None and ":" in value), kwargs, dict(options), fix)
+    for name, option in options.items():
+        require(name.isidentifier(), f"{kwargs}.{name}", option, "its name must be that of a keyword argument")
 
 
 def require_literals(group: str, config: object) -> None:

@@ -51,7 +51,7 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
     _refuse_unknown(schema, schema, values, "")
-    config: ConfigT = _build(schema, values, "")
+    config: ConfigT = _with_full_paths(_build(schema, values, ""))
     return config
 
 
@@ -105,6 +105,24 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
             require_model(f"{group}.model.path", part.model.path)
             config = replace(config, **{group: replace(part, model=_absolute(part.model))})
     return config  # type: ignore[no-any-return]
+
+
+def _with_full_paths(config: Any) -> Any:
+    """The config with full paths of the code that workers load too; on a cluster their working directories differ."""
+    actor: Any = getattr(config, "actor", None)
+    calculator: Any = getattr(config, "calculator", None)
+    if hasattr(actor, "kl_loss_type"):
+        config = replace(config, actor=replace(actor, kl_loss_type=full_path(actor.kl_loss_type)))
+    if hasattr(calculator, "own_metrics"):
+        metrics = [full_path(path) for path in calculator.own_metrics]
+        config = replace(config, calculator=replace(calculator, own_metrics=metrics))
+    return config
+
+
+def full_path(path: str) -> str:
+    """The import path of the user's code with the full path of its file; a name or a module stays as it is."""
+    file, colon, attribute = path.rpartition(":")
+    return f"{Path(file).resolve()}:{attribute}" if colon and file.endswith(".py") else path
 
 
 def _absolute(model: Any) -> Any:

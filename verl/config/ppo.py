@@ -26,6 +26,7 @@ from verl.config.signal import (
     RewardManagerConfig,
     RewardModelConfig,
     RewardScoreConfig,
+    name_of,
 )
 from verl.config.trainer import TrainerConfig
 
@@ -286,7 +287,7 @@ class PPOConfig:
             "rank shaping needs rank metrics; set calculator.enable=true, or reward_manager.add_reward=false and "
             "reward_manager.add_adv=false",
         )
-        available = [*self.calculator.metric_names, *self.calculator.token_metrics]
+        available = [*self.calculator.metric_names, *map(name_of, self.calculator.token_metrics)]
         named = [("reward_manager.indicator_names", name) for name in self.reward_manager.indicator_names]
         for field, name in [*named, ("reward_manager.guidance_metric", self.reward_manager.guide)]:
             require(

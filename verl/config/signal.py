@@ -5,13 +5,15 @@ home.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from verl.config.checks import (
     require,
     require_distinct,
+    require_known,
     require_literals,
     require_not_negative,
+    require_own_options,
     require_positive,
     require_seconds,
 )
@@ -45,7 +47,8 @@ AdvEstimator = Literal[
 ]
 TOKEN_BASELINES: list[AdvEstimator] = ["optimal_token_baseline", "tir_optimal_token_baseline"]
 GROUP_ESTIMATORS: list[AdvEstimator] = ["grpo", "rloo", "reinforce_plus_plus_baseline", "gpg", "opo", *TOKEN_BASELINES]
-"""Estimators that compare the responses to one prompt; of a single one they keep the reward as it is."""
+"""Estimators that compare the responses to one prompt; of a single one they keep the reward as it is. An estimator of
+the user's own decides for itself how many it needs."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,8 @@ class FilterGroupsConfig:
     metric: Literal["acc", "score", "seq_reward", "seq_final_reward"]
     """``acc``: whether the response is correct; ``score``: the verifier's score; ``seq_reward``: the whole reward, with
     that of the reward model and the overlong penalty; ``seq_final_reward``: the same less the KL penalty, which is
-    known only after filtering, so it needs ``use_kl_in_reward=false`` and is then ``seq_reward``. Rank shaping never
-    counts."""
+    known only after filtering, so it needs ``use_kl_in_reward=false`` and is then ``seq_reward``. Neither
+    ``reward_transform`` nor rank shaping counts: they see the step's responses once these are chosen."""
     max_num_gen_batches: int
     """Most batches of ``data.gen_batch_size`` prompts to sample for one step; the step then learns from the groups
     found so far, where veRL would end the run. 0 or less: no limit, but a run ends that finds nothing to learn from in
@@ -111,13 +114,24 @@ class PFPPOConfig:
 class AlgorithmConfig:
     """How rewards become advantages."""
 
-    adv_estimator: AdvEstimator
+    adv_estimator: str
     """Advantage estimator: ``grpo``, ``rloo``, ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``remax``
     (the baseline is the greedy response, one more response per prompt), ``gae`` (PPO, with the critic of the group
     ``critic``), ``gpg`` (centred, and scaled by the share of scores that are not 0; arXiv 2504.02546), ``opo`` (centred
     at the mean weighted by length; arXiv 2505.23585), ``grpo_passk`` (the best response's lead over the second best;
     arXiv 2503.19595), ``optimal_token_baseline`` (a baseline of its own for each token, that of least variance) or
-    ``tir_optimal_token_baseline`` (the same, and none where only one response goes on)."""
+    ``tir_optimal_token_baseline`` (the same, and none where only one response goes on). Or your own, as
+    ``module:attribute`` or ``file.py:attribute`` (docs/extending.md), which has no critic and may need any number of
+    responses to a prompt."""
+    adv_estimator_kwargs: dict[str, Any]
+    """Keyword arguments of your own ``adv_estimator``."""
+    reward_transform: str | None
+    """A function or class of your own, ``module:attribute`` or ``file.py:attribute``, that turns each response's reward
+    into another, once a step: after verifiers, reward model and overlong penalty, before rank shaping, the KL
+    divergence and advantages (docs/extending.md). Dynamic sampling compares rewards as they were before it, and
+    validation does not use it. Null: rewards stay as they are."""
+    reward_transform_kwargs: dict[str, Any]
+    """Keyword arguments of ``reward_transform``."""
     norm_adv_by_std_in_grpo: bool
     """Divide the group-centred score by the group's standard deviation (``grpo``, ``grpo_passk``); false is Dr.GRPO."""
     gamma: float
@@ -126,8 +140,10 @@ class AlgorithmConfig:
     """Lambda of ``gae``, in [0, 1]: 0 trusts the critic alone, 1 the rewards alone."""
     use_kl_in_reward: bool
     """Subtract the KL divergence from the reference policy from every token's reward."""
-    kl_penalty: KLType
+    kl_penalty: str
     """Estimator of that divergence, as ``actor.kl_loss_type``; rewards have no gradient, so a ``+`` changes nothing."""
+    kl_penalty_kwargs: dict[str, Any]
+    """Keyword arguments of your own ``kl_penalty``."""
     kl_ctrl: KLControlConfig
     filter_groups: FilterGroupsConfig
     rollout_correction: RolloutCorrectionConfig
@@ -137,10 +153,25 @@ class AlgorithmConfig:
     pf_ppo: PFPPOConfig
 
     def __post_init__(self) -> None:
+        require_known("algorithm.adv_estimator", self.adv_estimator, get_args(AdvEstimator))
+        require_known("algorithm.kl_penalty", self.kl_penalty, get_args(KLType))
+        for field in ("adv_estimator", "reward_transform", "kl_penalty"):
+            require_own_options(f"algorithm.{field}", getattr(self, field), getattr(self, f"{field}_kwargs"))
+        if self.reward_transform is not None:
+            field, fix = "algorithm.reward_transform", "must be null, or module:attribute or file.py:attribute"
+            require(":" in self.reward_transform, field, self.reward_transform, fix)
+            require_known(field, self.reward_transform, [])
+            fix = "the baseline of remax is a greedy response's reward, which no transform sees; set it to null"
+            require(self.adv_estimator != "remax", field, self.reward_transform, fix)
         require(0 <= self.gamma <= 1, "algorithm.gamma", self.gamma, "must be in [0, 1]")
         require(0 <= self.lam <= 1, "algorithm.lam", self.lam, "must be in [0, 1]")
         drawn = not self.use_pf_ppo or self.adv_estimator == "gae"
         require(drawn, "algorithm.use_pf_ppo", True, "belongs to algorithm.adv_estimator=gae; set it to false")
+
+
+def name_of(metric: str) -> str:
+    """The name by which a metric is known: that of the user's function for an import path."""
+    return metric.rpartition(":")[2].rpartition(".")[2] if ":" in metric else metric
 
 
 @dataclass(frozen=True)
@@ -159,12 +190,18 @@ class CalculatorConfig:
     metric_indices: list[int]
     """The metrics to compute: 0 Response Entropy 1, 1 Effective Rank, 2 Traditional Rank, 3 Curvature, 4 Log Effective
     Rank."""
-    metric_indices_add: list[TokenMetric]
+    own_metrics: list[str]
+    """Metrics of your own besides, functions of a spectrum, each as ``module:function`` or ``file.py:function``
+    (docs/extending.md). A metric is known by the function's name, its velocity and acceleration by that name with
+    " diff" and " diff 2". Their spectra are decomposed prefix by prefix, which takes longer than those of
+    ``metric_indices`` without 2; the analysis has them for responses, not for the stack of a prompt's responses."""
+    metric_indices_add: list[str]
     """Metrics of a response's tokens, measured beside those of hidden states for ``reward_manager`` and the log, the
     same in every layer and without velocity: ``avg_log_probs``, the mean log-probability of its tokens under the
     policy; ``avg_response_entropy``, the entropy of the token frequencies within the response; ``avg_logits_entropy``,
-    the mean entropy of the distributions its tokens were sampled from; all in nats. Validation computes
-    log-probabilities for the first and the last. Must be empty in an evaluation."""
+    the mean entropy of the distributions its tokens were sampled from; all in nats. Or your own, as ``module:function``
+    or ``file.py:function``, known by the function's name (docs/extending.md). Validation computes log-probabilities for
+    all but the second. Must be empty in an evaluation."""
     compute_diff: bool
     """Also compute each metric's velocity ("<name> diff") and acceleration ("<name> diff 2")."""
     diff_stride: int
@@ -227,17 +264,30 @@ class CalculatorConfig:
                 self.metric_indices,
                 f"indices run from 0 to {len(BASE_METRICS) - 1}: {BASE_METRICS}",
             )
-        names = self.metric_indices_add
-        require(len(set(names)) == len(names), "calculator.metric_indices_add", names, "name each once")
+        for path in self.own_metrics:
+            require(":" in path, "calculator.own_metrics", path, "must be module:function or file.py:function")
+            require_known("calculator.own_metrics", path, [])
+        for i, path in enumerate(self.metric_indices_add):
+            require_known(f"calculator.metric_indices_add[{i}]", path, get_args(TokenMetric))
+        ranks = [*BASE_METRICS, *self.own_names]
+        every = [*ranks, *map(name_of, self.metric_indices_add)]
+        for field, names in (("own_metrics", ranks), ("metric_indices_add", every)):
+            fix = "name each once; your own are known by the names of their functions, which no other metric may have"
+            require(len(set(names)) == len(names), f"calculator.{field}", getattr(self, field), fix)
         if self.max_seq_len is not None:
             require_positive("calculator.max_seq_len", self.max_seq_len)
         for field in ("diff_stride", "svd_rank", "workspace_mb", "global_diff_stride_train", "global_diff_stride_val"):
             require_positive(f"calculator.{field}", getattr(self, field))
 
     @property
+    def own_names(self) -> list[str]:
+        """Names of ``own_metrics``."""
+        return [name_of(path) for path in self.own_metrics]
+
+    @property
     def base_names(self) -> list[str]:
-        """Names of the metrics of one response, in the order of ``metric_indices``."""
-        return [BASE_METRICS[i] for i in self.metric_indices]
+        """Names of the metrics of one response, in the order of ``metric_indices`` and ``own_metrics``."""
+        return [*(BASE_METRICS[i] for i in self.metric_indices), *self.own_names]
 
     @property
     def metric_names(self) -> list[str]:
@@ -246,8 +296,8 @@ class CalculatorConfig:
         return [name + suffix for name in self.base_names for suffix in suffixes]
 
     @property
-    def token_metrics(self) -> list[TokenMetric]:
-        """The metrics of tokens that are measured."""
+    def token_metrics(self) -> list[str]:
+        """The metrics of tokens that are measured, as ``metric_indices_add`` has them."""
         return self.metric_indices_add if self.enable else []
 
     @property

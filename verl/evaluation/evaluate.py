@@ -33,6 +33,7 @@ from verl.evaluation.tasks import (
     without_long_prompts,
 )
 from verl.models.info import ModelInfo
+from verl.rank.own_metrics import own_measures
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel
@@ -81,6 +82,7 @@ def run_evaluation(config: EvaluationConfig) -> None:
         ConfigError: the config does not fit the machine, or another run is using the folder.
         SystemExit: with 1 if some evaluations failed; with 130 after an interrupt.
     """
+    own_measures(config.calculator.own_metrics)  # what is wrong with them is found before an engine starts
     run_to_end(lambda display, failures: _evaluate(config, display, failures), "samples")
 
 

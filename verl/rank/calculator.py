@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from verl.config.signal import CalculatorConfig
 from verl.protocol import RankMetrics
 from verl.rank.dynamics import acceleration, prefix_counts, prefix_rows, sliced_base_metrics, velocity, with_whole
+from verl.rank.own_metrics import own_measures
 from verl.spectral import SpectralOptions
 from verl.spectral.bounds import workspace_bound
 from verl.spectral.slices import Slices, finish
@@ -44,6 +45,7 @@ class RepresentationMetricsCalculator:
         decompose = {"optimized": "auto", "original": "svd"}[config.diff_calculator_method]
         self._whole = _options(config, config.zeroth_order_svd_method, "auto")
         self._diff = _options(config, config.diff_svd_method, decompose)
+        self._own = own_measures(config.own_metrics)
 
     def __call__(
         self,
@@ -177,7 +179,7 @@ class RepresentationMetricsCalculator:
         """Metrics of one layer ``[B, T, D]``, name to ``[B]``, and those of its prefixes, name to ``[B, T]``."""
         names = self.config.base_names
         if not compute_diff:
-            whole = yield from sliced_base_metrics(hidden, lengths, lengths[:, None], names, self._whole)
+            whole = yield from sliced_base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
             courses = self._courses(whole, lengths[:, None], hidden)
             return {name: values[:, 0] for name, values in whole.items()}, courses
         kept, kept_lengths = _kept_rows(hidden, lengths, self.config.max_seq_len, self.config.max_seq_len_from)
@@ -186,12 +188,12 @@ class RepresentationMetricsCalculator:
         if kept is hidden and self._whole == self._diff:
             # One more column, the whole response.
             ends = torch.cat([rows, lengths[:, None]], dim=1)
-            both = yield from sliced_base_metrics(hidden, lengths, ends, names, self._whole)
+            both = yield from sliced_base_metrics(hidden, lengths, ends, names, self._whole, self._own)
             whole = {name: values[:, -1:] for name, values in both.items()}
             prefixes = {name: values[:, :-1] for name, values in both.items()}
         else:
-            whole = yield from sliced_base_metrics(hidden, lengths, lengths[:, None], names, self._whole)
-            prefixes = yield from sliced_base_metrics(kept, kept_lengths, rows, names, self._diff)
+            whole = yield from sliced_base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
+            prefixes = yield from sliced_base_metrics(kept, kept_lengths, rows, names, self._diff, self._own)
         ends_whole = _ends_whole(self.config.prefix_rule, lengths, kept_lengths, counts, stride)
         measured = {name: torch.cat([prefixes[name], whole[name]], dim=1) for name in names}
         before = lengths - kept_lengths if self.config.max_seq_len_from == "end" else torch.zeros_like(lengths)
@@ -286,7 +288,8 @@ def workspace_bytes(num_tokens: int, num_layers: int, width: int, calculator: st
         calculator: the configuration, or its fields as JSON, as of :func:`reduce_states`.
     """
     config = _calculator(calculator).config if isinstance(calculator, str) else calculator
-    decomposes = "Traditional Rank" in config.base_names or config.diff_calculator_method == "original"
+    decomposes = "Traditional Rank" in config.base_names or bool(config.own_metrics)
+    decomposes |= config.diff_calculator_method == "original"
     decomposes |= "lowrank" in (config.zeroth_order_svd_method, config.diff_svd_method)
     spectra = workspace_bound(num_tokens, width, decomposes, config.workspace_mb << 20)
     prefixes = 8 * num_tokens * (num_layers * len(config.base_names) + VECTORS)

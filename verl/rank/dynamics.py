@@ -4,13 +4,13 @@ Pure functions. Shapes: B responses, T padded rows, D hidden size, P prefixes of
 velocity rule. All metrics are float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from verl.spectral import SpectralOptions
-from verl.spectral.prefixes import sliced_functionals
+from verl.spectral import SpectralMeasure, SpectralOptions
+from verl.spectral.prefixes import sliced_functionals, sliced_measures
 from verl.spectral.responses import Chunk, check_hidden, chunks, largest_entries
 from verl.spectral.slices import Slices, finish
 
@@ -157,10 +157,18 @@ def base_metrics(
 
 @torch.no_grad()
 def sliced_base_metrics(
-    hidden: Tensor, lengths: Tensor, rows: Tensor, names: Sequence[str], options: SpectralOptions
+    hidden: Tensor,
+    lengths: Tensor,
+    rows: Tensor,
+    names: Sequence[str],
+    options: SpectralOptions,
+    own: Mapping[str, SpectralMeasure] | None = None,
 ) -> Slices[dict[str, Tensor]]:
-    """:func:`base_metrics` in slices."""
+    """:func:`base_metrics` in slices; ``names`` may be those of ``own`` measures, too (``calculator.own_metrics``)."""
     metrics: dict[str, Tensor] = {}
+    if own:
+        measured = yield from sliced_measures(hidden, lengths, rows, list(own.values()), options)
+        metrics |= zip(own, measured, strict=True)
     if "Curvature" in names:
         metrics["Curvature"] = yield from _sliced_curvature(hidden, lengths, rows, options.on_nonfinite)
     wanted = list(dict.fromkeys(_FUNCTIONALS[name] for name in names if name in _FUNCTIONALS))

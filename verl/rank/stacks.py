@@ -20,12 +20,12 @@ from verl.spectral import SpectralOptions
 
 
 class StackedResponses:
-    """The metrics of a stack of responses, as ``calculator`` defines them for one; except the curvature, and without
-    ``max_seq_len``: every row counts."""
+    """The metrics of a stack of responses, as ``calculator`` defines them for one; except the curvature and
+    ``own_metrics``, and without ``max_seq_len``: every row counts."""
 
     def __init__(self, config: CalculatorConfig) -> None:
         self.config = config
-        self.names = [name for name in config.base_names if name != "Curvature"]
+        self.names = [name for name in config.base_names if name not in ("Curvature", *config.own_names)]
         on_nonfinite = "raise" if config.on_nonfinite == "raise" else "mask"
         self._options = SpectralOptions(on_nonfinite=on_nonfinite)
         self._extra = 0 if config.prefix_rule == "at_stride_and_whole" else 1

@@ -4,17 +4,37 @@ Shapes: B responses, R response columns, L layers.
 """
 
 from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from verl.config.signal import TokenMetric
+from verl.config.errors import ConfigError
+from verl.config.signal import name_of
 from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
+from verl.utils.own_calls import OwnCall
+from verl.utils.user_code import is_own
+
+FIELD = "calculator.metric_indices_add"
+
+
+class TokenInputs(NamedTuple):
+    """What a metric of the user's own is told about the tokens of responses."""
+
+    responses: Tensor
+    """[B, R] int64, the token ids."""
+    response_mask: Tensor
+    """[B, R] int64, 1 on response tokens."""
+    logprobs: Tensor
+    """[B, R] float32, each token's log-probability under the policy in nats; 0 on padding."""
+    entropy: Tensor
+    """[B, R] float32, of the policy's distribution at each token in nats; 0 on padding."""
 
 
 def with_token_metrics(
-    rank_metrics: RankMetrics, names: Sequence[TokenMetric], rollout: RolloutBatch, scores: PolicyScores | None
+    rank_metrics: RankMetrics, names: Sequence[str], rollout: RolloutBatch, scores: PolicyScores | None
 ) -> RankMetrics:
     """The rank metrics of ``rollout`` and, the same in every layer, the metrics ``names`` of its tokens.
 
@@ -26,20 +46,63 @@ def with_token_metrics(
     by_name = {name: rank_metrics.by_name[name] for name in rank_metrics.metric_names}
     masked = torch.stack(list(by_name.values())).isnan().all(dim=0)
     for name in names:
-        by_name[name] = torch.where(masked, torch.nan, _token_metric(name, rollout, scores)[:, None])
+        by_name[name_of(name)] = torch.where(masked, torch.nan, _token_metric(name, rollout, scores)[:, None])
     size = [len(rollout)]
     by_token = TensorDict(by_name, batch_size=size)
     return RankMetrics(by_token, rank_metrics.mean_states, rank_metrics.by_prefix, batch_size=size)
 
 
-def _token_metric(name: TokenMetric, rollout: RolloutBatch, scores: PolicyScores | None) -> Tensor:
+def check_token_metrics(names: Sequence[str]) -> None:
+    """Raise ``ConfigError`` for a metric of the user's own that cannot be loaded or called."""
+    for name in filter(is_own, names):
+        _own_metric(name)
+
+
+@cache
+def _own_metric(path: str) -> OwnCall:
+    own = OwnCall(FIELD, path, {}, ["inputs"])
+    if own.has_state:
+        raise ConfigError(f"{own.where}: has a state_dict, but metrics have no state that is saved; leave it out")
+    return own
+
+
+def _own_values(path: str, inputs: TokenInputs) -> Tensor:
+    """What the user's function returned for each response, the mean over its tokens if that was [B, R]: float64."""
+    own, mask = _own_metric(path), inputs.response_mask
+    found = own(inputs)
+    shapes = (mask.shape, mask.shape[:1])
+    if not isinstance(found, Tensor) or found.shape not in shapes or found.is_complex():
+        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"{own.where}: returned {what}; expected a tensor of shape {' or '.join(map(_shown, shapes))}"
+        )
+    values = found.double()
+    if values.shape == mask.shape:
+        values = _mean_over_tokens(values, mask)
+    if not bool(values.isfinite().all()):
+        raise ConfigError(f"{own.where}: returned NaN or infinity; expected finite numbers")
+    return values
+
+
+def _shown(shape: Sequence[int]) -> str:
+    return str(list(shape))
+
+
+def _token_metric(name: str, rollout: RolloutBatch, scores: PolicyScores | None) -> Tensor:
     """float64 ``[B]``; 0 for a response without tokens."""
     if name == "avg_response_entropy":
         return frequency_entropy(rollout.responses, rollout.response_mask)
     assert scores is not None, f"{name} is read from the policy's forward pass"
+    if is_own(name):
+        inputs = TokenInputs(rollout.responses, rollout.response_mask, scores.logprobs, scores.entropy)
+        return _own_values(name, inputs)
     values = scores.logprobs if name == "avg_log_probs" else scores.entropy
-    mask = rollout.response_mask.double()
-    return (values.double() * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    return _mean_over_tokens(values.double(), rollout.response_mask)
+
+
+def _mean_over_tokens(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of ``values [B, R]`` over each response's tokens, ``[B]``; 0 without any."""
+    return torch.where(mask.bool(), values, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def frequency_entropy(tokens: Tensor, mask: Tensor) -> Tensor:

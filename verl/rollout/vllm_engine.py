@@ -17,6 +17,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from verl.config.common import EngineConfig
 from verl.config.errors import ConfigError
 from verl.config.signal import CalculatorConfig
+from verl.rank import own_metrics
 from verl.rank.calculator import capture_options
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import resolve_dtype
@@ -121,6 +122,18 @@ def naming_layers(calculator: CalculatorConfig | None) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def naming_own_metrics() -> Iterator[None]:
+    """Of an error in a metric of the user's own, which has passed through vLLM, keep what the user can fix."""
+    try:
+        yield
+    except RuntimeError as error:
+        _, option, what = str(error).partition(f"{own_metrics.FIELD}=")
+        if not option:
+            raise
+        raise ConfigError(option + what) from error
+
+
 def checked_engine_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
     """``rollout.engine_kwargs``; raises ``ConfigError`` for a name that the installed ``vllm.LLM`` does not have."""
     known = {*inspect.signature(vllm.LLM.__init__).parameters, *(field.name for field in fields(EngineArgs))}
@@ -157,7 +170,7 @@ def run_steps(engine: LLMEngine, max_steps: int) -> tuple[list[tuple[int, Comple
     """
     collector = getattr(engine, "state_collector", None)
     finished: list[Any] = []
-    with nullcontext() if collector is None else collector.in_background():
+    with naming_own_metrics(), nullcontext() if collector is None else collector.in_background():
         for _ in range(max_steps):
             if not engine.has_unfinished_requests():
                 break

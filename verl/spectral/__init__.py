@@ -16,7 +16,9 @@ from verl.spectral.functions import (
 )
 from verl.spectral.prefixes import (
     METHODS,
+    SpectralMeasure,
     SpectralOptions,
+    SpectrumBatch,
     prefix_functionals,
     prefix_singular_values,
     prefix_spectral_sums,
@@ -29,7 +31,9 @@ __all__ = [
     "SUM_S",
     "SUM_S_LOG_S",
     "SpectralFunction",
+    "SpectralMeasure",
     "SpectralOptions",
+    "SpectrumBatch",
     "effective_rank",
     "prefix_functionals",
     "prefix_singular_values",

@@ -13,7 +13,7 @@ sums 0, effective rank 1, entropy 0 and rank 0. Results carry no gradient.
 Shapes: B responses, T padded rows, D hidden size, P prefixes per response, F functions; b responses of a chunk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -82,6 +82,21 @@ DEFAULTS = SpectralOptions()
 
 ENTROPIES = {"effective_rank": (SUM_S, SUM_S_LOG_S), "response_entropy": (ENERGY, ENERGY_LOG_S)}
 """Name -> the two sums that its entropy is computed from; an effective rank is the exp of an entropy."""
+
+
+class SpectrumBatch(NamedTuple):
+    """The spectra of n centred prefixes of equally many rows, of any responses."""
+
+    singular_values: Tensor
+    """float64 ``[n, min(rows, D)]`` in the units of the states, descending; the largest is above 0, others may be 0."""
+    rows: int
+    """Rows of each prefix, at least 2."""
+    width: int
+    """D."""
+
+
+SpectralMeasure = Callable[[SpectrumBatch], Tensor]
+"""Spectra of n prefixes -> one value for each, ``[n]``."""
 
 
 class _Piece(NamedTuple):
@@ -215,6 +230,42 @@ def prefix_singular_values(
             values = part.singular_values * chunk.scale[part.response, None]
             result[chunk.which[part.response], part.column, : values.shape[1]] = values
     return result
+
+
+@torch.no_grad()
+def sliced_measures(
+    hidden: Tensor,
+    lengths: Tensor,
+    prefix_rows: Tensor,
+    measures: Sequence[SpectralMeasure],
+    options: SpectralOptions = DEFAULTS,
+) -> Slices[list[Tensor]]:
+    """Any functions of the singular values of the centred prefixes, in slices: float64 ``[B, P]`` for each of them.
+
+    Arguments and errors as in :func:`prefix_singular_values`. A prefix without a nonzero singular value, of 0 or 1 rows
+    or of equal rows, is never measured: it has 0. A response that is masked has NaN.
+    """
+    options = _decomposing(options)
+    prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
+    results = [torch.zeros(prefix_rows.shape, dtype=torch.float64, device=hidden.device) for _ in measures]
+    for result in results:
+        result[largest.isnan()] = torch.nan
+    width, limit = hidden.shape[2], _workspace_bytes(options, hidden.device)
+    for chunk in chunks(hidden, lengths, largest, partial(decomposition_bytes, width=width), limit):
+        prefixes = prefix_rows[chunk.which]
+        for part in spectra(chunk, prefixes, options.method, options.svd_rank):
+            yield
+            if part is None:
+                continue
+            spread = part.singular_values[:, 0] > 0
+            if not bool(spread.any()):
+                continue
+            response, column = part.response[spread], part.column[spread]
+            values = part.singular_values[spread] * chunk.scale[response, None]
+            batch = SpectrumBatch(values, int(prefixes[response[0], column[0]]), width)
+            for result, measure in zip(results, measures, strict=True):
+                result[chunk.which[response], column] = measure(batch)
+    return results
 
 
 def _pieces(

@@ -11,6 +11,7 @@ from verl.models.learner import Learner
 from verl.models.micro_batches import MicroBatching, restore_order
 from verl.models.policy import Policy, full_width, scoring_batches
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics
+from verl.utils.own_kl import kl_estimator
 
 
 class Actor(Policy):
@@ -29,6 +30,7 @@ class Actor(Policy):
         self.config = config
         self.model_config = model
         self.max_response_length = max_response_length
+        self.kl_type = kl_estimator(config.kl_loss_type, "actor.kl_loss_type", config.kl_loss_type_kwargs)
         self.learner = Learner(
             self.model, config.optim, total_steps, model.fsdp.optimizer_offload, model.ulysses_sequence_parallel_size
         )
@@ -124,7 +126,7 @@ class Actor(Policy):
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropy
         if config.use_kl_loss:
-            kl = kl_loss(config.kl_loss_type, logprobs, ref, old if config.use_unbiased_kl else None)
+            kl = kl_loss(self.kl_type, logprobs, ref, old if config.use_unbiased_kl else None)
             metrics["kl_loss"] = (kl * mask).sum()
             per_token = per_token + config.kl_loss_coef * kl
         return aggregate(per_token, mask, size), metrics

@@ -114,18 +114,6 @@ def test_with_bypass_mode_ratios_are_to_the_engine():
     assert work == {"batch": 3.0}
 
 
-def test_the_variances_of_weighted_tokens():
-    options = ["actor.tis_level=token", "actor.tis_cap=3.0", "algorithm=optimal_token_baseline"]
-    # Probabilities of 1/2 and 1/4 here, 1/4 and 1/16 in the engine: weights of 2 and, capped, 3.
-    logprobs = torch.tensor([[0.5, 0.25]]).log()
-    rollout = SimpleNamespace(response_mask=torch.ones(1, 2), rollout_logprobs=torch.tensor([[0.25, 0.0625]]).log())
-    scores = SimpleNamespace(logprobs=logprobs, sum_pi_squared=torch.tensor([[0.5, 0.75]]))
-    for given, expected in ((options, [[2.0, 11.25]]), (options[2:], [[0.5, 1.25]])):
-        trainer = SimpleNamespace(config=load_config(PPOConfig, "ppo_trainer", given))
-        torch.testing.assert_close(RayPPOTrainer._variances(trainer, rollout, scores), torch.tensor(expected))
-    assert RayPPOTrainer._variances(trainer, rollout, None) is None
-
-
 def test_the_policy_learns_after_the_warm_up_from_weights_with_a_mean_of_1():
     options = ["algorithm=gae", "trainer.critic_warmup=2", "actor.tis_level=token", "actor.tis_normalize=true"]
     config = load_config(PPOConfig, "ppo_trainer", [*options, "actor.tis_cap=8", "rollout.n=1"])

@@ -44,15 +44,8 @@ from verl.trainer.logging.speed import BATCH, step_metrics
 from verl.trainer.logging.step_profiler import StepProfiler
 from verl.trainer.logging.timing import PhaseTimer, Work
 from verl.trainer.ppo.batches import LearningSignal, ModelOutputs, mini_batches
-from verl.trainer.ppo.core_algos import (
-    ADVANTAGE_ESTIMATORS,
-    EstimatorOptions,
-    kl_controller,
-    kl_penalised_rewards,
-    mean_rollout_weight,
-    rollout_weights,
-    token_variances,
-)
+from verl.trainer.ppo.core_algos import kl_controller, kl_penalised_rewards, mean_rollout_weight
+from verl.trainer.ppo.estimation import SignalEstimation, kl_penalty
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors, verdict_metrics
 from verl.trainer.schedule import endless, is_due
@@ -98,12 +91,14 @@ class RayPPOTrainer:
         self.validator = Validator(val_batches, sampler, self.policy, calculator, self.reward_manager)
         control = config.algorithm.kl_ctrl
         self.kl_control = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
+        self.kl_penalty = kl_penalty(config.algorithm)
         self.timer = PhaseTimer(run.display.phase, workers.take_peak_memory)
         self.step_metrics = step_metrics(config, workers.world_size, workers.device_name)
         trainer = config.trainer
         folder = Path(trainer.default_local_dir)
         self.profiler = StepProfiler(workers, trainer.profile_steps, folder, run.display.say)
         self.total_steps = trainer.num_steps(len(train_loader))
+        self.estimation = SignalEstimation(config, self.total_steps)
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.validations: dict[int, dict[str, float]] = {}
@@ -163,6 +158,8 @@ class RayPPOTrainer:
         self.loader.load_state_dict(from_json(state["loader"]))
         self.reward_manager.load_state_dict(state["reward_manager"])
         self.kl_control.load_state_dict(state["kl_control"])
+        # Checkpoints of earlier versions were written without code of the user's own.
+        self.estimation.load_state(state.get("signal", {}))
         self.validations = saved_validations(state)
         self.timer.totals.update(state["seconds_by_phase"])
 
@@ -248,7 +245,8 @@ class RayPPOTrainer:
         with self.timer.phase("reward"):
             rewards, metrics = self.sampler.rewards(sample.sampled)
             greedy_scores = None if sample.greedy is None else self._greedy_scores(sample.greedy)
-            self.metrics |= metrics
+            rewards, changes = self.estimation.transformed(self.step, sample.sampled, outputs, rewards)
+            self.metrics |= metrics | changes
         with self.timer.phase("adv"):
             token_scores = torch.zeros(mask.shape, dtype=torch.float64)
             token_scores[torch.arange(len(mask)), mask.sum(dim=1) - 1] = rewards
@@ -260,17 +258,9 @@ class RayPPOTrainer:
             token_rewards = token_scores
             if algorithm.use_kl_in_reward:
                 token_rewards = self._penalise(token_scores, outputs, mask)
-            options = EstimatorOptions(
-                norm_by_std=algorithm.norm_adv_by_std_in_grpo,
-                gamma=algorithm.gamma,
-                lam=algorithm.lam,
-                learned_mask=learned_mask,
-                values=outputs.values,
-                greedy_scores=greedy_scores,
-                variances=self._variances(rollout, outputs.scores),
+            unshaped, returns = self.estimation.advantages(
+                self.step, sample.sampled, outputs, rewards, token_rewards, learned_mask, greedy_scores
             )
-            estimator = ADVANTAGE_ESTIMATORS[algorithm.adv_estimator]
-            unshaped, returns = estimator(token_rewards, mask, rollout.group_ids, options)
             returns = None if returns is None else returns.float()
             advantages = unshaped
             if phi is not None:
@@ -286,18 +276,6 @@ class RayPPOTrainer:
         self.metrics |= with_prefix("train", means)
         rows = self._resampled(token_scores.sum(dim=1), sample.sampled.learned) if algorithm.use_pf_ppo else None
         return LearningSignal(learned_mask, advantages.float(), returns, unshaped, sums, phi, rows)
-
-    def _variances(self, rollout: RolloutBatch, scores: PolicyScores | None) -> Tensor | None:
-        """[B, R], of each token, for the estimators that need it; with truncated importance sampling those of the
-        weighted tokens."""
-        if scores is None or scores.sum_pi_squared is None:
-            return None
-        actor, variances = self.config.actor, token_variances(scores.logprobs, scores.sum_pi_squared)
-        if actor.tis_level == "none":
-            return variances
-        pair = (scores.logprobs, rollout.rollout_logprobs)
-        weights, _ = rollout_weights(*pair, rollout.response_mask, actor.tis_level, actor.tis_cap)
-        return variances * weights.square()
 
     def _resampled(self, rewards: Tensor, learned: Tensor) -> Tensor:
         """[B'] int64, the responses that PF-PPO learns from; the draw depends on the run's seed and the step alone."""
@@ -320,7 +298,7 @@ class RayPPOTrainer:
             outputs.ref_logprobs,
             mask,
             control.coef,
-            self.config.algorithm.kl_penalty,
+            self.kl_penalty,
         )
         self.metrics |= {"actor/reward_kl_penalty": mean_kl.item(), "actor/reward_kl_penalty_coeff": control.coef}
         control.update(mean_kl.item(), len(mask))
@@ -469,6 +447,7 @@ class RayPPOTrainer:
             "loader": to_json(self.loader.state_dict()),
             "reward_manager": self.reward_manager.state_dict(),
             "kl_control": self.kl_control.state_dict(),
+            "signal": self.estimation.state(),
             "best": best_validation(self.validations, BEST_BY),
             "validations": self.validations,
             "seconds_by_phase": self.timer.totals,

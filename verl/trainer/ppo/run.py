@@ -32,6 +32,7 @@ from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import resolve_device
 from verl.trainer.logging.source_metrics import logged_sources
 from verl.trainer.logging.step_profiler import check_profile_steps
+from verl.trainer.ppo.estimation import SignalEstimation, check_own_code
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
@@ -81,6 +82,7 @@ def run_ppo(config: PPOConfig) -> None:
     _check_models(config, tokenizer, device_type)
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = trainer.num_steps(len(loader))
+    check_own_code(config, steps)
     check_profile_steps(trainer.profile_steps, steps)
     if trainer.critic_warmup >= steps:
         raise ConfigError(
@@ -188,6 +190,7 @@ def _check_resumption(config: PPOConfig, resumption: Resumption) -> None:
             f"trainer.val_only=True: {trainer.default_local_dir} holds a training run; name another folder, and the "
             "checkpoint with trainer.resume_mode=path"
         )
+    SignalEstimation(config, 1).load_state(resumption.state.get("signal", {}))
     try:
         RewardManager(config.reward_manager).load_state_dict(resumption.state["reward_manager"])
     except ValueError as error:

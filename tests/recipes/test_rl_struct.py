@@ -1,0 +1,47 @@
+"""The generated JSON task and its verifier (arXiv 2512.00319)."""
+
+import json
+
+import pytest
+
+from verl.recipes.rl_struct import rows, score
+
+TRUTH = {"name": "Ada", "age": 31, "tags": ["red", "blue"], "city": "Rome"}
+RIGHT = json.dumps(TRUTH)
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        (RIGHT, 1.0),
+        (f"```json\n{RIGHT}\n```", 1.0),
+        (json.dumps(dict(reversed(TRUTH.items()))), 1.0),
+        (RIGHT.replace("31", "32"), 0.2 + 0.3 + 0.5 * 3 / 4),
+        (RIGHT.replace("31", '"31"'), 0.2),  # a text is no number
+        (RIGHT.replace("31", "31.0"), 0.2),
+        (RIGHT.replace('"city"', '"town"'), 0.2),
+        (f"Here it is: {RIGHT}", 0.0),
+        (RIGHT[:-1], 0.0),
+        ("[1, 2]", 0.0),
+        ('{"age": 1, "age": 31}', 0.0),
+        ('{"age": NaN}', 0.0),
+        ("[" * 9000, 0.0),
+        ("", 0.0),
+        (RIGHT + " " * 20000, 0.0),
+    ],
+)
+def test_layers_are_rewarded_from_the_outside_in(response, reward):
+    found = score("json_task", response, TRUTH)
+    assert found["score"] == pytest.approx(reward)
+    assert found["correctness"] is (reward == 1.0)
+
+
+def test_the_task_is_the_same_for_a_seed_and_its_answers_are_right():
+    made = rows(300, seed=3)
+    assert made == rows(300, seed=3) != rows(300, seed=4)
+    assert len({row["prompt"][0]["content"] for row in made}) == 300
+    assert sum("city" in row["reward_model"]["ground_truth"] for row in made) > 100
+    for row in made:
+        truth = row["reward_model"]["ground_truth"]
+        assert score(row["data_source"], json.dumps(truth), truth)["score"] == pytest.approx(1.0)
+        assert all(str(truth[name]) in row["prompt"][0]["content"] for name in ("name", "age"))

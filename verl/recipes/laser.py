@@ -1,0 +1,83 @@
+"""Rewards for short correct responses: LASER and LASER-D (arXiv 2505.15612).
+
+    reward = (1 if correct else -0.5) + (0.5 if correct and length <= L)
+
+LASER has one target length L. LASER-D has one for each band of difficulty, by the share of correct responses to the
+prompt: hard up to 1/3, medium up to 2/3, easy above. Let coverage(L) be the share of a band's responses of at most L
+tokens. The target is the smallest L of a grid with floor(c coverage(L)) >= 1, c = 5 for easy, 2 for medium and 1 for
+hard prompts: the length at which one complete response can be expected of c. The grid is that of the paper's code in
+units of the maximal length: 1/8, 3/16, 1/4, ..., 1.
+
+Assumed: L of LASER is half of the maximal length, and the targets of LASER-D, which the paper finds on a set of prompts
+for monitoring, come from the training responses of the last ``every`` steps. Until then, and for a band without
+responses ever, the target is the maximal length.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl.data.signal_inputs import RewardInputs
+
+EXPECTED_OF = {"hard": 1, "medium": 2, "easy": 5}
+"""c of each band."""
+
+
+def laser(inputs: RewardInputs, target_share: float) -> Tensor:
+    """LASER's rewards [B], with L = ``target_share`` of the maximal length."""
+    targets = torch.full_like(inputs.rewards, target_share * inputs.max_response_length)
+    return stepped(inputs.correct, inputs.lengths, targets)
+
+
+class LaserD:
+    """LASER-D's rewards; its targets are found again ``every`` so many steps."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.targets: dict[str, int] = {}
+        self.lengths: dict[str, list[int]] = {band: [] for band in EXPECTED_OF}
+
+    def __call__(self, inputs: RewardInputs) -> Tensor:
+        bands = [band_of(accuracy) for accuracy in inputs.group_means(inputs.correct).tolist()]
+        longest = inputs.max_response_length
+        targets = torch.tensor([self.targets.get(band, longest) for band in bands])
+        for band, length in zip(bands, inputs.lengths.tolist(), strict=True):
+            self.lengths[band].append(length)
+        if inputs.step % self.every == 0:
+            found = {band: target_length(self.lengths[band], c, longest) for band, c in EXPECTED_OF.items()}
+            self.targets |= {band: target for band, target in found.items() if target is not None}
+            self.lengths = {band: [] for band in EXPECTED_OF}
+        return stepped(inputs.correct, inputs.lengths, targets)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The targets, and the lengths since they were found."""
+        return {"targets": self.targets, "lengths": self.lengths}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.targets, self.lengths = state["targets"], state["lengths"]
+
+
+def stepped(correct: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
+    """The rewards [B] of responses that are ``correct [B]``, of ``lengths [B]``, with ``targets [B]`` in tokens."""
+    base = torch.where(correct, 1.0, -0.5).double()
+    return base + 0.5 * (correct & (lengths <= targets)).double()
+
+
+def band_of(accuracy: float) -> str:
+    """The band of a prompt with this share of correct responses."""
+    return "hard" if accuracy <= 1 / 3 else "medium" if accuracy <= 2 / 3 else "easy"
+
+
+def target_length(lengths: list[int], expected_of: int, longest: int) -> int | None:
+    """The smallest length of the grid up to ``longest`` that at least one in ``expected_of`` responses keeps; None
+    without responses."""
+    if not lengths:
+        return None
+    for sixteenths in range(2, 17):
+        target = math.ceil(longest * sixteenths / 16)
+        if expected_of * sum(length <= target for length in lengths) >= len(lengths):
+            return target
+    return longest

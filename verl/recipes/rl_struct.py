@@ -1,0 +1,111 @@
+"""Structured output: a generated JSON task, and a verifier that rewards its layers one by one (arXiv 2512.00319).
+
+The paper rewards, from the outside in, that the output parses, has the format that was asked for, and the right
+content. Assumed, as its weights could not be read: 0.2 for a JSON object, 0.3 for the fields asked for with values of
+their types, 0.5 times the share of right values. A layer counts only where those around it hold, and nothing but the
+object, in a code fence or not, may be in the response.
+
+``python -m verl.recipes.rl_struct FOLDER`` writes ``train.jsonl`` and ``test.jsonl``: prompts such as ``Write as JSON:
+name is Ada, age is 31, tags are red and blue.`` with the object as the answer.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+DATA_SOURCE = "json_task"
+WEIGHTS = {"structure": 0.2, "format": 0.3, "content": 0.5}
+
+LONGEST = 10_000
+"""Characters of a response that are read; longer ones are wrong, whatever they hold."""
+
+NAMES = ("Ada", "Alan", "Emmy", "Grace", "Kurt", "Leon", "Mary", "Niels", "Omar", "Rosa")
+CITIES = ("Bonn", "Cairo", "Lima", "Oslo", "Paris", "Quito", "Rome", "Seoul", "Turin", "Vienna")
+TAGS = ("black", "blue", "green", "red", "white")
+
+
+def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
+    """The reward of one response, for ``reward_score.custom_functions``; correct if it is all right."""
+    found = parsed(solution_str)
+    layers = {"structure": float(found is not None), "format": 0.0, "content": 0.0}
+    if found is not None and kinds(found) == kinds(ground_truth):
+        layers["format"] = 1.0
+        layers["content"] = sum(found[name] == value for name, value in ground_truth.items()) / len(ground_truth)
+    total = sum(WEIGHTS[layer] * value for layer, value in layers.items())
+    return {"score": total, "correctness": layers["content"] == 1.0, **layers}
+
+
+def parsed(text: str) -> dict[str, Any] | None:
+    """The JSON object that the whole of ``text`` is; None if it is none, or holds a field twice, NaN or infinity."""
+    if len(text) > LONGEST:
+        return None
+    text = text.strip()
+    if text.startswith("```") and text.endswith("```"):
+        text = text.strip("`").removeprefix("json")
+    try:
+        found = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def kinds(value: Mapping[str, Any]) -> dict[str, str]:
+    """The type of each field; of a list that of its elements too."""
+    return {name: _kind(entry) for name, entry in value.items()}
+
+
+def _kind(entry: Any) -> str:
+    inner = sorted({type(element).__name__ for element in entry}) if isinstance(entry, list) else ""
+    return f"{type(entry).__name__} {inner}"
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a field stands twice")
+    return dict(pairs)
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def rows(count: int, seed: int) -> list[dict[str, Any]]:
+    """``count`` different records of the task, at most a few thousand."""
+    generator = random.Random(seed)
+    found: dict[str, dict[str, Any]] = {}
+    while len(found) < count:
+        tags = generator.sample(TAGS, 2)
+        truth = {"name": generator.choice(NAMES), "age": generator.randint(10, 99), "tags": tags}
+        if generator.random() < 0.5:
+            truth["city"] = generator.choice(CITIES)
+        said = {"tags": f"tags are {tags[0]} and {tags[1]}"}
+        phrases = [said.get(name, f"{name} is {value}") for name, value in truth.items()]
+        question = f"Write as JSON: {', '.join(phrases)}."
+        found[question] = {
+            "data_source": DATA_SOURCE,
+            "prompt": [{"role": "user", "content": question}],
+            "reward_model": {"style": "rule", "ground_truth": truth},
+            "extra_info": {},
+        }
+    return list(found.values())
+
+
+def main() -> None:
+    """Write the task's files into a folder."""
+    parser = argparse.ArgumentParser(description="Write the JSON task of RL-Struct: train.jsonl and test.jsonl.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--train", type=int, default=2000, help="training prompts (2000)")
+    parser.add_argument("--test", type=int, default=200, help="validation prompts, none of them in training (200)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    written = rows(options.train + options.test, options.seed)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name, part in (("train", written[: options.train]), ("test", written[options.train :])):
+        (options.folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""A reward for exploring, apart from that for being right: RLSP (arXiv 2502.06773).
+
+    reward = alpha * (1 if correct else 0) + (1 - alpha) * (1 - gamma^length)
+
+The paper rewards exploration whether the response is right or wrong; the simplest such reward, which it says suffices,
+makes the model take more steps before its answer. Assumed, as its exact form could not be read: it grows with the
+number of tokens and saturates, alpha is 0.8, and a response that was cut off has none, or the best policy would never
+end.
+"""
+
+import torch
+from torch import Tensor
+
+from verl.data.signal_inputs import RewardInputs
+
+
+def exploring(inputs: RewardInputs, alpha: float, half_share: float) -> Tensor:
+    """The rewards [B]; the exploration reward is 1/2 at ``half_share`` of the maximal length."""
+    effort = 1 - 0.5 ** (inputs.lengths.double() / (half_share * inputs.max_response_length))
+    effort = torch.where(inputs.truncated, 0.0, effort)
+    return alpha * inputs.correct.double() + (1 - alpha) * effort

@@ -1,0 +1,89 @@
+"""One reward from the scores of several rubrics (arXiv 2508.12790).
+
+The paper scores a response by K rubrics with weights w_k and names four ways of putting them together besides the
+weighted mean. Their formulas could not be read; those here are the plainest of each kind, an assumption:
+
+- saturation: past its knee t a score counts half, s <- min(s, t) + max(0, s - t) / 2, so that no rubric is worth
+  overdoing;
+- interaction: a pair of rubrics adds v s_i s_j, for what is good only together;
+- veto: a rubric below its limit makes the whole reward 0;
+- targeted shaping: the result R in [0, 1] becomes R^p with p > 1, which spreads good responses apart.
+
+    reward = (0 if vetoed else ((sum_k w_k s_k + sum_ij v_ij s_i s_j) / (sum_k w_k + sum_ij v_ij)))^p
+
+Scores are in [0, 1] and come from the verifier: ``correct``, ``boxed`` and ``finished`` (not cut off) of any, and under
+their names what a function of ``reward_score.custom_functions`` returns, such as the verdicts of a judge.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from verl.config.errors import ConfigError
+from verl.data.signal_inputs import RewardInputs
+
+FIELD = "algorithm.reward_transform_kwargs"
+
+
+class Rubrics:
+    """The rewards of rubrics.
+
+    Args:
+        weights: rubric -> w.
+        knees: rubric -> t, 1 for those left out.
+        vetoes: rubric -> the score below which nothing else counts.
+        pairs: ``[first, second, v]`` each.
+        power: p, at least 1.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        knees: Mapping[str, float],
+        vetoes: Mapping[str, float],
+        pairs: Sequence[tuple[str, str, float]],
+        power: float,
+    ) -> None:
+        self.weights, self.knees, self.vetoes, self.power = weights, knees, vetoes, power
+        self.pairs = [(first, second, v) for first, second, v in pairs]
+        total = sum(weights.values()) + sum(v for _, _, v in self.pairs)
+        values = [*weights.values(), *(v for _, _, v in self.pairs)]
+        if not total > 0 or min(values) < 0 or power < 1:
+            raise ConfigError(f"{FIELD}: weights and pairs must be at least 0 and not all 0, and power at least 1")
+        self.total = total
+
+    def __call__(self, inputs: RewardInputs) -> Tensor:
+        pairs = [name for first, second, _ in self.pairs for name in (first, second)]
+        scores = {name: rubric_scores(inputs, name) for name in dict.fromkeys([*self.weights, *self.vetoes, *pairs])}
+        damped = {name: saturated(values, self.knees.get(name, 1.0)) for name, values in scores.items()}
+        reward = sum((w * damped[name] for name, w in self.weights.items()), torch.zeros_like(inputs.rewards))
+        for first, second, v in self.pairs:
+            reward = reward + v * damped[first] * damped[second]
+        reward = (reward / self.total).clamp(min=0) ** self.power
+        for name, limit in self.vetoes.items():
+            reward = torch.where(scores[name] < limit, 0.0, reward)
+        return reward
+
+
+def saturated(scores: Tensor, knee: float) -> Tensor:
+    """``scores [B]``, of which what exceeds ``knee`` counts half."""
+    return scores.clamp(max=knee) + (scores - knee).clamp(min=0) / 2
+
+
+def rubric_scores(inputs: RewardInputs, name: str) -> Tensor:
+    """The score of each response by the rubric ``name``, [B] float64."""
+    if name == "correct":
+        return inputs.correct.double()
+    if name == "finished":
+        return (~inputs.truncated).double()
+    if name == "boxed":
+        return torch.tensor([float(verdict["boxed"]) for verdict in inputs.verdicts], dtype=torch.float64)
+    values = [verdict["reward_extra_info"].get(name) for verdict in inputs.verdicts]
+    for row, value in enumerate(values):
+        if not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ConfigError(
+                f"{FIELD}: the verifier of {inputs.records[row].data_source!r} gives {name}={value!r}; a rubric is "
+                "correct, boxed, finished, or a number from 0 to 1 that a custom function returns under this name"
+            )
+    return torch.tensor(values, dtype=torch.float64)
