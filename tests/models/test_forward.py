@@ -130,8 +130,8 @@ def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, t
             # Logits of a fresh model are so small that every distribution is nearly uniform; larger ones test more.
             model.model.norm.weight.mul_(4.0)
         forward = LogprobForward(models[0], config(logits_chunk_size=3), "cpu")
-        scored = forward.logprobs(ids, torch.ones_like(ids), wanted, temperature, sum_pi_squared=True)
-        logprobs, entropy, _, squares = scored
+        scored = forward.logprobs(ids, torch.ones_like(ids), wanted, temperature, statistics=["sum_pi_squared"])
+        logprobs, entropy, squares = scored.logprobs, scored.entropy, scored.statistics["sum_pi_squared"]
         # Logits at column s are of the token at s + 1: the last four tokens are 6..9.
         expected = (models[1](ids).logits[:, 5:9] / temperature).log_softmax(-1)
     assert logprobs.dtype == entropy.dtype == torch.float32

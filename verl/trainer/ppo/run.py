@@ -35,6 +35,7 @@ from verl.trainer.logging.step_profiler import check_profile_steps
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
+from verl.workers.policy_loss import check_policy_loss
 
 COLUMNS = {
     "reward": ("score/mean", "+.2f"),
@@ -77,6 +78,7 @@ def run_ppo(config: PPOConfig) -> None:
         check_reward_model_template(
             [r.messages for r in train_set.records], reward_tokenizer, f"reward_model.model.path={judge.path!r}"
         )
+    check_policy_loss(config)
     _check_lengths(config)
     _check_models(config, tokenizer, device_type)
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
