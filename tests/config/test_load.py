@@ -168,7 +168,7 @@ REFUSALS = [
     ("model=1e3", "model=1e3: is a group of options; set one of model.path"),
     ("+model=5", "model=5: is a group of options; set one of model.path"),
     ("++data=null", "data=null: must be one of arithmetic"),
-    ("experiment=5", "experiment=5: must be one of dapo"),
+    ("experiment=5", "experiment=5: must be one of "),
     ("preset=[5]", "preset=[5]: must be one of embedded"),
     ("model@critic.model=5", "model@critic.model=5: must be one of llama3.2_3b"),
     ("actor.optim=null", "actor.optim=None: must be a group of options: lr, betas"),

@@ -37,7 +37,8 @@ EXPERIMENTS = {
 def test_the_tables_name_every_shipped_file():
     # preset=verl is compared with veRL's defaults in tests/cli/test_verl_options.py
     assert sorted([*PRESETS, "verl"]) == sorted(path.stem for path in (CONFIG_DIR / "preset").glob("*.yaml"))
-    assert sorted(EXPERIMENTS) == sorted(path.stem for path in (CONFIG_DIR / "experiment").glob("*.yaml"))
+    # Recipes are in tests/recipes/test_recipes.py.
+    assert set(EXPERIMENTS) <= {path.stem for path in (CONFIG_DIR / "experiment").glob("*.yaml")}
 
 
 @pytest.mark.parametrize("preset", PRESETS)

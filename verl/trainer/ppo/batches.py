@@ -86,6 +86,8 @@ def policy_batch(
 
 def _asked(sampled: Sampled, outputs: ModelOutputs, signal: LearningSignal, needs: LossNeeds) -> TensorDict | None:
     """The columns that a policy loss asks for besides those of every batch; None if there are none."""
+    if not needs.sent and not needs.old_statistics:
+        return None
     columns: dict[str, Tensor] = {}
     if {"scores", "correct"} & set(needs.sent):
         columns["scores"], columns["correct"], _ = score_tensors(sampled.pending)
@@ -96,7 +98,7 @@ def _asked(sampled: Sampled, outputs: ModelOutputs, signal: LearningSignal, need
     if needs.old_statistics:
         assert scores is not None and scores.statistics is not None, "LossNeeds.of_old_policy"
         asked |= {f"{OLD}{name}": scores.statistics[name] for name in needs.old_statistics}
-    return TensorDict(asked, batch_size=[len(sampled.rollout)]) if asked else None
+    return TensorDict(asked, batch_size=[len(sampled.rollout)])
 
 
 def mini_batches(batch: Any, num_rows: int) -> Iterator[tuple[Any, int, int]]:
