@@ -128,8 +128,8 @@ class LossInputs:
     """A micro-batch as a policy loss of one's own sees it. All tensors are on the policy's device.
 
     Values of tokens are 0 outside ``sampled_mask``, log-probabilities and entropies are in nats, and only
-    ``logprobs``, ``statistics`` and, if asked for, ``entropy`` carry a gradient. A response may have no token to learn
-    from (it was rejected): divide by ``clamp(min=1)``.
+    ``logprobs``, ``statistics`` and, if asked for, ``entropy`` carry a gradient. b and R are those of the micro-batch:
+    divide by what masks count, with ``clamp(min=1)``, as a response may have no token to learn from; never by b or R.
     """
 
     logprobs: Tensor
