@@ -28,12 +28,12 @@ def config_of(folder: Path, source: str, *overrides: str) -> PPOConfig:
         ("", "", r"actor.policy_loss='.*mine.py:loss': .*mine.py has no function or class 'loss'"),
         (
             LOSS,
-            "actor.policy_loss_kwargs={sclae:2}",
+            "+actor.policy_loss_kwargs.sclae=2",
             r"mine.py:loss': cannot be called as loss\(inputs, sclae=...\), with actor.policy_loss_kwargs: got",
         ),
         (
             "@policy_loss(prepare=lambda mini_batch: {})\n" + LOSS,
-            "actor.policy_loss_kwargs={scale:2}",
+            "+actor.policy_loss_kwargs.scale=2",
             r"cannot be called as <lambda>\(mini_batch, scale=...\)",
         ),
         (
@@ -62,7 +62,7 @@ def test_what_a_run_cannot_give_is_told_before_it_starts(tmp_path, source: str, 
 
 
 def test_what_a_run_can_give_is_accepted(tmp_path):
-    check_policy_loss(config_of(tmp_path, LOSS, "actor.policy_loss_kwargs={scale:2}", "actor.use_kl_loss=false"))
+    check_policy_loss(config_of(tmp_path, LOSS, "+actor.policy_loss_kwargs.scale=2", "actor.use_kl_loss=false"))
     check_policy_loss(config_of(tmp_path, WHOLE + LOSS, "actor.micro_batch_size_per_gpu=8"))
     # A group of more tokens than that is a micro-batch by itself.
     by_tokens = ["actor.use_dynamic_bsz=true", "actor.ppo_max_token_len_per_gpu=600"]

@@ -196,8 +196,8 @@ class PolicyLoss:
             return value
         if value.shape != mask.shape[:1]:
             raise ConfigError(f"{self.where}: its metric {name!r} is {list(value.shape)}; it is a scalar, or [b]")
-        of_responses: Tensor = torch.where(mask.any(dim=1), value, 0.0).sum()
-        return of_responses * (size.num_tokens / size.num_sequences)
+        scaled: Tensor = torch.where(mask.any(dim=1), value, 0.0).sum() * (size.num_tokens / size.num_sequences)
+        return scaled
 
     def _check_signature(self, function: Callable[..., Any], argument: str) -> None:
         try:
