@@ -17,7 +17,7 @@ from verl.config import ConfigError, PPOConfig, load_config
 from verl.config.common import ModelConfig
 from verl.models.attention import attention_name
 from verl.models.forward import LogprobForward, ValueForward
-from verl.models.output_head import Scoring, ScoringTargets, chunk_output_head, logprobs_and_entropy
+from verl.models.output_head import STATISTICS, Scoring, ScoringTargets, chunk_output_head, logprobs_and_entropy
 from verl.models.packing import position_ids
 
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
@@ -259,14 +259,14 @@ def largest_tensor(chunk: int) -> int:
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCABULARY, **sizes)).eval()
     ids = torch.randint(VOCABULARY, (1, NUM_TOKENS))
-    targets = ScoringTargets(torch.arange(NUM_TOKENS), ids[0].roll(-1), Scoring(0.5, True))
+    targets = ScoringTargets(torch.arange(NUM_TOKENS), ids[0].roll(-1), Scoring(0.5, True, tuple(STATISTICS), top_k=3))
     with LargestResult() as largest:
         if chunk:
             chunk_output_head(model, chunk)
-            logprobs, entropy = model(ids, use_cache=False, targets=targets)
+            found = model(ids, use_cache=False, targets=targets)
         else:
-            logprobs, entropy = logprobs_and_entropy(model(ids, use_cache=False).logits[0], *targets[1:])
-        (logprobs + entropy).sum().backward()
+            found = logprobs_and_entropy(model(ids, use_cache=False).logits[0], *targets[1:])
+        torch.stack(found).sum().backward()
     return largest.elements
 
 
