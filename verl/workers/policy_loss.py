@@ -43,7 +43,8 @@ class PolicyLoss:
         self.needs = LossNeeds()
         if is_own(config.policy_loss):
             self.own = load_own(config.policy_loss, "actor.policy_loss")
-            self.needs = getattr(self.own, "needs", self.needs)
+            marked = getattr(self.own, "needs", None)
+            self.needs = marked if isinstance(marked, LossNeeds) else self.needs
             self._check_signature(self.own, "inputs")
             if self.needs.prepare is not None:
                 self._check_signature(self.needs.prepare, "mini_batch")
