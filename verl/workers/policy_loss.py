@@ -192,13 +192,12 @@ class PolicyLoss:
         mask, size = inputs.response_mask, inputs.size
         if name in LOGGED:
             raise ConfigError(f"{self.where}: its metric {name!r} has the name of one of the update's; rename it")
-        value = torch.as_tensor(value, device=mask.device).detach().float()
-        if value.dim() == 0:
-            return value
-        if value.shape != mask.shape[:1]:
-            raise ConfigError(f"{self.where}: its metric {name!r} is {list(value.shape)}; it is a scalar, or [b]")
-        scaled: Tensor = torch.where(mask.any(dim=1), value, 0.0).sum() * (size.num_tokens / size.num_sequences)
-        return scaled
+        given: Tensor = torch.as_tensor(value, device=mask.device).detach().float()
+        if given.dim() == 0:
+            return given
+        if given.shape != mask.shape[:1]:
+            raise ConfigError(f"{self.where}: its metric {name!r} is {list(given.shape)}; it is a scalar, or [b]")
+        return torch.where(mask.any(dim=1), given, 0.0).sum() * (size.num_tokens / size.num_sequences)
 
     def _check_signature(self, function: Callable[..., Any], argument: str) -> None:
         try:
