@@ -117,9 +117,9 @@ class PolicyScores(TensorClass):
     """[B, R] float32 in nats, 0 on padding."""
     rank_metrics: RankMetrics
     """From the same forward pass with ``calculator.source=actor``; empty without."""
-    sum_pi_squared: Tensor | None = None
-    """[B, R] float32, the sum of the squared probabilities of the vocabulary, 0 on padding; None where no advantage
-    estimator needs it."""
+    statistics: TensorDict | None = None
+    """What an advantage estimator or a policy loss asks of the distributions: name -> [B, R] float32, 0 on padding,
+    such as ``sum_pi_squared``, the sum of the squared probabilities of the vocabulary. None where nothing is asked."""
 
     @classmethod
     def unknown(cls, rollout: RolloutBatch) -> "PolicyScores":
@@ -147,6 +147,9 @@ class PolicyBatch(TensorClass):
     """[B, R] float32, under the reference policy; equal to ``old_logprobs`` where no reference is used."""
     advantages: Tensor
     """[B, R] float32."""
+    extra: TensorDict | None = None
+    """What a policy loss of the user's own asks for, by name: [B] or [B, R], see
+    :class:`verl.algorithms.losses.LossNeeds`. None for the built-in losses."""
 
 
 class ValueBatch(TensorClass):

@@ -37,7 +37,7 @@ EXPERIMENTS = {
 def test_the_tables_name_every_shipped_file():
     # preset=verl is compared with veRL's defaults in tests/cli/test_verl_options.py
     assert sorted([*PRESETS, "verl"]) == sorted(path.stem for path in (CONFIG_DIR / "preset").glob("*.yaml"))
-    # Recipes are tried in tests/recipes/test_experiments.py.
+    # Recipes are tried in tests/recipes/.
     assert set(EXPERIMENTS) <= {path.stem for path in (CONFIG_DIR / "experiment").glob("*.yaml")}
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from tests.conftest import changed
 from tests.models.models_in_worlds import example, rollout_of
@@ -40,3 +41,22 @@ def test_with_bypass_mode_weights_are_those_of_the_policy_as_it_learns(small_con
     assert metrics["actor/pg_loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert metrics["actor/tis_weight"] == pytest.approx(weights[mask].mean().item(), rel=1e-4)
     assert metrics["actor/ppo_kl"] == pytest.approx(-math.log(2) * mask[:, 0].sum().item() / size.num_tokens, rel=1e-3)
+
+
+def test_statistics_before_the_update_are_those_of_the_update(small_config, model_config, single_mesh):
+    options = {"policy_loss": "verl.recipes.rover:rover_loss", "use_kl_loss": False, "micro_batch_size_per_gpu": 3}
+    config = changed(small_config.actor, **options, log_prob_micro_batch_size_per_gpu=5)
+    actor = Actor(config, model_config, single_mesh, 0.8, 10, max_response_length=9)
+    batch = example()
+    scores = actor.compute_logprobs(rollout_of(batch), statistics=["mean_logprob", "logsumexp"])
+    assert list(scores.statistics.keys()) == ["mean_logprob", "logsumexp"]
+    mean, mask = scores.statistics["mean_logprob"], batch.response_mask.bool()
+    # Of tokens that are nearly equally likely, the logarithm of the mean probability is a little above.
+    likely = -math.log(actor.model.config.vocab_size)
+    assert (mean[mask] < likely).all() and (mean[mask] > likely - 1).all() and not mean[~mask].any()
+    batch.old_logprobs = scores.logprobs
+    batch.extra = TensorDict({"old mean_logprob": mean}, batch_size=[len(batch)])
+    # Q and the values of the next tokens are 0, and what is left is the reward.
+    metrics = actor.update(batch, int(mask.sum()), int(mask.any(dim=1).sum()))
+    assert metrics["actor/pg_loss"] == pytest.approx(batch.advantages[mask].square().mean().item(), rel=1e-4)
+    assert metrics["actor/rover_next_value"] == pytest.approx(0, abs=1e-5)

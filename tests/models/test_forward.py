@@ -17,7 +17,7 @@ from verl.config import ConfigError, PPOConfig, load_config
 from verl.config.common import ModelConfig
 from verl.models.attention import attention_name
 from verl.models.forward import LogprobForward, ValueForward
-from verl.models.output_head import Scoring, ScoringTargets, chunk_output_head, logprobs_and_entropy
+from verl.models.output_head import STATISTICS, Scoring, ScoringTargets, chunk_output_head, logprobs_and_entropy
 from verl.models.packing import position_ids
 
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
@@ -130,8 +130,8 @@ def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, t
             # Logits of a fresh model are so small that every distribution is nearly uniform; larger ones test more.
             model.model.norm.weight.mul_(4.0)
         forward = LogprobForward(models[0], config(logits_chunk_size=3), "cpu")
-        scored = forward.logprobs(ids, torch.ones_like(ids), wanted, temperature, sum_pi_squared=True)
-        logprobs, entropy, _, squares = scored
+        scored = forward.logprobs(ids, torch.ones_like(ids), wanted, temperature, statistics=["sum_pi_squared"])
+        logprobs, entropy, squares = scored.logprobs, scored.entropy, scored.statistics["sum_pi_squared"]
         # Logits at column s are of the token at s + 1: the last four tokens are 6..9.
         expected = (models[1](ids).logits[:, 5:9] / temperature).log_softmax(-1)
     assert logprobs.dtype == entropy.dtype == torch.float32
@@ -259,14 +259,14 @@ def largest_tensor(chunk: int) -> int:
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCABULARY, **sizes)).eval()
     ids = torch.randint(VOCABULARY, (1, NUM_TOKENS))
-    targets = ScoringTargets(torch.arange(NUM_TOKENS), ids[0].roll(-1), Scoring(0.5, True))
+    targets = ScoringTargets(torch.arange(NUM_TOKENS), ids[0].roll(-1), Scoring(0.5, True, tuple(STATISTICS), top_k=3))
     with LargestResult() as largest:
         if chunk:
             chunk_output_head(model, chunk)
-            logprobs, entropy = model(ids, use_cache=False, targets=targets)
+            found = model(ids, use_cache=False, targets=targets)
         else:
-            logprobs, entropy = logprobs_and_entropy(model(ids, use_cache=False).logits[0], *targets[1:])
-        (logprobs + entropy).sum().backward()
+            found = logprobs_and_entropy(model(ids, use_cache=False).logits[0], *targets[1:])
+        torch.stack(found).sum().backward()
     return largest.elements
 
 

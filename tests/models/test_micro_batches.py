@@ -9,35 +9,59 @@ from verl.models.micro_batches import MicroBatching, restore_order, split_by_tok
 from verl.protocol import ValueBatch
 
 
+def cut_by_tokens(
+    prompts: list[int], responses: list[int], max_tokens: int, packed: bool, size: int = 1
+) -> list[list[int]]:
+    """The rows of each part, of units of ``size`` neighbours."""
+    units = [list(range(first, first + size)) for first in range(0, len(prompts), size)]
+    parts = split_by_tokens(prompts, responses, max_tokens, packed, units)
+    return [[row for unit in part for row in unit] for part in parts]
+
+
 def test_packed_rows_count_their_tokens_and_padded_ones_the_longest():
     prompts, responses = [4, 1, 2, 1], [6, 5, 2, 1]  # 10, 6, 4, 2 tokens
-    assert split_by_tokens(prompts, responses, 12, packed=True) == [[0], [1, 2, 3]]
+    assert cut_by_tokens(prompts, responses, 12, packed=True) == [[0], [1, 2, 3]]
     # Rows 1 and 2 take 2 * (2 + 5) when padded.
-    assert split_by_tokens(prompts, responses, 12, packed=False) == [[0], [1], [2, 3]]
-    assert split_by_tokens(prompts, responses, 14, packed=False) == [[0], [1, 2], [3]]
-    assert split_by_tokens(prompts, responses, 1, packed=True) == [[0], [1], [2], [3]]
+    assert cut_by_tokens(prompts, responses, 12, packed=False) == [[0], [1], [2, 3]]
+    assert cut_by_tokens(prompts, responses, 14, packed=False) == [[0], [1, 2], [3]]
+    assert cut_by_tokens(prompts, responses, 1, packed=True) == [[0], [1], [2], [3]]
 
 
 @given(
-    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 90)), min_size=1, max_size=30),
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 90)), min_size=1, max_size=10),
+    size=st.integers(1, 3),
     max_tokens=st.integers(1, 400),
     packed=st.booleans(),
 )
-def test_every_row_is_cut_once_and_none_is_over_the_bound(lengths, max_tokens: int, packed: bool):
-    prompts, responses = [a for a, _ in lengths], [b for _, b in lengths]
-    parts = split_by_tokens(prompts, responses, max_tokens, packed)
-    assert sorted(row for rows in parts for row in rows) == list(range(len(lengths)))
+def test_every_unit_is_cut_once_and_none_is_over_the_bound(lengths, size: int, max_tokens: int, packed: bool):
+    prompts, responses = ([pair[i] for pair in lengths for _ in range(size)] for i in (0, 1))
+    parts = cut_by_tokens(prompts, responses, max_tokens, packed, size)
+    assert sorted(row for rows in parts for row in rows) == list(range(size * len(lengths)))
     for rows in parts:
+        assert all(set(range(row - row % size, row - row % size + size)) <= set(rows) for row in rows)
         total = sum(prompts[i] + responses[i] for i in rows)
         padded = len(rows) * (max(prompts[i] for i in rows) + max(responses[i] for i in rows))
-        assert (total if packed else padded) <= max_tokens or len(rows) == 1
+        assert (total if packed else padded) <= max_tokens or len(rows) == size
 
 
 def test_further_parts_come_from_the_largest():
-    assert split_to_count([[0], [1, 2, 3], [4, 5]], 3) == [[0], [1, 2, 3], [4, 5]]
-    assert split_to_count([[0], [1, 2, 3], [4, 5]], 5) == [[0], [1], [2], [3], [4, 5]]
-    with pytest.raises(AssertionError, match="4 micro-batches of 3 rows"):
-        split_to_count([[0, 1, 2]], 4)
+    a, b, c, d, e, f = ([row] for row in range(6))
+    assert split_to_count([[a], [b, c, d], [e, f]], 3) == [[a], [b, c, d], [e, f]]
+    assert split_to_count([[a], [b, c, d], [e, f]], 5) == [[a], [b], [c], [d], [e, f]]
+    # Whatever is in them, units are not cut.
+    assert split_to_count([[[0, 1, 2], [3]], [[4, 5]]], 3) == [[[0, 1, 2]], [[3]], [[4, 5]]]
+    with pytest.raises(AssertionError, match="4 micro-batches of 3 units"):
+        split_to_count([[a, b, c]], 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(1, [[0, 2], [1, 3], [4, 5]]), (3, [[0, 2], [1, 3], [4, 5]]), (5, [[0, 2, 1, 3], [4, 5]])]
+)
+def test_rows_of_a_unit_are_in_one_micro_batch(rows: int, expected: list[list[int]]):
+    ones, zeros = torch.ones(6, 2, dtype=torch.int64), torch.zeros(6, 1)
+    batch = ValueBatch(ones, ones, ones[:, :1], zeros, zeros, batch_size=[6])
+    cuts = MicroBatching(rows, max_tokens=None, packed=False).cut(batch, torch.tensor([7, 3, 7, 3, 5, 5]))
+    assert [cut.tolist() for cut in cuts] == expected
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (3, [3, 2]), (5, [5]), (8, [5])])

@@ -1,0 +1,1 @@
+"""The recipes of verl/recipes and configs/experiment."""

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl.single_controller.balance import balanced_order
+from verl.single_controller.balance import balanced_order, dealt_groups
 
 
 def test_the_longest_are_dealt_out_first():
@@ -23,3 +23,34 @@ def test_shares_are_as_equal_as_one_row_allows(lengths: list[int], shares: int):
     if size % shares == 0:
         totals = [sum(lengths[row] for row in order[a:b].tolist()) for a, b in zip(bounds, bounds[1:], strict=False)]
         assert max(totals) - min(totals) <= max(lengths)
+
+
+def test_groups_are_dealt_whole_and_filled_up_to_one_size():
+    # Groups 4 (rows 0, 2, 5), 1 (rows 1, 3) and 8 (row 4), of 9, 11 and 1 tokens, in two shares.
+    ids, lengths = torch.tensor([4, 1, 4, 1, 8, 4]), torch.tensor([3, 5, 2, 6, 1, 4])
+    units = dealt_groups(ids, lengths, 2, balance=False)
+    assert units.rows.tolist() == [0, 2, 5, 1, 3, 1, 4, 4, 4, 4, 4, 4]
+    assert units.copied.tolist() == [False] * 5 + [True, False] + [True] * 5
+    assert units.unit.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    balanced = dealt_groups(ids, lengths, 2, balance=True)
+    # 16 and 3 tokens with the copies, against 9 and 3.
+    assert [balanced.rows[share].tolist() for share in (slice(6), slice(6, None))] == [
+        [1, 3, 1, 4, 4, 4],
+        [0, 2, 5, 4, 4, 4],
+    ]
+
+
+@given(
+    groups=st.lists(st.integers(0, 5), min_size=1, max_size=30),
+    shares=st.integers(1, 5),
+    balance=st.booleans(),
+)
+def test_every_row_of_a_group_is_in_one_share_once(groups: list[int], shares: int, balance: bool):
+    lengths = torch.arange(len(groups)) % 7 + 1
+    units = dealt_groups(torch.tensor(groups), lengths, shares, balance)
+    assert len(units.rows) % shares == 0 and sorted(units.rows[~units.copied].tolist()) == list(range(len(groups)))
+    per_share = len(units.rows) // shares
+    for group in set(groups):
+        places = [i for i, (row, copy) in enumerate(zip(units.rows, units.copied, strict=True))
+                  if not copy and groups[int(row)] == group]  # fmt: skip
+        assert len({i // per_share for i in places}) == 1 and len(set(units.unit[places].tolist())) == 1

@@ -23,6 +23,7 @@ from verl.utils.distributed import WorkerPlace
 from verl.workers import hybrid
 from verl.workers.actor import Actor
 from verl.workers.hybrid import HybridWorker
+from verl.workers.policy_loss import PolicyLoss
 
 
 class ProbeWorker(HybridWorker):
@@ -47,6 +48,7 @@ class ProbeWorker(HybridWorker):
 
     def configure_actor(self, config: ActorConfig, changes: dict[str, Any]) -> None:
         self.actor.config = replace(config, **changes)
+        self.actor.loss = PolicyLoss(self.actor.config)
         self.actor.scoring = scoring_batches(self.actor.config, self.actor.model_config)
 
     def parameters(self) -> dict[str, Tensor]:

@@ -8,8 +8,10 @@ import torch
 
 from verl.algorithms.losses import StepSize
 from verl.config import PPOConfig, load_config
+from verl.models.forward import ScoredTokens
 from verl.protocol import PolicyBatch
 from verl.workers.actor import Actor
+from verl.workers.policy_loss import PolicyLoss
 
 
 @pytest.mark.parametrize(
@@ -22,9 +24,10 @@ def test_a_policy_loss_is_weighted_as_it_takes_ratios(policy_loss: str, expected
     overrides = [f"actor.{option}" for option in (f"policy_loss={policy_loss}", *options)]
     actor = object.__new__(Actor)
     actor.config = load_config(PPOConfig, "ppo_trainer", overrides).actor
-    actor.device, actor.temperature, actor.kl_type = "cpu", 1.0, actor.config.kl_loss_type
+    actor.device, actor.temperature, actor.loss = "cpu", 1.0, PolicyLoss(actor.config)
+    actor.kl_type = actor.config.kl_loss_type
     old, ones = torch.tensor([[-1.0, -1.0]]), torch.ones(1, 2)
-    actor.forward = SimpleNamespace(logprobs=lambda *_, **__: (old.clone(), ones, None))
+    actor.forward = SimpleNamespace(logprobs=lambda *_, **__: ScoredTokens(old.clone(), ones, []))
     tokens = torch.ones(1, 3, dtype=torch.int64)
     rollout = old - torch.tensor([[math.log(2), -math.log(2)]])
     micro = PolicyBatch(tokens, tokens, tokens[:, 1:], old, rollout, old, ones, batch_size=[1])

@@ -12,7 +12,7 @@ from verl.config.checks import (
     require_positive,
 )
 from verl.config.common import OptimConfig
-from verl.config.policy_losses import CLIP_RANGES, LOSS_OPTIONS, SEQUENCE_LOSSES, PolicyLoss
+from verl.config.policy_losses import CLIP_RANGES, LOSS_OPTIONS, SEQUENCE_LOSSES
 from verl.config.signal import KLType
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -43,14 +43,17 @@ class ActorConfig:
     sequence."""
     log_prob_max_token_len_per_gpu: int
     """The same when only log-probabilities are computed."""
-    policy_loss: PolicyLoss
+    policy_loss: str
     """``ppo_clip`` clips the probability ratio of each token, ``gspo`` that of the whole response; ``cispo`` weights
     the log-probability of each token by its clipped ratio; ``gmpo`` takes the geometric mean of a response's ratios,
     each of whose logarithms is clipped to [-``clip_ratio_low``, ``clip_ratio_high``]; ``gpg`` is the log-probability
     itself, without a ratio, as in REINFORCE (arXiv 2504.02546); ``sapo`` lets each token's gradient fade smoothly as
     its ratio leaves 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347); ``clip_cov`` is ``ppo_clip`` without a few random
     tokens of large covariance of advantage and log-probability, and ``kl_cov``, which does not clip, penalises the
-    tokens where it is largest by their KL divergence (arXiv 2505.22617)."""
+    tokens where it is largest by their KL divergence (arXiv 2505.22617). Or a function of your own,
+    ``module:function`` or ``file.py:function`` (docs/extending.md)."""
+    policy_loss_kwargs: dict[str, Any]
+    """Further keyword arguments of a policy loss of your own."""
     clip_ratio_low: float | None
     """Lower clip of the probability ratio: 1 - ``clip_ratio_low``, in (0, 1]; of its logarithm with ``gmpo``, any above
     0. Null: what suits ``policy_loss``, 3e-4 for ``gspo``, 0.4 for ``gmpo`` and 0.2 for the others."""
@@ -79,7 +82,8 @@ class ActorConfig:
     all response tokens of the optimizer step; ``seq-mean-token-mean``: the mean over responses of each one's mean;
     ``seq-mean-token-sum``: of each one's sum; ``seq-mean-token-sum-norm``: of each one's sum, divided by
     ``data.max_response_length`` (Dr.GRPO). Null: ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``,
-    ``token-mean`` for the others."""
+    ``token-mean`` for the others. A policy loss of your own that returns one number a response is averaged over
+    responses, whatever this is."""
     entropy_coeff: float
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool
@@ -125,6 +129,13 @@ class ActorConfig:
             "log_prob_max_token_len_per_gpu",
         ):
             require_positive(f"actor.{field}", getattr(self, field))
+        require_known("actor.policy_loss", self.policy_loss, list(LOSS_OPTIONS))
+        require(
+            not self.policy_loss_kwargs or self.is_own_loss,
+            "actor.policy_loss_kwargs",
+            self.policy_loss_kwargs,
+            f"are those of a policy loss of your own, and {self.policy_loss} is not; set it to {{}}",
+        )
         low, high = self.clip_range
         most = math.inf if self.policy_loss == "gmpo" else 1
         require(0 < low <= most, "actor.clip_ratio_low", low, "must be in (0, 1]; with gmpo it may be greater")
@@ -158,8 +169,13 @@ class ActorConfig:
         """What ``policy_loss`` takes besides tensors."""
         low, high = self.clip_range
         clips = {"clip_low": low, "clip_high": high}
-        names = LOSS_OPTIONS[self.policy_loss]
+        names = LOSS_OPTIONS.get(self.policy_loss, ())
         return {name: clips[name] if name in clips else getattr(self, name) for name in names}
+
+    @property
+    def is_own_loss(self) -> bool:
+        """Whether ``policy_loss`` is an import path."""
+        return ":" in self.policy_loss
 
     @property
     def clip_range(self) -> tuple[float, float]:

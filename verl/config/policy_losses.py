@@ -1,9 +1,5 @@
 """The policy losses: their names, and what each of them takes."""
 
-from typing import Literal
-
-PolicyLoss = Literal["ppo_clip", "gspo", "cispo", "gmpo", "gpg", "sapo", "clip_cov", "kl_cov"]
-
 CLIP_RANGES = {"gspo": (3e-4, 4e-4), "gmpo": (0.4, 0.4)}
 """``actor.policy_loss`` -> lower and upper clip range: of GSPO (arXiv 2507.18071, section 5.1), whose ratio is that of
 a mean over tokens, and of GMPO (arXiv 2507.20673), in log-ratios. The others have PPO's (arXiv 1707.06347)."""

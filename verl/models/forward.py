@@ -7,7 +7,7 @@ Legend: B rows, S columns, R response columns, T tokens as the model of this wor
 D hidden width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from verl.models.hidden_states import record_states
 from verl.models.output_head import (
     Scoring,
     ScoringTargets,
+    by_statistic,
     chunk_output_head,
     compute_logits_in_float32,
     logprobs_and_entropy,
@@ -90,8 +91,8 @@ class ScoredTokens(NamedTuple):
     states: list[Tensor]
     """For each of the B rows [n, L, D], the hidden states that its n wanted tokens are drawn from; empty without
     ``layers``."""
-    sum_pi_squared: Tensor | None = None
-    """[B, R] float32, the sum of the squared probabilities of the vocabulary; None unless asked for."""
+    statistics: Mapping[str, Tensor] = {}
+    """Those asked for, see :func:`verl.models.output_head.by_statistic`: [B, R], or [B, R, k]."""
 
 
 class LogprobForward(ForwardPass):
@@ -123,7 +124,8 @@ class LogprobForward(ForwardPass):
         temperature: float,
         differentiable_entropy: bool = False,
         layers: Sequence[int] = (),
-        sum_pi_squared: bool = False,
+        statistics: Sequence[str] = (),
+        top_k: int = 0,
     ) -> ScoredTokens:
         """Log-probability of tokens in the last R columns, and the entropy each was drawn with.
 
@@ -133,18 +135,20 @@ class LogprobForward(ForwardPass):
             temperature: softmax temperature of the policy.
             differentiable_entropy: whether the entropy carries a gradient, which takes more memory.
             layers: layers whose hidden states are returned too, see :func:`verl.models.hidden_states.record_states`.
-            sum_pi_squared: whether that sum is returned too.
+            statistics: names in :data:`verl.models.output_head.STATISTICS` of what is returned too, with a gradient.
+            top_k: how many tokens the statistic ``top_k`` names.
         """
         layout = self._layout(input_ids, attention_mask, wanted.shape[1])
         with record_states(self.model, layers) as recorded:
-            scoring = Scoring(temperature, differentiable_entropy, sum_pi_squared)
-            logprobs, entropy, *squares = self._score(layout, input_ids, wanted, scoring)
+            scoring = Scoring(temperature, differentiable_entropy, tuple(statistics), top_k)
+            logprobs, entropy, *further = self._score(layout, input_ids, wanted, scoring)
         states: list[Tensor] = []
         if recorded:
             every = layout.unpack(torch.stack([layer.flatten(0, 1) for layer in recorded], dim=1))
             before = every[:, -wanted.shape[1] - 1 : -1]
             states = [row[mask.bool()] for row, mask in zip(before, wanted, strict=True)]
-        return ScoredTokens(logprobs, entropy if differentiable_entropy else entropy.detach(), states, *squares)
+        entropy = entropy if differentiable_entropy else entropy.detach()
+        return ScoredTokens(logprobs, entropy, states, by_statistic(further, scoring))
 
     def _score(self, layout: Layout, input_ids: Tensor, wanted: Tensor, scoring: Scoring) -> tuple[Tensor, ...]:
         num_last = wanted.shape[1]

@@ -31,7 +31,7 @@ class MicroBatching:
         budget = None if max_tokens is None else max_tokens * model.ulysses_sequence_parallel_size
         return cls(rows, budget, model.use_remove_padding)
 
-    def cut(self, batch: Any) -> list[Tensor]:
+    def cut(self, batch: Any, units: Tensor | None = None) -> list[Tensor]:
         """Row numbers [b] of each micro-batch; together they are every row of ``batch`` once.
 
         By tokens, rows are sorted by length, so that neighbours pad little, and all ranks, which must call this
@@ -39,47 +39,68 @@ class MicroBatching:
 
         Args:
             batch: a tensorclass with ``attention_mask`` [B, S] and ``response_mask`` [B, R].
+            units: [B] int64, equal on rows that must be in one micro-batch; a larger unit than fits is a micro-batch by
+                itself. All ranks have equally many of them. None: every row by itself.
         """
+        members = [[row] for row in range(len(batch))] if units is None else rows_by_value(units)
         if self.max_tokens is None:
-            return list(torch.arange(len(batch)).split(self.rows))
+            if units is None:
+                return list(torch.arange(len(batch)).split(self.rows))
+            per_cut = max(1, self.rows // max(map(len, members)))
+            cuts = [members[start : start + per_cut] for start in range(0, len(members), per_cut)]
+            return [torch.tensor(_joined(cut)) for cut in cuts]
         num_response = batch.response_mask.shape[1]
         prompts = batch.attention_mask[:, :-num_response].sum(dim=1)
         responses = batch.attention_mask[:, -num_response:].sum(dim=1)
-        parts = split_by_tokens(prompts.tolist(), responses.tolist(), self.max_tokens, self.packed)
+        parts = split_by_tokens(prompts.tolist(), responses.tolist(), self.max_tokens, self.packed, members)
         count = torch.tensor(len(parts))
         dist.all_reduce(count, dist.ReduceOp.MAX)
-        return [torch.tensor(rows) for rows in split_to_count(parts, int(count))]
+        return [torch.tensor(_joined(part)) for part in split_to_count(parts, int(count))]
 
 
-def split_by_tokens(prompts: list[int], responses: list[int], max_tokens: int, packed: bool) -> list[list[int]]:
-    """Rows from long to short, cut where the next would not fit.
+def rows_by_value(values: Tensor) -> list[list[int]]:
+    """The rows of each value of ``values [B]``, in the order in which the values appear."""
+    members: dict[int, list[int]] = {}
+    for row, value in enumerate(values.tolist()):
+        members.setdefault(value, []).append(row)
+    return list(members.values())
+
+
+def _joined(units: list[list[int]]) -> list[int]:
+    return [row for rows in units for row in rows]
+
+
+def split_by_tokens(
+    prompts: list[int], responses: list[int], max_tokens: int, packed: bool, units: list[list[int]]
+) -> list[list[list[int]]]:
+    """Units of rows from long to short, cut where the next would not fit.
 
     A packed micro-batch takes the sum of its rows' tokens. A padded one takes, for every row, the longest prompt and
     the longest response: prompts are padded on the left and responses on the right.
     """
-    parts: list[list[int]] = []
-    for row in sorted(range(len(prompts)), key=lambda row: -(prompts[row] + responses[row])):
+    parts: list[list[list[int]]] = []
+    for unit in sorted(units, key=lambda unit: -sum(prompts[row] + responses[row] for row in unit)):
         if parts:
-            rows = [*parts[-1], row]
+            rows = _joined([*parts[-1], unit])
             if packed:
                 cost = sum(prompts[i] + responses[i] for i in rows)
             else:
                 cost = len(rows) * (max(prompts[i] for i in rows) + max(responses[i] for i in rows))
             if cost <= max_tokens:
-                parts[-1] = rows
+                parts[-1].append(unit)
                 continue
-        parts.append([row])
+        parts.append([unit])
     return parts
 
 
-def split_to_count(parts: list[list[int]], count: int) -> list[list[int]]:
-    """Halve the part with the most rows until there are ``count``, at most one a row."""
+def split_to_count(parts: list[list[list[int]]], count: int) -> list[list[list[int]]]:
+    """Halve the part with the most units of rows until there are ``count``, at most one a unit."""
     parts = list(parts)
     while len(parts) < count:
         largest = max(range(len(parts)), key=lambda i: len(parts[i]))
-        rows = parts[largest]
-        assert len(rows) > 1, f"{count} micro-batches of {sum(map(len, parts))} rows"
-        parts[largest : largest + 1] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+        units = parts[largest]
+        assert len(units) > 1, f"{count} micro-batches of {sum(map(len, parts))} units"
+        parts[largest : largest + 1] = [units[: len(units) // 2], units[len(units) // 2 :]]
     return parts
 
 

@@ -7,7 +7,7 @@ Legend: T tokens as the model reads them (rows flattened), N of them to score, V
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,8 +28,10 @@ class Scoring(NamedTuple):
     """Softmax temperature."""
     differentiable_entropy: bool = False
     """Whether the entropy carries a gradient."""
-    sum_pi_squared: bool = False
-    """Whether the sum of the squared probabilities is wanted, too."""
+    statistics: tuple[str, ...] = ()
+    """Names in ``STATISTICS`` of what is wanted of the distribution, too, with a gradient."""
+    top_k: int = 0
+    """How many tokens ``top_k`` names."""
 
 
 class ScoringTargets(NamedTuple):
@@ -42,18 +44,48 @@ class ScoringTargets(NamedTuple):
     scoring: Scoring
 
 
+def _top_k(_: Tensor, distribution: Tensor, k: int) -> list[Tensor]:
+    values, ids = distribution.topk(k)
+    return [*values.unbind(dim=-1), *ids.float().unbind(dim=-1)]  # float32 holds integers up to 2^24 as they are
+
+
+STATISTICS: dict[str, Callable[[Tensor, Tensor, int], list[Tensor]]] = {
+    "logsumexp": lambda scaled, *_: [scaled.logsumexp(dim=-1)],
+    "mean_logprob": lambda _, distribution, __: [distribution.mean(dim=-1)],
+    "sum_pi_squared": lambda _, distribution, __: [(2 * distribution).exp().sum(dim=-1)],
+    "top_k": _top_k,
+}
+"""Name -> f(logits over temperature, their log-softmax, both [..., V], k) -> columns [...]: the logarithm of the sum of
+exponentials, the mean of all V log-probabilities, the sum of the squares of all V probabilities, and the
+log-probabilities of the k most likely tokens followed by these tokens. One column each, but 2 k of ``top_k``."""
+
+
 def logprobs_and_entropy(logits: Tensor, tokens: Tensor, scoring: Scoring) -> tuple[Tensor, ...]:
     """Log-probabilities of ``tokens [...]`` and entropies in nats [...], float32, from logits [..., V].
 
-    With ``scoring.sum_pi_squared`` a third: the sum of the squares of all V probabilities, [...], without a gradient.
+    Behind them the columns of ``scoring.statistics``, [...] each.
     """
-    distribution = (logits.float() / scoring.temperature).log_softmax(dim=-1)
+    scaled = logits.float() / scoring.temperature
+    distribution = scaled.log_softmax(dim=-1)
     logprobs = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     with torch.set_grad_enabled(scoring.differentiable_entropy and torch.is_grad_enabled()):
         entropy = -(distribution.exp() * distribution).sum(dim=-1)
-    if not scoring.sum_pi_squared:
-        return logprobs, entropy
-    return logprobs, entropy, (2 * distribution.detach()).exp().sum(dim=-1)
+    further = (STATISTICS[name](scaled, distribution, scoring.top_k) for name in scoring.statistics)
+    return logprobs, entropy, *(column for columns in further for column in columns)
+
+
+def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tensor]:
+    """What :func:`logprobs_and_entropy` gives behind the entropy, by name: [...], and for ``top_k`` both
+    ``top_k_logprobs`` and ``top_k_ids`` (int64), [..., k], likeliest first."""
+    named, rest, k = dict[str, Tensor](), list(columns), scoring.top_k
+    for name in scoring.statistics:
+        if name == "top_k":
+            named["top_k_logprobs"] = torch.stack(rest[:k], dim=-1)
+            named["top_k_ids"] = torch.stack(rest[k : 2 * k], dim=-1).detach().long()
+            del rest[: 2 * k]
+        else:
+            named[name] = rest.pop(0)
+    return named
 
 
 def causal_model(model: nn.Module) -> nn.Module:

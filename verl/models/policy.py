@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
+from tensordict import TensorDict
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
@@ -54,35 +55,37 @@ class Policy:
         batch: RolloutBatch,
         layers: Sequence[int] = (),
         measure: Measure | None = None,
-        sum_pi_squared: bool = False,
+        statistics: Sequence[str] = (),
     ) -> PolicyScores:
         """Log-probabilities and entropies of the responses, and what ``measure`` makes of their hidden states.
 
         Args:
             layers: layers whose states are measured, see :func:`verl.models.hidden_states.record_states`.
             measure: called with the states that the tokens of each response were sampled from; goes with ``layers``.
-            sum_pi_squared: whether the sum of squared probabilities is wanted, too.
+            statistics: names in :data:`verl.models.output_head.STATISTICS` of what is wanted, too, one number a token.
 
         Returns:
             One row per response, on the CPU.
         """
-        logprobs, entropies, squares, rows, cuts = [], [], [], [], self.scoring.cut(batch)
+        logprobs, entropies, rows, cuts = [], [], [], self.scoring.cut(batch)
+        further = dict[str, list[Tensor]]()
         for micro in (batch[cut] for cut in cuts):
             scored = self.forward.logprobs(
-                *self._columns(micro), self.temperature, layers=layers, sum_pi_squared=sum_pi_squared
+                *self._columns(micro), self.temperature, layers=layers, statistics=statistics
             )
             logprobs.append(full_width(scored.logprobs, micro))
             entropies.append(full_width(scored.entropy, micro))
-            if scored.sum_pi_squared is not None:
-                squares.append(full_width(scored.sum_pi_squared, micro))
+            for name, values in scored.statistics.items():
+                further.setdefault(name, []).append(full_width(values, micro))
             if measure is not None:
                 rows += measure(scored.states).to_rows()
         metrics = RankMetrics.none(len(batch))
         if rows:
             metrics = RankMetrics.from_rows(rows, batch.response_mask.shape[1])[torch.cat(cuts).argsort()]
         ordered, entropy = (restore_order(parts, cuts) for parts in (logprobs, entropies))
-        squared = restore_order(squares, cuts) if squares else None
-        return PolicyScores(ordered, entropy, metrics, squared, batch_size=[len(batch)])
+        named = {name: restore_order(parts, cuts) for name, parts in further.items()}
+        tensors = TensorDict(named, batch_size=[len(batch)]) if named else None
+        return PolicyScores(ordered, entropy, metrics, tensors, batch_size=[len(batch)])
 
     def _columns(self, micro: RolloutBatch | PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and attention mask [B, S] and response mask [B, R] on the device, as few columns as rows need."""

@@ -14,7 +14,7 @@ from verl.config.rollout import SamplingConfig
 from verl.config.sft import SFTConfig
 from verl.protocol import ConversationBatch, PolicyBatch, PolicyScores, PromptBatch, RolloutBatch, TextBatch, ValueBatch
 from verl.rollout.base import FinishedResponses
-from verl.single_controller.balance import balanced_order
+from verl.single_controller.balance import balanced_order, dealt_groups
 from verl.single_controller.generation import generate_responses
 from verl.single_controller.worker_group import WorkerGroup, concat
 
@@ -69,11 +69,16 @@ class RoleWorkers:
 
     def _learn(self, method: str, batch: Any, arguments: tuple[Any, ...]) -> tuple[list[Any], Tensor]:
         """What the workers return, and the order of the rows in their shares; nothing is learned from copies."""
+        rows, order = self._to_learn(batch)
+        return self.workers.run_split(method, rows, *arguments, copies=self.copies), order
+
+    def _to_learn(self, batch: Any) -> tuple[Any, Tensor]:
+        """The rows as they are cut into shares, and the order they are in."""
         order, copied = self._shares(batch)
         rows = batch[order]
         mask = rows.loss_mask if isinstance(rows, ConversationBatch) else rows.response_mask
         mask[copied] = 0
-        return self.workers.run_split(method, rows, *arguments, copies=self.copies), order
+        return rows, order
 
     @property
     def _num_shares(self) -> int:
@@ -104,9 +109,26 @@ def _to_score(rollout: RolloutBatch) -> RolloutBatch:
 class PolicyWorkers(RoleWorkers):
     """The policy, and the engines that sample from it."""
 
-    def __init__(self, workers: WorkerGroup, config: PPOConfig) -> None:
+    def __init__(self, workers: WorkerGroup, config: PPOConfig, whole_groups: bool = False) -> None:
+        """``whole_groups``: the policy loss needs all responses to a prompt in one micro-batch."""
         super().__init__(workers, config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz)
         self.config = config
+        self.whole_groups = whole_groups
+
+    def _to_learn(self, batch: PolicyBatch) -> tuple[PolicyBatch, Tensor]:
+        """With ``whole_groups`` each stays together, and copies are in none: their ``group_ids`` are -1."""
+        if not self.whole_groups:
+            return super()._to_learn(batch)
+        assert batch.extra is not None, "LossNeeds.sent has the groups"
+        groups: Tensor = batch.extra["group_ids"]
+        lengths = batch.attention_mask.sum(dim=1)
+        units = dealt_groups(groups, lengths, self._num_shares, self.balance)
+        rows = batch[units.rows]
+        rows.response_mask[units.copied] = 0
+        assert rows.extra is not None
+        rows.extra["group_ids"] = groups[units.rows].masked_fill(units.copied, -1)
+        rows.extra["unit"] = units.unit
+        return rows, units.rows
 
     def generate(
         self,

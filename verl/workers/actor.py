@@ -1,17 +1,27 @@
 """The policy in training: the clipped update."""
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from verl.algorithms.kl import kl_loss
-from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, loss_weights, rollout_weights
+from verl.algorithms.losses import (
+    LOSS_AGGREGATIONS,
+    POLICY_LOSSES,
+    StepSize,
+    loss_weights,
+    response_mean,
+    rollout_weights,
+)
 from verl.config.actor import ActorConfig
 from verl.config.common import ModelConfig
+from verl.config.errors import ConfigError
 from verl.models.learner import Learner
 from verl.models.micro_batches import MicroBatching, restore_order
 from verl.models.policy import Policy, full_width, scoring_batches
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics
 from verl.utils.own_kl import kl_estimator
+from verl.workers.policy_loss import PolicyLoss
 
 
 class Actor(Policy):
@@ -31,6 +41,12 @@ class Actor(Policy):
         self.model_config = model
         self.max_response_length = max_response_length
         self.kl_type = kl_estimator(config.kl_loss_type, "actor.kl_loss_type", config.kl_loss_type_kwargs)
+        self.loss = PolicyLoss(config)
+        vocabulary = self.model.config.get_text_config().vocab_size
+        if self.loss.needs.top_k > vocabulary:
+            raise ConfigError(
+                f"{self.loss.where}: asks for top_k={self.loss.needs.top_k} of {vocabulary} tokens; lower it"
+            )
         self.learner = Learner(
             self.model, config.optim, total_steps, model.fsdp.optimizer_offload, model.ulysses_sequence_parallel_size
         )
@@ -68,7 +84,8 @@ class Actor(Policy):
         """The rows of each micro-batch."""
         config = self.config
         max_tokens = config.ppo_max_token_len_per_gpu if config.use_dynamic_bsz else None
-        return MicroBatching.of(self.model_config, config.micro_batch_size_per_gpu, max_tokens).cut(batch)
+        units = self.loss.column(batch, "unit") if self.loss.needs.whole_groups else None
+        return MicroBatching.of(self.model_config, config.micro_batch_size_per_gpu, max_tokens).cut(batch, units)
 
     def _step(
         self,
@@ -103,30 +120,51 @@ class Actor(Policy):
             t[:, :num_response].to(self.device)
             for t in (micro.old_logprobs, micro.rollout_logprobs, micro.ref_logprobs, micro.advantages)
         )
-        wanted = mask if scored is None else sampled
-        logprobs, entropy, *_ = self.forward.logprobs(
-            input_ids, attention_mask, wanted, self.temperature, differentiable_entropy=config.entropy_coeff > 0
+        # A loss of the user's own sees whole responses.
+        wanted = mask if scored is None and self.loss.own is None else sampled
+        found = self.forward.logprobs(
+            input_ids,
+            attention_mask,
+            wanted,
+            self.temperature,
+            differentiable_entropy=config.entropy_coeff > 0 or "entropy" in self.loss.needs.statistics,
+            statistics=self.loss.statistics,
+            top_k=self.loss.needs.top_k,
         )
+        logprobs, entropy = found.logprobs, found.entropy
         if scored is not None:
             old = logprobs.detach()
             scored.append((full_width(old, micro), full_width(entropy.detach(), micro)))
-        policy_loss = POLICY_LOSSES[config.policy_loss]
-        per_token, metrics = policy_loss(logprobs, old, advantages, mask, **config.loss_options)
+        if self.loss.own is None:
+            policy_loss = POLICY_LOSSES[config.policy_loss]
+            per_token, metrics = policy_loss(logprobs, old, advantages, mask, **config.loss_options)
+        else:
+            columns = (old, rollout, ref, advantages)
+            inputs = self.loss.inputs(micro, found, input_ids[:, -num_response:], columns, mask, sampled, size)
+            per_token, metrics = self.loss.losses(inputs, self.loss.copied(micro))
         if config.tis_level != "none":
+            self.loss.check_per_token(per_token)
             # The ratio of a response is that of all it sampled. With bypass_mode the old log-probabilities are the
             # engine's.
             trained = logprobs.detach() if config.bypass_mode else old
             weights, tis_metrics = rollout_weights(trained, rollout, mask, config.tis_level, config.tis_cap, sampled)
             per_token, metrics = per_token * loss_weights(config.policy_loss, weights, mask), metrics | tis_metrics
-        del metrics["num_tokens"]
+        metrics.pop("num_tokens", None)
         aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]
         metrics["entropy_loss"] = (entropy.detach() * mask).sum()
         # The sum alone: ``update`` divides it by the count, once for all micro-batches.
-        metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))
+        of_responses: Tensor | float = 0.0
+        if per_token.dim() == 1:
+            of_responses = response_mean(per_token, mask, size.num_sequences)
+            divisor = size.num_tokens if config.loss_aggregation == "token-mean" else size.num_sequences
+            metrics["pg_loss"] = of_responses * divisor
+            per_token = torch.zeros_like(logprobs)
+        else:
+            metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropy
         if config.use_kl_loss:
             kl = kl_loss(self.kl_type, logprobs, ref, old if config.use_unbiased_kl else None)
             metrics["kl_loss"] = (kl * mask).sum()
             per_token = per_token + config.kl_loss_coef * kl
-        return aggregate(per_token, mask, size), metrics
+        return aggregate(per_token, mask, size) + of_responses, metrics

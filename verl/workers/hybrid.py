@@ -52,7 +52,9 @@ class HybridWorker(Checkpointed):
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
-        self.needs_sum_pi_squared = config.needs_sum_pi_squared
+        estimated = ["sum_pi_squared"] if config.needs_sum_pi_squared else []
+        # For the update as the policy was before it; each once.
+        self.statistics = list(dict.fromkeys([*estimated, *self.actor.loss.needs.old_statistics]))
         measures = config.calculator.measured_by("actor")
         self.calculator = RepresentationMetricsCalculator(config.calculator) if measures else None
         ends = end_tokens(config, self.tokenizer)
@@ -92,11 +94,11 @@ class HybridWorker(Checkpointed):
 
     def compute_logprobs(self, batch: RolloutBatch) -> PolicyScores:
         """What the policy says of responses; with ``calculator.source=actor`` their rank metrics, too."""
-        squares = self.needs_sum_pi_squared
         with self.actor.parameters.loaded():
             if self.calculator is None:
-                return self.actor.compute_logprobs(batch, sum_pi_squared=squares)
-            return self.actor.compute_logprobs(batch, self.calculator.config.layers, self.calculator.measure, squares)
+                return self.actor.compute_logprobs(batch, statistics=self.statistics)
+            layers, measure = self.calculator.config.layers, self.calculator.measure
+            return self.actor.compute_logprobs(batch, layers, measure, self.statistics)
 
     def compute_ref_logprobs(self, batch: RolloutBatch) -> Tensor:
         """Log-probabilities [B, R] under the reference policy, which with LoRA is the policy without its adapters."""

@@ -147,7 +147,7 @@ def test_the_variances_of_weighted_tokens():
     # Probabilities of 1/2 and 1/4 here, 1/4 and 1/16 in the engine: weights of 2 and, capped, 3.
     logprobs = torch.tensor([[0.5, 0.25]]).log()
     rollout = SimpleNamespace(response_mask=torch.ones(1, 2), rollout_logprobs=torch.tensor([[0.25, 0.0625]]).log())
-    scores = SimpleNamespace(logprobs=logprobs, sum_pi_squared=torch.tensor([[0.5, 0.75]]))
+    scores = SimpleNamespace(logprobs=logprobs, statistics={"sum_pi_squared": torch.tensor([[0.5, 0.75]])})
     for given, expected in ((options, [[2.0, 11.25]]), (options[2:], [[0.5, 1.25]])):
         estimation = SignalEstimation(load_config(PPOConfig, "ppo_trainer", given), 1)
         torch.testing.assert_close(estimation._variances(rollout, scores), torch.tensor(expected))

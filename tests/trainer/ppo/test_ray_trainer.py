@@ -12,6 +12,7 @@ from verl.trainer.logging.timing import PhaseTimer
 from verl.trainer.ppo.batches import LearningSignal, mini_batches
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.skipped_updates import SkippedUpdates
+from verl.workers.policy_loss import PolicyLoss
 
 
 def batch_of(mask: list[list[int]]) -> PolicyBatch:
@@ -103,7 +104,8 @@ def test_with_bypass_mode_ratios_are_to_the_engine():
     config = load_config(PPOConfig, "ppo_trainer", ["actor.bypass_mode=true"])
     work: dict[str, float] = {}
     timer = SimpleNamespace(count=lambda name, done: work.update({name: done.tokens}))
-    trainer = SimpleNamespace(config=config, timer=timer, reference=None, critic=None)
+    loss = PolicyLoss(config.actor)
+    trainer = SimpleNamespace(config=config, timer=timer, reference=None, critic=None, loss=loss)
     engine = torch.tensor([[-1.0, -2.0]])
     rollout = SimpleNamespace(
         attention_mask=torch.ones(1, 3), rollout_logprobs=engine, rank_metrics=RankMetrics.none(1)
@@ -129,6 +131,7 @@ def test_the_policy_learns_after_the_warm_up_from_weights_with_a_mean_of_1():
         metrics={},
         timer=SimpleNamespace(phase=lambda _: nullcontext()),
         policy=SimpleNamespace(update=None),
+        loss=PolicyLoss(config.actor),
         actor_skipped=None,
         _num_scored_in_update=0,
         _update=lambda phase, batch, *_: learned.append(batch),
@@ -137,7 +140,7 @@ def test_the_policy_learns_after_the_warm_up_from_weights_with_a_mean_of_1():
     advantages = torch.tensor([[6.0, 6.0]])
     signal = LearningSignal(mask, advantages, None, advantages, torch.ones(1), None)
     for trainer.step in (1, 2, 3):
-        RayPPOTrainer._update_actor(trainer, rollout, outputs, signal)
+        RayPPOTrainer._update_actor(trainer, SimpleNamespace(rollout=rollout), outputs, signal)
     assert [batch.advantages.tolist() for batch in learned] == [[[2.0, 2.0]]]
     assert trainer.metrics["rollout_corr/rollout_is_batch_norm_factor"] == 3.0
 
@@ -198,6 +201,7 @@ class RecordedPolicy:
 def test_the_first_mini_batch_is_scored_as_it_is_learned_from(options, learned, calls):
     trainer = object.__new__(RayPPOTrainer)
     trainer.config = load_config(PPOConfig, "ppo_trainer", ["rollout.n=1", *options])
+    trainer.loss = PolicyLoss(trainer.config.actor)
     trainer.policy, trainer.reference, trainer.critic = RecordedPolicy(), None, None
     trainer.timer, trainer.step, trainer.metrics = PhaseTimer(lambda _: nullcontext(), lambda: None), 1, {}
     trainer.actor_skipped = SkippedUpdates("actor", "actor.optim", trainer.config.actor.optim)
@@ -208,7 +212,7 @@ def test_the_first_mini_batch_is_scored_as_it_is_learned_from(options, learned, 
     outputs = trainer._compute_outputs(rollout)
     mask = ones * torch.tensor(learned)[:, None]
     signal = LearningSignal(mask, ones.float(), None, ones.float(), torch.ones(3), None)
-    trainer._update_actor(rollout, outputs, signal)
+    trainer._update_actor(SimpleNamespace(rollout=rollout), outputs, signal)
     assert trainer.policy.calls == calls
     assert torch.equal(outputs.scores.logprobs, -ids.float()) and torch.equal(outputs.scores.entropy, ids.float())
 

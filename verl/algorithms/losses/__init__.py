@@ -1,11 +1,10 @@
 """Policy losses by name, the critic's loss, and the aggregation of per-token losses by name."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from torch import Tensor
 
-from verl.algorithms.losses.aggregate import constant_length, sequence_mean, sequence_sum, token_mean
+from verl.algorithms.losses.aggregate import constant_length, response_mean, sequence_mean, sequence_sum, token_mean
 from verl.algorithms.losses.cispo import cispo_loss
 from verl.algorithms.losses.clip_cov import clip_cov_loss
 from verl.algorithms.losses.gmpo import gmpo_loss
@@ -13,6 +12,7 @@ from verl.algorithms.losses.gpg import gpg_loss
 from verl.algorithms.losses.gspo import gspo_loss
 from verl.algorithms.losses.importance import loss_weights, mean_rollout_weight, rollout_weights
 from verl.algorithms.losses.kl_cov import kl_cov_loss
+from verl.algorithms.losses.own import LossInputs, LossNeeds, MiniBatch, OwnLoss, StepSize, policy_loss
 from verl.algorithms.losses.ppo_clip import ppo_clip_loss
 from verl.algorithms.losses.sapo import sapo_loss
 from verl.algorithms.losses.value import value_loss
@@ -35,17 +35,6 @@ All tensors are ``[B, R]``. The options of each, such as ``clip_low``, are those
 """
 
 
-class StepSize(NamedTuple):
-    """Counts of a whole optimiser step, summed over all micro-batches and ranks."""
-
-    num_tokens: int
-    """Response tokens."""
-    num_sequences: int
-    """Responses."""
-    max_length: int
-    """Longest response allowed, in tokens."""
-
-
 LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, StepSize], Tensor]] = {
     "token-mean": lambda loss, mask, size: token_mean(loss, mask, size.num_tokens),
     "seq-mean-token-mean": lambda loss, mask, size: sequence_mean(loss, mask, size.num_sequences),
@@ -59,6 +48,10 @@ LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, StepSize], Tensor]] = {
 __all__ = [
     "LOSS_AGGREGATIONS",
     "POLICY_LOSSES",
+    "LossInputs",
+    "LossNeeds",
+    "MiniBatch",
+    "OwnLoss",
     "StepSize",
     "cispo_loss",
     "clip_cov_loss",
@@ -69,7 +62,9 @@ __all__ = [
     "kl_cov_loss",
     "loss_weights",
     "mean_rollout_weight",
+    "policy_loss",
     "ppo_clip_loss",
+    "response_mean",
     "rollout_weights",
     "sapo_loss",
     "sequence_mean",

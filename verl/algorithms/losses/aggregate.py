@@ -48,6 +48,17 @@ def sequence_sum(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float)
     return _masked(per_token, mask).sum() / num_sequences
 
 
+def response_mean(per_response: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
+    """Sum of ``per_response [B]`` over the responses that have tokens in ``mask [B, R]``, divided by ``num_sequences``;
+    a scalar. ``num_sequences`` is the number of such responses of the whole optimiser step.
+
+    Raises:
+        ValueError: ``num_sequences`` is not positive.
+    """
+    _check_positive("num_sequences", num_sequences, "response count of the optimiser step")
+    return torch.where(mask.bool().any(dim=-1), per_response, 0.0).sum() / num_sequences
+
+
 def constant_length(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float, length: float) -> Tensor:
     """Sum of ``per_token [B, R]`` over the mask, divided by ``num_sequences * length``; a scalar.
 

@@ -6,9 +6,13 @@ Legend: B responses, R response columns.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from tensordict import TensorDict
 from torch import Tensor
 
-from verl.protocol import PolicyScores, RankMetrics
+from verl.algorithms.losses import LossNeeds
+from verl.protocol import PolicyBatch, PolicyScores, RankMetrics
+from verl.trainer.ppo.sampling import Sampled, score_tensors
+from verl.workers.policy_loss import OLD
 
 
 class ModelOutputs(NamedTuple):
@@ -48,6 +52,53 @@ class LearningSignal(NamedTuple):
     def taken(self, batch: Any) -> Any:
         """The rows of ``batch`` that the updates take."""
         return batch if self.rows is None else batch[self.rows]
+
+
+def policy_batch(
+    sampled: Sampled,
+    outputs: ModelOutputs,
+    signal: LearningSignal,
+    advantages: Tensor,
+    weighted: bool,
+    needs: LossNeeds,
+) -> PolicyBatch:
+    """What the policy update needs of a step's responses.
+
+    Args:
+        advantages: [B, R], in place of those in ``signal``.
+        weighted: whether losses are weighted by importance, and the engine's log-probabilities needed for that.
+        needs: what a policy loss of the user's own asks for.
+    """
+    rollout = sampled.rollout
+    engine = weighted or "rollout_logprobs" in needs.columns
+    return PolicyBatch(
+        rollout.input_ids,
+        rollout.attention_mask,
+        signal.mask,
+        outputs.old_logprobs,
+        rollout.rollout_logprobs if engine else outputs.old_logprobs,
+        outputs.ref_logprobs,
+        advantages,
+        _asked(sampled, outputs, signal, needs),
+        batch_size=[len(rollout)],
+    )
+
+
+def _asked(sampled: Sampled, outputs: ModelOutputs, signal: LearningSignal, needs: LossNeeds) -> TensorDict | None:
+    """The columns that a policy loss asks for besides those of every batch; None if there are none."""
+    if not needs.sent and not needs.old_statistics:
+        return None
+    columns: dict[str, Tensor] = {}
+    if {"scores", "correct"} & set(needs.sent):
+        columns["scores"], columns["correct"], _ = score_tensors(sampled.pending)
+    columns |= {"rewards": signal.rewards.float(), "group_ids": sampled.rollout.group_ids}
+    scores = outputs.scores
+    columns |= {} if scores is None else {"old_entropy": scores.entropy}
+    asked = {name: columns[name] for name in needs.sent}
+    if needs.old_statistics:
+        assert scores is not None and scores.statistics is not None, "LossNeeds.of_old_policy"
+        asked |= {f"{OLD}{name}": scores.statistics[name] for name in needs.old_statistics}
+    return TensorDict(asked, batch_size=[len(sampled.rollout)])
 
 
 def mini_batches(batch: Any, num_rows: int) -> Iterator[tuple[Any, int, int]]:

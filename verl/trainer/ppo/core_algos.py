@@ -2,7 +2,14 @@
 
 from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, EstimatorOptions, gae_advantages, token_variances
 from verl.algorithms.kl import KL_ESTIMATORS, kl_controller, kl_penalised_rewards
-from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, mean_rollout_weight, rollout_weights, token_mean
+from verl.algorithms.losses import (
+    LOSS_AGGREGATIONS,
+    POLICY_LOSSES,
+    StepSize,
+    mean_rollout_weight,
+    rollout_weights,
+    token_mean,
+)
 from verl.algorithms.overlong import overlong_penalty
 from verl.rank.shaping import shaped_advantages
 
@@ -12,6 +19,7 @@ __all__ = [
     "LOSS_AGGREGATIONS",
     "POLICY_LOSSES",
     "EstimatorOptions",
+    "StepSize",
     "gae_advantages",
     "kl_controller",
     "kl_penalised_rewards",

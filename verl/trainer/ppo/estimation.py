@@ -126,9 +126,10 @@ class SignalEstimation:
     def _variances(self, rollout: RolloutBatch, scores: PolicyScores | None) -> Tensor | None:
         """[B, R], of each token, for the estimators that need it; with truncated importance sampling those of the
         weighted tokens."""
-        if scores is None or scores.sum_pi_squared is None:
+        if scores is None or not self.config.needs_sum_pi_squared:
             return None
-        actor, variances = self.config.actor, token_variances(scores.logprobs, scores.sum_pi_squared)
+        assert scores.statistics is not None, "the policy computes what PPOConfig.needs_sum_pi_squared asks for"
+        actor, variances = self.config.actor, token_variances(scores.logprobs, scores.statistics["sum_pi_squared"])
         if actor.tis_level == "none":
             return variances
         pair = (scores.logprobs, rollout.rollout_logprobs)

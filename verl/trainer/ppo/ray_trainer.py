@@ -43,8 +43,8 @@ from verl.trainer.logging.source_metrics import metrics_by_source, response_figu
 from verl.trainer.logging.speed import BATCH, step_metrics
 from verl.trainer.logging.step_profiler import StepProfiler
 from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.batches import LearningSignal, ModelOutputs, mini_batches
-from verl.trainer.ppo.core_algos import kl_controller, kl_penalised_rewards, mean_rollout_weight
+from verl.trainer.ppo.batches import LearningSignal, ModelOutputs, mini_batches, policy_batch
+from verl.trainer.ppo.core_algos import StepSize, kl_controller, kl_penalised_rewards, mean_rollout_weight
 from verl.trainer.ppo.estimation import SignalEstimation, kl_penalty
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors, verdict_metrics
@@ -52,6 +52,7 @@ from verl.trainer.schedule import endless, is_due
 from verl.trainer.skipped_updates import SkippedUpdates
 from verl.trainer.validation import Validator
 from verl.utils.json_state import from_json, to_json
+from verl.workers.policy_loss import PolicyLoss
 
 BEST_BY = "val/pass@1"
 """The validation metric of which the highest value makes a checkpoint the best."""
@@ -76,7 +77,8 @@ class RayPPOTrainer:
         self.loader = train_loader
         self.prompts = endless(train_loader)
         self.workers = workers
-        self.policy = PolicyWorkers(workers, config)
+        self.loss = PolicyLoss(config.actor)
+        self.policy = PolicyWorkers(workers, config, self.loss.needs.whole_groups)
         self.reference = ReferenceWorkers(workers, config) if config.uses_reference else None
         self.critic = CriticWorkers(workers, config) if config.uses_critic else None
         self.actor_skipped = SkippedUpdates("actor", "actor.optim", config.actor.optim)
@@ -130,7 +132,7 @@ class RayPPOTrainer:
             scores = self._collect_scores(sample.sampled, outputs.rank_metrics)
             signal = self._compute_advantages(sample, scores, outputs)
             self._update_critic(sample.sampled.rollout, outputs, signal)
-            self._update_actor(sample.sampled.rollout, outputs, signal)
+            self._update_actor(sample.sampled, outputs, signal)
             if outputs.scores is not None:
                 tis = self.config.actor
                 self.metrics |= policy_metrics(sample.sampled.rollout, outputs.scores, tis.tis_level, tis.tis_cap)
@@ -176,7 +178,8 @@ class RayPPOTrainer:
         """Log-probabilities under policy and reference, the critic's values, and rank metrics."""
         work = Work.of(rollout.attention_mask.sum(dim=1))
         self.timer.count(BATCH, work)
-        scores = self._score(rollout, self._num_scored_in_update) if self.config.scores_before_update else None
+        scores_first = self.config.scores_before_update or self.loss.needs.of_old_policy
+        scores = self._score(rollout, self._num_scored_in_update) if scores_first else None
         old_logprobs = rollout.rollout_logprobs
         if not self.config.actor.bypass_mode:
             assert scores is not None, "without bypass_mode the policy always scores"
@@ -201,7 +204,8 @@ class RayPPOTrainer:
         """How many of a step's first rows the policy scores as it learns from them, at no cost."""
         updates = self.step > self.config.trainer.critic_warmup
         num_rows = self.config.actor.ppo_mini_batch_size * self.config.rollout.n
-        return num_rows if self.config.scores_in_update and updates else 0
+        in_update = self.config.scores_in_update and not self.loss.needs.before_update
+        return num_rows if in_update and updates else 0
 
     def _score(self, rollout: RolloutBatch, num_later: int) -> PolicyScores:
         """What the policy says of its responses, but for the first ``num_later``, of which that is NaN."""
@@ -334,30 +338,21 @@ class RayPPOTrainer:
         with self.timer.phase("update_critic"):
             self._update("update_critic", signal.taken(batch), config, update, self.critic_skipped)
 
-    def _update_actor(self, rollout: RolloutBatch, outputs: ModelOutputs, signal: LearningSignal) -> None:
+    def _update_actor(self, sampled: Sampled, outputs: ModelOutputs, signal: LearningSignal) -> None:
         """Optimizer steps of the policy on consecutive mini-batches, once the critic is warm.
 
         The first fills in those of ``outputs.scores`` that are not known yet.
         """
         if self.step <= self.config.trainer.critic_warmup:
             return
-        config, advantages = self.config.actor, signal.advantages
+        config, rollout, advantages = self.config.actor, sampled.rollout, signal.advantages
         if config.tis_normalize and config.tis_level != "none":
             assert outputs.scores is not None, "see PPOConfig.scores_before_update"
             pair = (outputs.scores.logprobs, rollout.rollout_logprobs)
             mean = mean_rollout_weight(*pair, rollout.response_mask, config.tis_level, config.tis_cap)
             self.metrics["rollout_corr/rollout_is_batch_norm_factor"] = mean
             advantages = advantages / mean
-        batch = PolicyBatch(
-            rollout.input_ids,
-            rollout.attention_mask,
-            signal.mask,
-            outputs.old_logprobs,
-            rollout.rollout_logprobs if config.tis_level != "none" else outputs.old_logprobs,
-            outputs.ref_logprobs,
-            advantages,
-            batch_size=[len(rollout)],
-        )
+        batch = policy_batch(sampled, outputs, signal, advantages, config.tis_level != "none", self.loss.needs)
         self.metrics |= filtered_length_metrics(signal.mask, self.config.data.max_response_length)
         later = self._num_scored_in_update
         if later and not signal.mask[:later].any():
@@ -367,6 +362,7 @@ class RayPPOTrainer:
 
         def update(mini: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
             nonlocal later
+            mini = self.loss.prepared(mini, StepSize(num_tokens, num_sequences, self.config.data.max_response_length))
             if not later:
                 return self.policy.update(mini, num_tokens, num_sequences)
             later = 0

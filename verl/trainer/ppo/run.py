@@ -36,6 +36,7 @@ from verl.trainer.ppo.estimation import SignalEstimation, check_own_code
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
+from verl.workers.policy_loss import check_policy_loss
 
 COLUMNS = {
     "reward": ("score/mean", "+.2f"),
@@ -78,6 +79,7 @@ def run_ppo(config: PPOConfig) -> None:
         check_reward_model_template(
             [r.messages for r in train_set.records], reward_tokenizer, f"reward_model.model.path={judge.path!r}"
         )
+    check_policy_loss(config)
     _check_lengths(config)
     _check_models(config, tokenizer, device_type)
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None

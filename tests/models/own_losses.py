@@ -1,0 +1,67 @@
+"""Policy losses as users write them, and what a world of workers makes of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from tests.models.models_in_worlds import share
+from tests.workers.groups import gradients_of
+from verl.algorithms.losses import LossInputs, MiniBatch, StepSize, policy_loss
+from verl.algorithms.losses.own import COLUMNS, OLD_STATISTICS, STATISTICS
+from verl.config import PPOConfig
+from verl.protocol import PolicyBatch
+from verl.workers.actor import Actor
+
+
+def above_median(mini_batch: MiniBatch, **_: float) -> dict[str, Tensor]:
+    """[B, R], and [B]."""
+    entropy, mask = mini_batch.columns["old_entropy"], mini_batch.response_mask
+    lead = mini_batch.columns["scores"] - mini_batch.columns["scores"].mean()
+    return {"kept": (entropy > entropy[mask].median()).float(), "lead": lead + mini_batch.columns["logsumexp"].mean()}
+
+
+@policy_loss(
+    columns=COLUMNS,
+    statistics=STATISTICS,
+    top_k=3,
+    old_statistics=OLD_STATISTICS,
+    whole_groups=True,
+    prepare=above_median,
+)
+def everything(inputs: LossInputs, scale: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
+    """[b, R]: depends on all that there is, and on the other responses to the prompt."""
+    found, old, mask = inputs.statistics, inputs.old_statistics, inputs.response_mask
+    of_tokens = inputs.logprobs - inputs.old_logprobs + 0.1 * inputs.rollout_logprobs * inputs.entropy
+    of_tokens = of_tokens - inputs.ref_logprobs * found["mean_logprob"] + 0.2 * found["logsumexp"]
+    of_tokens = of_tokens + found["sum_pi_squared"] * inputs.advantages + found["top_k_logprobs"].square().mean(dim=2)
+    of_tokens = of_tokens + (found["top_k_ids"] == inputs.tokens[..., None]).any(dim=2) * inputs.old_entropy
+    of_tokens = of_tokens * inputs.prepared["kept"] - old["mean_logprob"] * inputs.logprobs * old["logsumexp"]
+    of_rows = inputs.scores + inputs.rewards * inputs.correct + inputs.prepared["lead"] + 0.1 * inputs.lengths
+    sums = torch.where(inputs.sampled_mask, inputs.logprobs, 0.0).sum(dim=1)
+    groups, ones = inputs.groups, torch.ones_like(sums)
+    means = torch.zeros_like(sums).index_add(0, groups, sums) / torch.zeros_like(sums).index_add(0, groups, ones).clamp(
+        1
+    )
+    losses = of_tokens + (scale * of_rows * (sums - means[groups]))[:, None] * old["sum_pi_squared"]
+    return losses, {"tokens": mask.sum(), "rows_mean": of_rows}
+
+
+@policy_loss(statistics=("logsumexp",))
+def of_one_response(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """[b], without other responses."""
+    sums = torch.where(inputs.response_mask, inputs.logprobs * inputs.statistics["logsumexp"], 0.0).sum(dim=1)
+    return sums.square() / inputs.lengths + inputs.advantages[:, 0] * sums, {}
+
+
+def learn(
+    config: PPOConfig, rows: PolicyBatch, size: StepSize, model: dict[str, Any], batching: dict[str, Any]
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """What a rank logs of an update on its share of ``rows``, and the whole gradient."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    actor = Actor(replace(config.actor, **batching), replace(config.model, **model), mesh, 0.8, 10, size.max_length)
+    mine = share(rows, model.get("ulysses_sequence_parallel_size", 1))
+    return gradients_of(actor.learner, lambda: actor.update(mine, size.num_tokens, size.num_sequences))

@@ -1,0 +1,272 @@
+"""The policy loss of a run: a built-in one by name, or the user's own by import path, with checks.
+
+Legend: b responses of a micro-batch, B of a mini-batch, R response columns.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from verl.algorithms.losses import LossInputs, LossNeeds, MiniBatch, OwnLoss, StepSize
+from verl.config.actor import ActorConfig
+from verl.config.checks import require
+from verl.config.errors import ConfigError
+from verl.config.ppo import PPOConfig
+from verl.models.forward import ScoredTokens
+from verl.protocol import PolicyBatch
+from verl.utils.user_code import is_own, load_own, user_code
+
+LOGGED = ("pg_loss", "entropy_loss", "kl_loss", "tis_weight", "tis_capped", "grad_norm", "lr", "skipped_updates")
+"""Metrics of the update, whose names no loss of one's own may take."""
+
+OLD, PREPARED = "old ", "prepared "
+"""What the names of those columns begin with in ``PolicyBatch.extra``: statistics of the policy before the update, and
+what the loss has prepared."""
+
+
+class PolicyLoss:
+    """What ``actor.policy_loss`` names.
+
+    Raises:
+        ConfigError: an import path leads to no function, or to one that does not take its arguments.
+    """
+
+    def __init__(self, config: ActorConfig) -> None:
+        self.where = f"actor.policy_loss={config.policy_loss!r}"
+        self.options = config.policy_loss_kwargs
+        self.own: OwnLoss | None = None
+        self.needs = LossNeeds()
+        if is_own(config.policy_loss):
+            self.own = load_own(config.policy_loss, "actor.policy_loss")
+            marked = getattr(self.own, "needs", None)
+            self.needs = marked if isinstance(marked, LossNeeds) else self.needs
+            self._check_signature(self.own, "inputs")
+            if self.needs.prepare is not None:
+                self._check_signature(self.needs.prepare, "mini_batch")
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """What the output head must find besides the entropy."""
+        return tuple(name for name in self.needs.statistics if name != "entropy")
+
+    def prepared(self, mini: PolicyBatch, size: StepSize) -> PolicyBatch:
+        """A mini-batch with the columns that the loss prepares for it, ``mini`` itself if it prepares none."""
+        prepare = self.needs.prepare
+        if prepare is None:
+            return mini
+        extra = _columns(mini)
+        known = extra | {"rollout_logprobs": mini.rollout_logprobs, "ref_logprobs": mini.ref_logprobs}
+        columns = {name: known[name] for name in (*self.needs.sent, *self.needs.columns)}
+        columns |= {name: known[OLD + name] for name in self.needs.old_statistics}
+        mask = mini.response_mask.bool()
+        sampled = mini.attention_mask[:, -mask.shape[1] :].bool()
+        batch = MiniBatch(mask, sampled, mini.old_logprobs, mini.advantages, columns, size)
+        with user_code(f"{self.where}: its prepare(mini_batch)"):
+            found = prepare(batch, **self.options)
+        shapes = [mask.shape, mask.shape[:1]]
+        if not isinstance(found, Mapping) or not all(
+            isinstance(v, Tensor) and v.shape in shapes for v in found.values()
+        ):
+            raise ConfigError(
+                f"{self.where}: its prepare returned {_described(found)}; it returns a dict of tensors, each [B, R]="
+                f"{list(mask.shape)} or [B]"
+            )
+        extra |= {f"{PREPARED}{name}": value for name, value in found.items()}
+        # A new batch: the columns are this mini-batch's, while its other tensors are shared with the step's.
+        named = {name: getattr(mini, name) for name in _TENSORS}
+        return PolicyBatch(**named, extra=TensorDict(extra, batch_size=[len(mini)]), batch_size=[len(mini)])
+
+    def inputs(
+        self,
+        micro: PolicyBatch,
+        found: ScoredTokens,
+        tokens: Tensor,
+        columns: tuple[Tensor, Tensor, Tensor, Tensor],
+        mask: Tensor,
+        sampled: Tensor,
+        size: StepSize,
+    ) -> LossInputs:
+        """What the user's own function is given of a micro-batch.
+
+        Args:
+            found: what the policy says of its tokens now.
+            tokens, mask, sampled: [b, R], R as few columns as rows need.
+            columns: log-probabilities of old policy, engine and reference, and advantages, [b, R].
+        """
+        needs, num_response = self.needs, mask.shape[1]
+        old, rollout, ref, advantages = (torch.where(sampled.bool(), values, 0.0) for values in columns)
+        extra: dict[str, Tensor] = {}
+        for name, values in _columns(micro).items():
+            extra[name] = (values[:, :num_response] if values.dim() == 2 else values).to(mask.device)
+        named = {name: extra[name] for name in needs.sent}
+        named |= {"rollout_logprobs": rollout} if "rollout_logprobs" in needs.columns else {}
+        named |= {"ref_logprobs": ref} if "ref_logprobs" in needs.columns else {}
+        return LossInputs(
+            found.logprobs,
+            old,
+            advantages,
+            mask.bool(),
+            sampled.bool(),
+            tokens,
+            found.entropy if "entropy" in needs.statistics else found.entropy.detach(),
+            size,
+            dict(found.statistics),
+            {name: extra[OLD + name] for name in needs.old_statistics},
+            {name.removeprefix(PREPARED): extra[name] for name in extra if name.startswith(PREPARED)},
+            **named,
+        )
+
+    def copied(self, micro: PolicyBatch) -> Tensor | None:
+        """[b] bool, rows that only fill up this worker's share; None for a loss that may see them."""
+        if not self.needs.whole_groups:
+            return None
+        return self.column(micro, "group_ids") < 0
+
+    @staticmethod
+    def column(batch: PolicyBatch, name: str) -> Tensor:
+        """A column that the loss asks for."""
+        return _columns(batch)[name]
+
+    def losses(self, inputs: LossInputs, copied: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """What the user's own function returns: losses [b, R] or [b], and metrics as sums over tokens.
+
+        Args:
+            inputs: of all rows.
+            copied: [b] bool, rows that only fill up the worker's share, which the function must not see; None where it
+                does not matter, because nothing is learned from them.
+        """
+        if copied is None or not copied.any():
+            return self._called(inputs, check=True)
+        if copied.all():
+            # The other workers have metrics of these names. Nothing reaches the model, whatever the function does.
+            _, metrics = self._called(replace(inputs, logprobs=inputs.logprobs.detach()), check=False)
+            return 0 * inputs.logprobs, {name: torch.zeros_like(value) for name, value in metrics.items()}
+        rows = (~copied).nonzero().flatten().to(inputs.logprobs.device)
+        losses, metrics = self._called(_rows(inputs, rows), check=True)
+        return losses.new_zeros(len(copied), *losses.shape[1:]).index_copy(0, rows, losses), metrics
+
+    def check_per_token(self, losses: Tensor) -> None:
+        """Raise ``ConfigError`` for losses of responses, which no weights of tokens apply to."""
+        require(
+            losses.dim() == 2,
+            "actor.tis_level",
+            "token or sequence",
+            f"{self.where} returns one number a response, which has no tokens to weight; set it to none",
+        )
+
+    def _called(self, inputs: LossInputs, check: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        assert self.own is not None, "only a loss of the user's own is called"
+        with user_code(f"{self.where}: the call with a micro-batch of {len(inputs.logprobs)} responses"):
+            found: Any = self.own(inputs, **self.options)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor) and _is_dict(found[1])):
+            raise ConfigError(
+                f"{self.where}: returned {_described(found)}; it returns a tensor of losses and a dict of metrics"
+            )
+        losses, metrics = found
+        if check:
+            self._check_losses(losses, inputs)
+        return losses, {name: self._total(name, value, inputs) for name, value in metrics.items()}
+
+    def _check_losses(self, losses: Tensor, inputs: LossInputs) -> None:
+        mask = inputs.response_mask
+        if losses.shape not in (mask.shape, mask.shape[:1]):
+            raise ConfigError(
+                f"{self.where}: returned losses {list(losses.shape)}; they are [b, R]={list(mask.shape)}, or [b] with "
+                "one number a response"
+            )
+        if not losses.requires_grad:
+            raise ConfigError(f"{self.where}: its losses have no gradient; compute them from inputs.logprobs")
+        learned = mask if losses.dim() == 2 else mask.any(dim=1)
+        if not losses.detach()[learned].isfinite().all():
+            raise ConfigError(
+                f"{self.where}: a loss is not finite; log-probabilities and advantages that it was given are"
+            )
+
+    def _total(self, name: str, value: Any, inputs: LossInputs) -> Tensor:
+        """A metric as a sum that is divided by the tokens of the mini-batch."""
+        mask, size = inputs.response_mask, inputs.size
+        if name in LOGGED:
+            raise ConfigError(f"{self.where}: its metric {name!r} has the name of one of the update's; rename it")
+        given: Tensor = torch.as_tensor(value, device=mask.device).detach().float()
+        if given.dim() == 0:
+            return given
+        if given.shape != mask.shape[:1]:
+            raise ConfigError(f"{self.where}: its metric {name!r} is {list(given.shape)}; it is a scalar, or [b]")
+        return torch.where(mask.any(dim=1), given, 0.0).sum() * (size.num_tokens / size.num_sequences)
+
+    def _check_signature(self, function: Callable[..., Any], argument: str) -> None:
+        try:
+            inspect.signature(function).bind(None, **self.options)
+        except TypeError as error:
+            named = f"({argument}{''.join(f', {name}=...' for name in self.options)})"
+            call = f"{getattr(function, '__name__', 'it')}{named}"
+            raise ConfigError(
+                f"{self.where}: cannot be called as {call}, with actor.policy_loss_kwargs: {error}"
+            ) from error
+
+
+_TENSORS = [name for name in PolicyBatch.__annotations__ if name != "extra"]
+
+
+def check_policy_loss(config: PPOConfig) -> None:
+    """Raise ``ConfigError`` if a policy loss of the user's own cannot be loaded, or asks for what the run lacks."""
+    loss = PolicyLoss(config.actor)
+    needs, actor, n = loss.needs, config.actor, config.rollout.n
+    require(
+        "ref_logprobs" not in needs.columns or config.uses_reference,
+        "actor.use_kl_loss",
+        actor.use_kl_loss,
+        f"{actor.policy_loss} asks for ref_logprobs; set it to true, with actor.kl_loss_coef=0 for no other effect",
+    )
+    if not needs.whole_groups:
+        return
+    require(
+        actor.use_dynamic_bsz or actor.micro_batch_size_per_gpu >= n,
+        "actor.micro_batch_size_per_gpu",
+        actor.micro_batch_size_per_gpu,
+        f"{actor.policy_loss} needs the rollout.n={n} responses to a prompt in one micro-batch; set at least {n}",
+    )
+    require(
+        not config.algorithm.use_pf_ppo,
+        "algorithm.use_pf_ppo",
+        True,
+        f"{actor.policy_loss} needs each response to a prompt once, but resampling repeats them; set it to false",
+    )
+
+
+def _columns(batch: PolicyBatch) -> dict[str, Tensor]:
+    """The columns that go with a batch for the loss."""
+    found: dict[str, Tensor] = {} if batch.extra is None else dict(batch.extra.items())  # type: ignore[arg-type]
+    return found
+
+
+def _rows(inputs: LossInputs, rows: Tensor) -> LossInputs:
+    """Some rows of every tensor."""
+    chosen: dict[str, Any] = {}
+    for name in (field.name for field in fields(LossInputs)):
+        value = getattr(inputs, name)
+        if isinstance(value, Tensor):
+            chosen[name] = value[rows]
+        elif isinstance(value, dict):
+            chosen[name] = {key: tensor[rows] for key, tensor in value.items()}
+    return replace(inputs, **chosen)
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+def _described(value: Any) -> str:
+    """The shape of a tensor or dict of tensors, else the type."""
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {_described(part)}' for name, part in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(_described(part) for part in value)})"
+    return type(value).__name__
