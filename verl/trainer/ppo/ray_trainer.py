@@ -18,7 +18,7 @@ from verl.checkpoint.saver import CheckpointSaver
 from verl.config.actor import ActorConfig
 from verl.config.ppo import CriticConfig, PPOConfig
 from verl.data.prompts import TokenizedPrompts
-from verl.data.samplers import CustomSampler, StepOutcome
+from verl.data.samplers import CustomSampler
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics, RolloutBatch, ValueBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
@@ -54,7 +54,7 @@ from verl.trainer.ppo.core_algos import (
     token_variances,
 )
 from verl.trainer.ppo.samples import SampleKeeper
-from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors, verdict_metrics
+from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors, step_outcome, verdict_metrics
 from verl.trainer.schedule import endless, is_due
 from verl.trainer.skipped_updates import SkippedUpdates
 from verl.trainer.validation import Validator
@@ -141,7 +141,7 @@ class RayPPOTrainer:
                 self.metrics |= policy_metrics(sample.sampled.rollout, outputs.scores, tis.tis_level, tis.tis_cap)
             self.samples.keep_training(step, sample.sampled, outputs, signal)
             self._update_baselines(outputs.rank_metrics, torch.cat([scores, sample.dropped_scores]))
-            self._update_sampler(sample.sampled, scores)
+            self._update_sampler(sample.sampled)
             self._sync_weights()
             self.profiler.end(step)
             if self._due(trainer.test_freq):
@@ -161,6 +161,7 @@ class RayPPOTrainer:
         self._sync_weights()
         self.step = resumption.step
         self.loader.load_state_dict(from_json(state["loader"]))
+        self.sampler.hooks.load_state(state.get("hooks", {}))  # Earlier versions had none.
         self.reward_manager.load_state_dict(state["reward_manager"])
         self.kl_control.load_state_dict(state["kl_control"])
         self.validations = saved_validations(state)
@@ -420,16 +421,14 @@ class RayPPOTrainer:
         if self.config.reward_manager.active:
             self.reward_manager.update(scores, rank_metrics)
 
-    def _update_sampler(self, sampled: Sampled, scores: Tensor) -> None:
-        """Tell a sampler of the user's own how the step's prompts went."""
-        sampler = self.loader.sampler
-        if isinstance(sampler, CustomSampler):
-            _, correct, _ = score_tensors(sampled.pending)
-            means, accuracy = (
-                values.double().view(-1, self.config.rollout.n).mean(dim=1) for values in (scores, correct)
-            )
-            indices = [record.uid for record in sampled.prompts.records]
-            sampler.update(StepOutcome(self.step, indices, means.tolist(), accuracy.tolist(), dict(self.metrics)))
+    def _update_sampler(self, sampled: Sampled) -> None:
+        """Tell classes of the user's own how the step's prompts went."""
+        sampler, hooks = self.loader.sampler, self.sampler.hooks
+        if isinstance(sampler, CustomSampler) or hooks.listens:
+            outcome = step_outcome(self.step, sampled, self.metrics)
+            hooks.update(outcome)
+            if isinstance(sampler, CustomSampler):
+                sampler.update(outcome)
 
     def _sync_weights(self) -> None:
         with self.timer.phase("update_weights"):
@@ -467,6 +466,7 @@ class RayPPOTrainer:
             "order": self.config.data.order,
             # It cannot be derived from the step: dynamic sampling draws as many batches as it needs.
             "loader": to_json(self.loader.state_dict()),
+            "hooks": self.sampler.hooks.state(),
             "reward_manager": self.reward_manager.state_dict(),
             "kl_control": self.kl_control.state_dict(),
             "best": best_validation(self.validations, BEST_BY),

@@ -32,6 +32,7 @@ from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import resolve_device
 from verl.trainer.logging.source_metrics import logged_sources
 from verl.trainer.logging.step_profiler import check_profile_steps
+from verl.trainer.ppo.hooks import SamplingHooks
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
@@ -82,6 +83,7 @@ def run_ppo(config: PPOConfig) -> None:
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = trainer.num_steps(len(loader))
     check_profile_steps(trainer.profile_steps, steps)
+    SamplingHooks(config, steps)  # what is wrong with the user's classes is told now
     if trainer.critic_warmup >= steps:
         raise ConfigError(
             f"trainer.critic_warmup={trainer.critic_warmup}: the run has {steps} steps, which leaves none to train the "
@@ -121,7 +123,8 @@ def run_ppo(config: PPOConfig) -> None:
             verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
             tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps, strings), environment)
             tracker.add(page.sink())
-            sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources)
+            hooks = SamplingHooks(config, steps)
+            sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources, hooks)
             prompts = train_loader(train_set, data, pad_token_id, config.seed)
             store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
             samples = SampleKeeper(store, trainer.log_samples, tokenizer, tracker, run.display)

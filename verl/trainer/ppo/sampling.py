@@ -4,7 +4,7 @@ Legend: G prompts, n responses to each, B = G n responses, neighbours where they
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
@@ -19,6 +19,7 @@ from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
 from verl.data.reward_model_inputs import reward_model_batch
+from verl.data.samplers import StepOutcome
 from verl.protocol import RolloutBatch
 from verl.rewards import Score
 from verl.rewards.extras import extra_metrics
@@ -28,6 +29,7 @@ from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
 from verl.trainer.logging.rollout_metrics import group_metrics, with_prefix
 from verl.trainer.logging.source_metrics import metrics_by_source, verdict_figures
 from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.ppo.hooks import SamplingHooks
 from verl.trainer.ppo.verification import Verification
 
 VALIDATION_STEP = 1 << 20
@@ -82,12 +84,14 @@ class Sampler:
         verifiers: VerifierPool,
         stop_strings: Sequence[str],
         sources: Sequence[str] = (),
+        hooks: SamplingHooks | None = None,
     ) -> None:
         """
         Args:
             reward_tokenizer: the reward model's; None without one.
             stop_strings: strings that end a response; they are not part of the text that is scored.
             sources: the training data's with figures of their own (``logged_sources``).
+            hooks: the user's own classes; None where nothing is trained.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -97,6 +101,7 @@ class Sampler:
         self.verifiers = verifiers
         self.stop_strings = stop_strings
         self.sources = sources
+        self.hooks = hooks or SamplingHooks(config, 0)
 
     def sample(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> Sampled:
         """Generate responses, and verify them as they end.
@@ -114,7 +119,9 @@ class Sampler:
         if self.config.algorithm.filter_groups.enable:
             sampled, dropped_scores, metrics = self._sample_informative(prompts, step, timer)
         else:
-            sampled = self._sample_timed(next(prompts), self.config.rollout.train_kwargs, step, timer)
+            sampled = self._sample_timed(
+                self.hooks.choose(next(prompts), step), self.config.rollout.train_kwargs, step, timer
+            )
             dropped_scores, metrics = torch.zeros(0), {}
         greedy = None
         if self.config.algorithm.adv_estimator == "remax":
@@ -155,7 +162,8 @@ class Sampler:
         size = missing = self.config.data.train_batch_size
         num_batches, limit = 0, filtering.max_num_gen_batches
         while missing > 0 and (limit <= 0 or num_batches < limit):
-            sampled = self._sample_timed(next(prompts), sampling, step + num_batches * REFILL_STEP, timer)
+            chosen = self.hooks.choose(next(prompts), step)
+            sampled = self._sample_timed(chosen, sampling, step + num_batches * REFILL_STEP, timer)
             with timer.phase("reward"):
                 values = self._filter_values(sampled)
             num_batches += 1
@@ -172,18 +180,18 @@ class Sampler:
                     "responses that differ, so there is nothing to learn from; use easier or harder prompts, or set "
                     "algorithm.filter_groups.max_num_gen_batches"
                 )
-        chosen, dropped = _join(informative), _join(others)
+        kept, dropped = _join(informative), _join(others)
         if missing:
             filler = _select(dropped, torch.arange(missing), sampling.n)
-            chosen = _join([chosen, replace(filler, learned=torch.zeros_like(filler.learned))])
+            kept = _join([kept, replace(filler, learned=torch.zeros_like(filler.learned))])
             dropped = _select(dropped, torch.arange(missing, len(dropped.prompts.records)), sampling.n)
         # A prompt drawn twice in one step makes two groups.
-        group_ids = torch.arange(len(chosen.prompts.records)).repeat_interleave(sampling.n)
-        chosen = replace(chosen, rollout=chosen.rollout.replace(group_ids=group_ids))
+        group_ids = torch.arange(len(kept.prompts.records)).repeat_interleave(sampling.n)
+        kept = replace(kept, rollout=kept.rollout.replace(group_ids=group_ids))
         group_ids = torch.arange(len(results) // sampling.n).repeat_interleave(sampling.n)
         metrics = verdict_metrics(results, group_ids, sources, self.sources)
         metrics |= {"train/num_gen_batches": float(num_batches), "train/filler_groups": float(missing)}
-        return chosen, score_tensors(dropped.pending)[0], metrics
+        return kept, score_tensors(dropped.pending)[0], metrics
 
     def _filter_values(self, sampled: Sampled) -> Tensor:
         """What groups are compared by, [B]."""
@@ -228,6 +236,14 @@ class Sampler:
             "reward_model/score/std": scores.std(correction=0).item(),
             "reward_model/clip_ratio": too_long,
         }
+
+
+def step_outcome(step: int, sampled: Sampled, metrics: Mapping[str, float]) -> StepOutcome:
+    """How the prompts of a step went."""
+    scores, correct, _ = score_tensors(sampled.pending)
+    records = sampled.prompts.records
+    means, accuracy = (values.double().view(len(records), -1).mean(dim=1).tolist() for values in (scores, correct))
+    return StepOutcome(step, [record.uid for record in records], means, accuracy, dict(metrics), tuple(records))
 
 
 def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int]]:
