@@ -64,9 +64,7 @@ def prompts(*uids: int) -> TokenizedPrompts:
 
 
 def selector_of(path: Path, name: str, **kwargs: Any) -> PromptSelector:
-    options = data_options(
-        train_batch_size=2, selector=f"{path}:{name}", selector_kwargs=kwargs, selector_candidates=3
-    )
+    options = data_options(train_batch_size=2, selector=f"{path}:{name}", selector_kwargs=kwargs, selector_candidates=3)
     return PromptSelector(options, 10)
 
 

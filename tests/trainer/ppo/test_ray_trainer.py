@@ -9,7 +9,7 @@ from verl.config import PPOConfig, load_config
 from verl.config.rollout_correction import RolloutCorrectionConfig
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics, RolloutBatch
 from verl.trainer.logging.timing import PhaseTimer
-from verl.trainer.ppo.batches import LearningSignal, mini_batches
+from verl.trainer.ppo.batches import LearningSignal, mini_batches, token_gradient_variances
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.skipped_updates import SkippedUpdates
 
@@ -121,9 +121,9 @@ def test_the_variances_of_weighted_tokens():
     rollout = SimpleNamespace(response_mask=torch.ones(1, 2), rollout_logprobs=torch.tensor([[0.25, 0.0625]]).log())
     scores = SimpleNamespace(logprobs=logprobs, sum_pi_squared=torch.tensor([[0.5, 0.75]]))
     for given, expected in ((options, [[2.0, 11.25]]), (options[2:], [[0.5, 1.25]])):
-        trainer = SimpleNamespace(config=load_config(PPOConfig, "ppo_trainer", given))
-        torch.testing.assert_close(RayPPOTrainer._variances(trainer, rollout, scores), torch.tensor(expected))
-    assert RayPPOTrainer._variances(trainer, rollout, None) is None
+        actor = load_config(PPOConfig, "ppo_trainer", given).actor
+        torch.testing.assert_close(token_gradient_variances(rollout, scores, actor), torch.tensor(expected))
+    assert token_gradient_variances(rollout, None, actor) is None
 
 
 def test_the_policy_learns_after_the_warm_up_from_weights_with_a_mean_of_1():
@@ -203,6 +203,18 @@ class RecordedPolicy:
             [0, 0, 1],
             [("score", [2]), ("score", [0, 1]), ("update", [-2.0])],
         ),
+        # The last row was sampled by an earlier policy, and its ratio is to that: here all were sampled at -1.
+        (
+            ["actor.ppo_mini_batch_size=2", "algorithm.recompose=own:Batch"],
+            [1, 1, 1],
+            [("score", [0, 1, 2]), ("update", [0.0, -1.0]), ("update", [-1.0])],
+        ),
+        # With weights, the policy's own are the old ones of every row.
+        (
+            ["actor.ppo_mini_batch_size=2", "algorithm.recompose=own:Batch", "actor.tis_level=token"],
+            [1, 1, 1],
+            [("score", [0, 1, 2]), ("update", [0.0, -1.0]), ("update", [-2.0])],
+        ),
         # The policy does not learn yet.
         (["algorithm=gae", "trainer.critic_warmup=1"], [1, 1, 1], [("score", [0, 1, 2])]),
     ],
@@ -217,7 +229,7 @@ def test_the_first_mini_batch_is_scored_as_it_is_learned_from(options, learned, 
     rollout = RolloutBatch(
         ids, ones, ones, -ones.float(), ids[:, 0], torch.zeros(3, dtype=torch.bool), RankMetrics.none(3), batch_size=[3]
     )
-    outputs = trainer._compute_outputs(rollout)
+    outputs = trainer._compute_outputs(rollout, torch.tensor([False, False, True]) if "own" in str(options) else None)
     mask = ones * torch.tensor(learned)[:, None]
     signal = LearningSignal(mask, ones.float(), None, ones.float(), torch.ones(3), None)
     trainer._update_actor(rollout, outputs, signal)

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from verl.protocol import PolicyScores, RankMetrics
+from verl.config.actor import ActorConfig
+from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
+from verl.trainer.ppo.core_algos import rollout_weights, token_variances
 
 
 class ModelOutputs(NamedTuple):
@@ -25,6 +27,12 @@ class ModelOutputs(NamedTuple):
     """[B, R], the critic's; None without a critic."""
     rank_metrics: RankMetrics
     """Of the engine's hidden states or, with ``calculator.source=actor``, the policy's; and of the tokens."""
+
+    def fill(self, scores: PolicyScores) -> None:
+        """Put the ``scores`` of the first rows, found late, in their place, for later epochs and the log."""
+        assert self.scores is not None and self.old_logprobs is self.scores.logprobs, "PPOConfig.scores_in_update"
+        self.scores.logprobs[: len(scores)] = scores.logprobs
+        self.scores.entropy[: len(scores)] = scores.entropy
 
 
 class LearningSignal(NamedTuple):
@@ -48,6 +56,19 @@ class LearningSignal(NamedTuple):
     def taken(self, batch: Any) -> Any:
         """The rows of ``batch`` that the updates take."""
         return batch if self.rows is None else batch[self.rows]
+
+
+def token_gradient_variances(rollout: RolloutBatch, scores: PolicyScores | None, actor: ActorConfig) -> Tensor | None:
+    """[B, R], of each token, for the estimators that need it; with truncated importance sampling those of the weighted
+    tokens."""
+    if scores is None or scores.sum_pi_squared is None:
+        return None
+    variances = token_variances(scores.logprobs, scores.sum_pi_squared)
+    if actor.tis_level == "none":
+        return variances
+    pair = (scores.logprobs, rollout.rollout_logprobs)
+    weights, _ = rollout_weights(*pair, rollout.response_mask, actor.tis_level, actor.tis_cap)
+    return variances * weights.square()
 
 
 def mini_batches(batch: Any, num_rows: int) -> Iterator[tuple[Any, int, int]]:

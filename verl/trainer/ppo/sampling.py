@@ -5,9 +5,8 @@ Legend: G prompts, n responses to each, B = G n responses, neighbours where they
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from verl.trainer.logging.rollout_metrics import group_metrics, with_prefix
 from verl.trainer.logging.source_metrics import metrics_by_source, verdict_figures
 from verl.trainer.logging.timing import PhaseTimer, Work
 from verl.trainer.ppo.hooks import SamplingHooks
+from verl.trainer.ppo.sampled import Sampled, finished, join, select
 from verl.trainer.ppo.verification import Verification
 
 VALIDATION_STEP = 1 << 20
@@ -42,29 +42,12 @@ REFILL_STEP = 1 << 21
 """Added to the step in the seed for each further batch of a step, so that a prompt drawn twice gets new responses."""
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """Responses whose verification may still be running."""
-
-    prompts: TokenizedPrompts
-    rollout: RolloutBatch
-    texts: list[str]
-    """What verifiers read of each response, B."""
-    pending: PendingScores
-    learned: Tensor
-    """[B] bool, false for responses that only fill up a batch."""
-
-    @property
-    def sources(self) -> list[str]:
-        """The data source of each response, B."""
-        n = len(self.rollout) // len(self.prompts.records)
-        return [record.data_source for record in self.prompts.records for _ in range(n)]
-
-
 class StepSample(NamedTuple):
     """What one training step learns from."""
 
     sampled: Sampled
+    fresh: Sampled
+    """What was sampled for the step; ``sampled`` itself, unless ``algorithm.recompose`` made that."""
     dropped_scores: Tensor
     """The verifiers' scores of responses that were generated and dropped, [B']."""
     greedy: Sampled | None
@@ -129,7 +112,14 @@ class Sampler:
             greedy = self._sample_timed(sampled.prompts, sampling, step, timer)
         with timer.phase("gen"):
             self.policy.finish_generation()
-        return StepSample(sampled, dropped_scores, greedy, metrics)
+        learned = sampled
+        if self.hooks.recomposer is not None:
+            with timer.phase("reward"):
+                sampled.pending.result()
+            with timer.phase("recompose"):
+                learned, recomposed = self.hooks.recomposer.recompose(sampled, step)
+            metrics |= recomposed
+        return StepSample(learned, sampled, dropped_scores, greedy, metrics)
 
     def _sample_timed(
         self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int, timer: PhaseTimer
@@ -171,8 +161,8 @@ class Sampler:
             sources += sampled.sources
             differs = groups_that_differ(values, sampling.n)
             taken = differs & (differs.cumsum(dim=0) <= missing)
-            informative.append(_select(sampled, taken.nonzero().flatten(), sampling.n))
-            others.append(_select(sampled, (~taken).nonzero().flatten(), sampling.n))
+            informative.append(select(sampled, taken.nonzero().flatten(), sampling.n))
+            others.append(select(sampled, (~taken).nonzero().flatten(), sampling.n))
             missing -= int(taken.sum())
             if limit <= 0 and missing == size and num_batches == MAX_FRUITLESS_BATCHES:
                 raise ConfigError(
@@ -180,11 +170,11 @@ class Sampler:
                     "responses that differ, so there is nothing to learn from; use easier or harder prompts, or set "
                     "algorithm.filter_groups.max_num_gen_batches"
                 )
-        kept, dropped = _join(informative), _join(others)
+        kept, dropped = join(informative), join(others)
         if missing:
-            filler = _select(dropped, torch.arange(missing), sampling.n)
-            kept = _join([kept, replace(filler, learned=torch.zeros_like(filler.learned))])
-            dropped = _select(dropped, torch.arange(missing, len(dropped.prompts.records)), sampling.n)
+            filler = select(dropped, torch.arange(missing), sampling.n)
+            kept = join([kept, replace(filler, learned=torch.zeros_like(filler.learned))])
+            dropped = select(dropped, torch.arange(missing, len(dropped.prompts.records)), sampling.n)
         # A prompt drawn twice in one step makes two groups.
         group_ids = torch.arange(len(kept.prompts.records)).repeat_interleave(sampling.n)
         kept = replace(kept, rollout=kept.rollout.replace(group_ids=group_ids))
@@ -282,34 +272,3 @@ def generated(rollout: RolloutBatch) -> Work:
     response = rollout.response_mask.sum(dim=1)
     length = rollout.attention_mask.sum(dim=1)
     return Work.of(length, length - response)
-
-
-def _select(sampled: Sampled, groups: Tensor, n: int) -> Sampled:
-    """The groups with these indices."""
-    rows = (groups[:, None] * n + torch.arange(n)).flatten()
-    prompts = replace(
-        sampled.prompts,
-        records=[sampled.prompts.records[i] for i in groups.tolist()],
-        tokens=sampled.prompts.tokens[groups],
-    )
-    results = sampled.pending.result()
-    pending = finished([results[i] for i in rows.tolist()])
-    texts = [sampled.texts[i] for i in rows.tolist()]
-    return Sampled(prompts, sampled.rollout[rows], texts, pending, sampled.learned[rows])
-
-
-def _join(parts: list[Sampled]) -> Sampled:
-    # torch.cat is not annotated for tensorclasses.
-    tokens: Any = torch.cat([cast(Any, part.prompts.tokens) for part in parts])
-    rollout: Any = torch.cat([cast(Any, part.rollout) for part in parts])
-    prompts = TokenizedPrompts([record for part in parts for record in part.prompts.records], tokens)
-    texts = [text for part in parts for text in part.texts]
-    results = [result for part in parts for result in part.pending.result()]
-    return Sampled(prompts, rollout, texts, finished(results), torch.cat([part.learned for part in parts]))
-
-
-def finished(scores: list[Score]) -> PendingScores:
-    """Verdicts that are already known."""
-    future: PendingScores = Future()
-    future.set_result(scores)
-    return future
