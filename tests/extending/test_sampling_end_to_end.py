@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_resumed_run_chooses_and_replays_as_one_that_was_not_interrupted(arithmetic_prompts, tmp_path):
-    files = {name: example(tmp_path, f"{name}.py") for name in ("selector", "replay")}
+    files = {name: example(tmp_path, f"{name}.py") for name in ("selector", "hints", "replay")}
     # The embedded model, which is right now and then.
     overrides = small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, tmp_path / "whole")
     overrides += [
@@ -24,6 +24,9 @@ def test_a_resumed_run_chooses_and_replays_as_one_that_was_not_interrupted(arith
         f"data.selector={files['selector']}:NearHalf",
         "data.selector_candidates=2",
         "+data.selector_kwargs.memory=0.25",
+        f"rollout.regenerate={files['hints']}:Hints",
+        "rollout.regenerate_rounds=2",
+        "data.max_prompt_length=96",
         f"algorithm.recompose={files['replay']}:ReplayInformative",
         "algorithm.recompose_buffer=12",
         "trainer.total_training_steps=4",
@@ -35,7 +38,7 @@ def test_a_resumed_run_chooses_and_replays_as_one_that_was_not_interrupted(arith
     assert run.finish() == 0, run.log.read_text()
     whole = records(tmp_path / "whole")
     state = read_state(tmp_path / "whole/global_step_2")["hooks"]
-    assert len(state["selector"]["accuracy"]) == 8 and len(state["recompose"]["buffer"]["texts"]) > 0
+    assert len(state["selector"]["accuracy"]) == 8 and len(state["buffer"]["texts"]) > 0
     resumed = [
         f"trainer.default_local_dir={tmp_path}/resumed",
         "trainer.resume_mode=path",
@@ -44,6 +47,7 @@ def test_a_resumed_run_chooses_and_replays_as_one_that_was_not_interrupted(arith
     run = Run([*overrides, *resumed], tmp_path / "log_resumed")
     assert run.finish() == 0, run.log.read_text()
     assert records(tmp_path / "resumed") == whole[2:]
+    assert sum(record["regenerate/groups"] for record in whole[2:]) > 0
     assert sum(record["recompose/replayed"] for record in whole[2:]) > 0
     assert _hooks(tmp_path / "resumed") == _hooks(tmp_path / "whole")
 

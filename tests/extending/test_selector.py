@@ -106,8 +106,8 @@ def test_the_example_learns_what_is_hard_and_is_restored(tmp_path):
     assert [record.uid for record in chosen.records] == [5, 4]
     assert chosen.tokens.uid.tolist() == [5, 4]
     assert chosen.tokens.attention_mask.sum(dim=1).tolist() == [6, 5]
-    selector.update(StepOutcome(1, [5, 4, 3], [0.0] * 3, [1.0, 0.75, 0.5], {}))
-    selector.update(StepOutcome(2, [4], [0.0], [0.25], {}))  # (0.75 + 0.25) / 2 is a half
+    selector.own.call("update", StepOutcome(1, [5, 4, 3], [0.0] * 3, [1.0, 0.75, 0.5], {}))
+    selector.own.call("update", StepOutcome(2, [4], [0.0], [0.25], {}))  # (0.75 + 0.25) / 2 is a half
     again = selector_of(file, "NearHalf", memory=0.5)
     again.own.load_state(json.loads(json.dumps(selector.own.state())))
     for either in (selector, again):

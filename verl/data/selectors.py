@@ -11,7 +11,6 @@ from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import TokenizedPrompts
-from verl.data.samplers import StepOutcome
 from verl.utils.own_object import OwnObject
 
 
@@ -50,11 +49,6 @@ class PromptSelector:
         candidates = Candidates(step, self.total_steps, tuple(prompts.records), self.num_chosen)
         places = self._checked(self.own.call("select", candidates), len(candidates.records))
         return TokenizedPrompts([prompts.records[i] for i in places], prompts.tokens[torch.tensor(places)])
-
-    def update(self, outcome: StepOutcome) -> None:
-        """Tell the selector of a step, if it listens."""
-        if self.own.has("update"):
-            self.own.call("update", outcome)
 
     def _checked(self, chosen: Any, num: int) -> list[int]:
         try:

@@ -3,12 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from verl.config.ppo import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import TokenizedPrompts
+from verl.data.regeneration import Regenerator
 from verl.data.samplers import StepOutcome
 from verl.data.selectors import PromptSelector
 from verl.trainer.ppo.recompose import Recomposer
+from verl.utils.own_object import OwnObject
 
 
 class SamplingHooks:
@@ -18,10 +22,18 @@ class SamplingHooks:
         ConfigError: one cannot be loaded or made, or does not have the methods it needs.
     """
 
-    def __init__(self, config: PPOConfig, total_steps: int, originals: Sequence[PromptRecord] = ()) -> None:
+    def __init__(
+        self,
+        config: PPOConfig,
+        total_steps: int,
+        originals: Sequence[PromptRecord],
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
         """``originals``: the data set's prompts, by ``uid``."""
         data, algorithm = config.data, config.algorithm
         self.selector = None if data.selector is None else PromptSelector(data, total_steps)
+        asks = config.rollout.regenerate is not None
+        self.regenerator = Regenerator(config, tokenizer, total_steps) if asks else None
         self.recomposer = None if algorithm.recompose is None else Recomposer(config, total_steps, originals)
 
     def choose(self, prompts: TokenizedPrompts, step: int) -> TokenizedPrompts:
@@ -29,23 +41,30 @@ class SamplingHooks:
         return prompts if self.selector is None else self.selector.choose(prompts, step)
 
     @property
+    def _own(self) -> dict[str, OwnObject]:
+        """Those whose state is all theirs, and that may be told how steps went."""
+        parts = {"selector": self.selector, "regenerate": self.regenerator, "recompose": self.recomposer}
+        return {name: part.own for name, part in parts.items() if part is not None}
+
+    @property
     def listens(self) -> bool:
         """Whether one is told how steps went."""
-        return self.selector is not None
+        return any(own.has("update") for own in self._own.values())
 
     def update(self, outcome: StepOutcome) -> None:
         """Tell those that listen how a step went."""
-        if self.selector is not None:
-            self.selector.update(outcome)
+        for own in self._own.values():
+            if own.has("update"):
+                own.call("update", outcome)
 
     def state(self) -> dict[str, Any]:
         """What checkpoints hold, as JSON."""
-        state = {} if self.selector is None else {"selector": self.selector.own.state()}
-        return state if self.recomposer is None else state | {"recompose": self.recomposer.state()}
+        state = {name: own.state() for name, own in self._own.items()}
+        return state if self.recomposer is None else state | {"buffer": self.recomposer.buffer_state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state`."""
-        if self.selector is not None:
-            self.selector.own.load_state(state.get("selector"))
+        """Restore :meth:`state`. Raises ``ConfigError`` for the state of other classes."""
+        for name, own in self._own.items():
+            own.load_state(state.get(name))
         if self.recomposer is not None:
-            self.recomposer.load_state(state.get("recompose"))
+            self.recomposer.load_buffer(state.get("buffer"))

@@ -3,7 +3,7 @@
 Legend: B responses, R response columns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,16 +59,13 @@ class Recomposer:
             metrics["recompose/age/mean"] = (step - found.steps[found.steps < step]).double().mean().item()
         return _sampled(found, step), metrics
 
-    def state(self) -> dict[str, Any]:
-        """What checkpoints hold, as JSON."""
-        return {"own": self.own.state(), "buffer": self.buffer.state(self.originals)}
+    def buffer_state(self) -> Any:
+        """What the buffer holds, as JSON."""
+        return self.buffer.state(self.originals)
 
-    def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Restore :meth:`state`."""
-        if state is None:
-            raise ConfigError(f"{self.own.where}: the checkpoint was written without it; start a new run")
-        self.own.load_state(state["own"])
-        self.buffer.load_state(state["buffer"], self.originals, self.shape)
+    def load_buffer(self, state: Any) -> None:
+        """Restore :meth:`buffer_state`; from the checkpoint of a run without a buffer, an empty one."""
+        self.buffer.load_state(state, self.originals, self.shape)
 
     def _check(self, found: Any, step: int) -> None:
         if not isinstance(found, Responses):

@@ -83,7 +83,7 @@ def run_ppo(config: PPOConfig) -> None:
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = trainer.num_steps(len(loader))
     check_profile_steps(trainer.profile_steps, steps)
-    SamplingHooks(config, steps, train_set.records)  # what is wrong with the user's classes is told now
+    SamplingHooks(config, steps, train_set.records, tokenizer)  # what is wrong with the user's classes is told now
     if trainer.critic_warmup >= steps:
         raise ConfigError(
             f"trainer.critic_warmup={trainer.critic_warmup}: the run has {steps} steps, which leaves none to train the "
@@ -123,7 +123,7 @@ def run_ppo(config: PPOConfig) -> None:
             verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
             tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps, strings), environment)
             tracker.add(page.sink())
-            hooks = SamplingHooks(config, steps, train_set.records)
+            hooks = SamplingHooks(config, steps, train_set.records, tokenizer)
             sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources, hooks)
             prompts = train_loader(train_set, data, pad_token_id, config.seed)
             store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))

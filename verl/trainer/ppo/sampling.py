@@ -29,7 +29,7 @@ from verl.trainer.logging.rollout_metrics import group_metrics, with_prefix
 from verl.trainer.logging.source_metrics import metrics_by_source, verdict_figures
 from verl.trainer.logging.timing import PhaseTimer, Work
 from verl.trainer.ppo.hooks import SamplingHooks
-from verl.trainer.ppo.sampled import Sampled, finished, join, select
+from verl.trainer.ppo.sampled import FirstRound, Sampled, finished, join, replaced, select
 from verl.trainer.ppo.verification import Verification
 
 VALIDATION_STEP = 1 << 20
@@ -37,6 +37,9 @@ VALIDATION_STEP = 1 << 20
 
 MAX_FRUITLESS_BATCHES = 100
 """Batches of one step without a group to learn from after which a run without a limit of batches ends."""
+
+ROUND_STEP = 1 << 29
+"""Added to the step in the seed for each time that a prompt is sampled again."""
 
 REFILL_STEP = 1 << 21
 """Added to the step in the seed for each further batch of a step, so that a prompt drawn twice gets new responses."""
@@ -84,7 +87,7 @@ class Sampler:
         self.verifiers = verifiers
         self.stop_strings = stop_strings
         self.sources = sources
-        self.hooks = hooks or SamplingHooks(config, 0)
+        self.hooks = hooks or SamplingHooks(config, 0, (), tokenizer)
 
     def sample(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> Sampled:
         """Generate responses, and verify them as they end.
@@ -102,10 +105,12 @@ class Sampler:
         if self.config.algorithm.filter_groups.enable:
             sampled, dropped_scores, metrics = self._sample_informative(prompts, step, timer)
         else:
-            sampled = self._sample_timed(
-                self.hooks.choose(next(prompts), step), self.config.rollout.train_kwargs, step, timer
-            )
+            sampled = self._sample_batch(prompts, step, 0, timer)
             dropped_scores, metrics = torch.zeros(0), {}
+            if sampled.first is not None:
+                ids, sources = sampled.rollout.group_ids, sampled.sources
+                metrics = verdict_metrics(sampled.first_results, ids, sources, self.sources)
+                metrics |= regeneration_metrics(sampled)
         greedy = None
         if self.config.algorithm.adv_estimator == "remax":
             sampling = replace(self.config.rollout.train_kwargs, n=1, temperature=0.0)
@@ -127,6 +132,32 @@ class Sampler:
         with timer.phase("gen"):
             sampled = self.sample(prompts, sampling, step)
         timer.count("gen", generated(sampled.rollout))
+        return sampled
+
+    def _sample_batch(self, prompts: Iterator[TokenizedPrompts], step: int, number: int, timer: PhaseTimer) -> Sampled:
+        """The responses to the next prompts, which ``data.selector`` may choose and ``rollout.regenerate`` edit.
+
+        Args:
+            number: of this batch among those of the step, from 0.
+        """
+        sampling, regenerator = self.config.rollout.train_kwargs, self.hooks.regenerator
+        draws = step + number * REFILL_STEP
+        sampled = self._sample_timed(self.hooks.choose(next(prompts), step), sampling, draws, timer)
+        if regenerator is None:
+            return sampled
+        with timer.phase("reward"):
+            sampled = replace(sampled, first=FirstRound(sampled.prompts.records, sampled.pending.result()))
+        for round_number in range(1, regenerator.max_rounds + 1):
+            with timer.phase("reward"):
+                scores, correct, _ = score_tensors(sampled.pending)
+            judged = (scores.view(-1, sampling.n), correct.view(-1, sampling.n), grouped(sampled.texts, sampling.n))
+            records = sampled.prompts.records
+            places, edited = regenerator.edit(round_number, step, sampled.first_records, records, judged)
+            if edited is None:
+                break
+            again = self._sample_timed(edited, sampling, draws + round_number * ROUND_STEP, timer)
+            with timer.phase("reward"):
+                sampled = replaced(sampled, places, again)
         return sampled
 
     def _sample_informative(
@@ -152,12 +183,11 @@ class Sampler:
         size = missing = self.config.data.train_batch_size
         num_batches, limit = 0, filtering.max_num_gen_batches
         while missing > 0 and (limit <= 0 or num_batches < limit):
-            chosen = self.hooks.choose(next(prompts), step)
-            sampled = self._sample_timed(chosen, sampling, step + num_batches * REFILL_STEP, timer)
+            sampled = self._sample_batch(prompts, step, num_batches, timer)
             with timer.phase("reward"):
                 values = self._filter_values(sampled)
             num_batches += 1
-            results += sampled.pending.result()
+            results += sampled.first_results
             sources += sampled.sources
             differs = groups_that_differ(values, sampling.n)
             taken = differs & (differs.cumsum(dim=0) <= missing)
@@ -171,6 +201,7 @@ class Sampler:
                     "algorithm.filter_groups.max_num_gen_batches"
                 )
         kept, dropped = join(informative), join(others)
+        regenerated = {} if kept.first is None else regeneration_metrics(join([kept, dropped]))
         if missing:
             filler = select(dropped, torch.arange(missing), sampling.n)
             kept = join([kept, replace(filler, learned=torch.zeros_like(filler.learned))])
@@ -180,7 +211,7 @@ class Sampler:
         kept = replace(kept, rollout=kept.rollout.replace(group_ids=group_ids))
         group_ids = torch.arange(len(results) // sampling.n).repeat_interleave(sampling.n)
         metrics = verdict_metrics(results, group_ids, sources, self.sources)
-        metrics |= {"train/num_gen_batches": float(num_batches), "train/filler_groups": float(missing)}
+        metrics |= regenerated | {"train/num_gen_batches": float(num_batches), "train/filler_groups": float(missing)}
         return kept, score_tensors(dropped.pending)[0], metrics
 
     def _filter_values(self, sampled: Sampled) -> Tensor:
@@ -230,10 +261,30 @@ class Sampler:
 
 def step_outcome(step: int, sampled: Sampled, metrics: Mapping[str, float]) -> StepOutcome:
     """How the prompts of a step went."""
-    scores, correct, _ = score_tensors(sampled.pending)
-    records = sampled.prompts.records
+    scores, correct, _ = score_tensors(finished(sampled.first_results))
+    records = sampled.first_records
     means, accuracy = (values.double().view(len(records), -1).mean(dim=1).tolist() for values in (scores, correct))
     return StepOutcome(step, [record.uid for record in records], means, accuracy, dict(metrics), tuple(records))
+
+
+def regeneration_metrics(sampled: Sampled) -> dict[str, float]:
+    """How many prompts ``rollout.regenerate`` edited, and what became of them."""
+    pairs = zip(sampled.prompts.records, sampled.first_records, strict=True)
+    added = [len(now.input_ids) - len(before.input_ids) for now, before in pairs if now is not before]
+    places = [now is not before for now, before in zip(sampled.prompts.records, sampled.first_records, strict=True)]
+    metrics = {"regenerate/groups": float(len(added))}
+    if added:
+        edited = torch.tensor(places)
+        for name, results in (("before", sampled.first_results), ("after", sampled.pending.result())):
+            _, correct, _ = score_tensors(finished(results))
+            metrics[f"regenerate/pass@1/{name}"] = correct.view(len(edited), -1)[edited].double().mean().item()
+        metrics["regenerate/prompt_tokens_added/mean"] = sum(added) / len(added)
+    return metrics
+
+
+def grouped(texts: Sequence[str], n: int) -> list[list[str]]:
+    """Every ``n`` neighbours together."""
+    return [list(texts[i : i + n]) for i in range(0, len(texts), n)]
 
 
 def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int]]:
