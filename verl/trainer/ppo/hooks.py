@@ -10,7 +10,10 @@ from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import TokenizedPrompts
 from verl.data.regeneration import Regenerator
 from verl.data.samplers import StepOutcome
+from verl.data.schedule import SamplingRequest
 from verl.data.selectors import PromptSelector
+from verl.rollout.requests import ResponseSettings
+from verl.rollout.schedule import SamplingSchedule
 from verl.trainer.ppo.recompose import Recomposer
 from verl.utils.own_object import OwnObject
 
@@ -33,6 +36,9 @@ class SamplingHooks:
         data, algorithm = config.data, config.algorithm
         self.selector = None if data.selector is None else PromptSelector(data, total_steps)
         asks = config.rollout.regenerate is not None
+        self.schedule = None if config.rollout.schedule is None else SamplingSchedule(config.rollout)
+        self.total_steps = total_steps
+        self.config = config
         self.regenerator = Regenerator(config, tokenizer, total_steps) if asks else None
         self.recomposer = None if algorithm.recompose is None else Recomposer(config, total_steps, originals)
 
@@ -40,11 +46,21 @@ class SamplingHooks:
         """The prompts to sample responses to."""
         return prompts if self.selector is None else self.selector.choose(prompts, step)
 
+    def settings(self, prompts: TokenizedPrompts, step: int) -> ResponseSettings | None:
+        """How the responses to these prompts are sampled; None: as the options say."""
+        if self.schedule is None:
+            return None
+        rollout, length = self.config.rollout, self.config.data.max_response_length
+        records, base = tuple(prompts.records), rollout.train_kwargs
+        return self.schedule.settings(SamplingRequest(step, self.total_steps, records, rollout.n, base, length))
+
     @property
     def _own(self) -> dict[str, OwnObject]:
         """Those whose state is all theirs, and that may be told how steps went."""
         parts = {"selector": self.selector, "regenerate": self.regenerator, "recompose": self.recomposer}
-        return {name: part.own for name, part in parts.items() if part is not None}
+        owned = {name: part.own for name, part in parts.items() if part is not None}
+        scheduled = None if self.schedule is None else self.schedule.own
+        return owned if scheduled is None else owned | {"schedule": scheduled}
 
     @property
     def listens(self) -> bool:

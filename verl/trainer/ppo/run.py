@@ -149,6 +149,11 @@ def start_warnings(config: PPOConfig) -> list[str]:
             f"rollout.n=1: {config.algorithm.adv_estimator} compares the responses to a prompt; with one of them the "
             "advantage is its reward, without a baseline; set rollout.n>=2"
         )
+    if config.rollout.schedule is not None and actor.tis_level == "none" and not actor.bypass_mode:
+        lines.append(
+            f"rollout.schedule={config.rollout.schedule}: responses are sampled from other distributions than that "
+            "at rollout.temperature, which is learned; set actor.tis_level=token, which weights them"
+        )
     if actor.clips_nothing:
         lines.append(
             f"actor.policy_loss=gspo: the clip range {actor.clip_range} is one of tokens and hardly ever acts on whole "

@@ -23,6 +23,7 @@ from verl.protocol import RolloutBatch
 from verl.rewards import Score
 from verl.rewards.extras import extra_metrics
 from verl.rewards.pool import PendingScores, VerifierPool
+from verl.rollout.requests import ResponseSettings
 from verl.single_controller import WorkerGroup
 from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
 from verl.trainer.logging.rollout_metrics import group_metrics, with_prefix
@@ -89,15 +90,23 @@ class Sampler:
         self.sources = sources
         self.hooks = hooks or SamplingHooks(config, 0, (), tokenizer)
 
-    def sample(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> Sampled:
+    def sample(
+        self,
+        prompts: TokenizedPrompts,
+        sampling: SamplingConfig,
+        step: int,
+        settings: ResponseSettings | None = None,
+    ) -> Sampled:
         """Generate responses, and verify them as they end.
 
-        Their random draws depend on the run's seed, ``step`` and the prompt alone.
+        Their random draws depend on the run's seed, ``step`` and the prompt alone. ``settings`` of each stand in for
+        ``sampling``.
         """
         records = [record for record in prompts.records for _ in range(sampling.n)]
         verification = Verification(records, self.tokenizer, self.stop_strings, self.verifiers)
         seed, pad = (self.config.seed << 32) + step, self.tokenizer.pad_token_id
-        rollout = self.policy.generate(prompts.tokens, sampling, seed, pad, verification.add)
+        given = [] if settings is None else [settings]
+        rollout = self.policy.generate(prompts.tokens, sampling, seed, pad, verification.add, *given)
         return Sampled(prompts, rollout, *verification.finish(), torch.ones(len(rollout), dtype=torch.bool))
 
     def sample_step(self, prompts: Iterator[TokenizedPrompts], step: int, timer: PhaseTimer) -> StepSample:
@@ -127,10 +136,15 @@ class Sampler:
         return StepSample(learned, sampled, dropped_scores, greedy, metrics)
 
     def _sample_timed(
-        self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int, timer: PhaseTimer
+        self,
+        prompts: TokenizedPrompts,
+        sampling: SamplingConfig,
+        step: int,
+        timer: PhaseTimer,
+        settings: ResponseSettings | None = None,
     ) -> Sampled:
         with timer.phase("gen"):
-            sampled = self.sample(prompts, sampling, step)
+            sampled = self.sample(prompts, sampling, step, settings)
         timer.count("gen", generated(sampled.rollout))
         return sampled
 
@@ -142,7 +156,8 @@ class Sampler:
         """
         sampling, regenerator = self.config.rollout.train_kwargs, self.hooks.regenerator
         draws = step + number * REFILL_STEP
-        sampled = self._sample_timed(self.hooks.choose(next(prompts), step), sampling, draws, timer)
+        chosen = self.hooks.choose(next(prompts), step)
+        sampled = self._sample_timed(chosen, sampling, draws, timer, self.hooks.settings(chosen, step))
         if regenerator is None:
             return sampled
         with timer.phase("reward"):
@@ -155,7 +170,8 @@ class Sampler:
             places, edited = regenerator.edit(round_number, step, sampled.first_records, records, judged)
             if edited is None:
                 break
-            again = self._sample_timed(edited, sampling, draws + round_number * ROUND_STEP, timer)
+            settings = self.hooks.settings(edited, step)
+            again = self._sample_timed(edited, sampling, draws + round_number * ROUND_STEP, timer, settings)
             with timer.phase("reward"):
                 sampled = replaced(sampled, places, again)
         return sampled
