@@ -1,8 +1,8 @@
 """Temperatures that depend on the position in the response: for all rows of a step at once.
 
-A request brings a table of temperatures in ``SamplingParams.extra_args``: entry t is that of its token t in the response,
-and the last one that of all later tokens. Where each row is in its response follows from its position in the sequence,
-so that chunks, preemptions and what else is in the batch make no difference.
+A request brings a table of temperatures in ``SamplingParams.extra_args``: entry t is that of token t of its response,
+and the last one that of all later tokens. A row's place in its response follows from its position in the sequence, so
+that chunks, preemptions and what else is in the batch make no difference.
 """
 
 from collections.abc import Sequence
