@@ -37,8 +37,8 @@ class ShortFirst:
 
 
 def priority(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
-        """[N] int64, places of the oldest groups, of ``most`` responses at most and ``room`` of them to learn from."""
-    and not shorter than the median of the incorrect ones. Of two in the middle, the one that keeps fewer counts."""
+    """[B] bool: ``correct`` [B] bool and not longer than the median of its group's correct ``lengths`` [B], or else
+    incorrect and not shorter than that of the incorrect ones. Of two in the middle, the one that keeps fewer counts."""
     chosen = torch.zeros_like(correct)
     for group in group_ids.unique():
         for kind, sign in ((correct, 1), (~correct, -1)):

@@ -10,6 +10,7 @@ from verl.checkpoint.folders import latest_checkpoint
 from verl.checkpoint.resume import Resumption, best_validation, changed_options, saved_validations
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
+from verl.config.trainer import TrainerConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.reward_model_inputs import check_reward_model_template
 from verl.data.templates import stop_strings
@@ -82,13 +83,8 @@ def run_ppo(config: PPOConfig) -> None:
     _check_models(config, tokenizer, device_type)
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = trainer.num_steps(len(loader))
-    check_profile_steps(trainer.profile_steps, steps)
+    _check_steps(trainer, steps)
     SamplingHooks(config, steps, train_set.records, tokenizer)  # what is wrong with the user's classes is told now
-    if trainer.critic_warmup >= steps:
-        raise ConfigError(
-            f"trainer.critic_warmup={trainer.critic_warmup}: the run has {steps} steps, which leaves none to train the "
-            "policy; lower it"
-        )
 
     run = TrainingRun(config, steps, COLUMNS, device_type)
     page = PageWriter(run.folder, trainer.report_freq, run.display.say)
@@ -165,6 +161,16 @@ def start_warnings(config: PPOConfig) -> list[str]:
             "the policy is not held to the reference; set it to k1+, k2, k3 or k3+, or set actor.use_unbiased_kl=true"
         )
     return lines
+
+
+def _check_steps(trainer: TrainerConfig, steps: int) -> None:
+    """Raise ``ConfigError`` for options that a run of so many steps never gets to."""
+    check_profile_steps(trainer.profile_steps, steps)
+    if trainer.critic_warmup >= steps:
+        raise ConfigError(
+            f"trainer.critic_warmup={trainer.critic_warmup}: the run has {steps} steps, which leaves none to train the "
+            "policy; lower it"
+        )
 
 
 def _check_lengths(config: PPOConfig) -> None:
