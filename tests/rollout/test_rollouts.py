@@ -193,7 +193,6 @@ def test_min_p_and_repetition_penalty_change_both_engines_alike(alone, through_t
         assert drawn.rollout_logprobs.abs().max() == 0
 
 
-@pytest.mark.nightly
 def test_settings_by_response_and_position_are_obeyed_alike(alone, together, through_transformers, prompts, config):
     # More responses than the engine decodes at once: each is at a position of its own.
     sampling, num = replace(config.rollout.train_kwargs, n=4), 4 * len(prompts.records)
@@ -228,6 +227,7 @@ def test_settings_by_response_and_position_are_obeyed_alike(alone, together, thr
     assert torch.equal(drawn.responses[:, 0], hot.responses[:, 0]) and not torch.equal(drawn.responses, hot.responses)
 
 
+@pytest.mark.nightly
 def test_an_engine_takes_its_own_arguments_and_the_values_over_the_models_config(config, alone, prompts, ray_session):
     engine = {"block_size": 32, "additional_config": {"mine": 1}}
     model = replace(config.model, override_config={"rope_theta": 20.0})
