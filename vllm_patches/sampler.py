@@ -24,6 +24,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm_patches.compat import STREAMS, require
 from vllm_patches.draw import draw
 from vllm_patches.streams import KEY, substream, uniforms
+from vllm_patches.temperatures import TemperatureTables, table_of
 
 
 def asks_for_streams(additional_config: Any) -> bool:
@@ -85,6 +86,10 @@ class _Rows:
     """[B] uint64, 0 for requests without; None if no request has one."""
     streamless: Tensor | None
     """[B] bool on the device, which requests have none; None if all have."""
+    tables: np.ndarray | None
+    """[B] int64, where the temperatures of each request are; None if no request has a table."""
+    starts: np.ndarray
+    """[B] int64, tokens of each prompt; of no use without ``tables``."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ class _Step:
     """[B] float64 on the device, in [0, 1)."""
     streamless: Tensor | None
     """As in :class:`_Rows`."""
+    temperatures: Tensor | None
+    """[B] float32 on the device, NaN for requests without a table; None if none has one."""
 
 
 class StreamSampler:
@@ -107,7 +114,7 @@ class StreamSampler:
     def __init__(self, runner: Any) -> None:
         """Wraps ``_sample`` of the runner, and the last part of its sampler, which draws."""
         require(runner, "_sample", "sampler", "requests", "input_batch", "query_start_loc")
-        require(runner.sampler, "topk_topp_sampler")
+        require(runner.sampler, "topk_topp_sampler", "apply_temperature")
         require(runner.input_batch, "req_ids", "num_reqs", "num_computed_tokens_cpu")
         self._runner = runner
         sampler = runner.sampler.topk_topp_sampler
@@ -115,6 +122,9 @@ class StreamSampler:
         self._draw_natively = sampler.forward
         self._rows: _Rows | None = None
         self._step: _Step | None = None
+        self._tables = TemperatureTables()
+        self._scale = runner.sampler.apply_temperature
+        runner.sampler.apply_temperature = self.apply_temperature
         runner._sample = self._in_step(runner._sample)
         sampler.forward = self.forward
 
@@ -141,21 +151,36 @@ class StreamSampler:
         # The position of the token to draw is the number of tokens before it: sampled again after a preemption, or in
         # another chunk of its prompt, a token has the same.
         positions = batch.num_computed_tokens_cpu[:count] + np.diff(self._runner.query_start_loc.np[: count + 1])
-        return _Step(self._upload(uniforms(self._rows.streams, positions)), self._rows.streamless)
+        temperatures = None
+        if self._rows.tables is not None:
+            temperatures = self._upload(self._tables.at(self._rows.tables, positions - self._rows.starts))
+        return _Step(self._upload(uniforms(self._rows.streams, positions)), self._rows.streamless, temperatures)
 
     def _read_rows(self, request_ids: list[str]) -> _Rows:
-        named = [stream_of(self._runner.requests[request_id].sampling_params) for request_id in request_ids]
+        requests = [self._runner.requests[request_id] for request_id in request_ids]
+        named = [stream_of(request.sampling_params) for request in requests]
         missing = [stream is None for stream in named]
+        tables = [table_of(request.sampling_params) for request in requests]
+        has_tables = any(table is not None for table in tables)
         return _Rows(
             list(request_ids),
             None if all(missing) else np.array([stream or 0 for stream in named], dtype=np.uint64),
             self._upload(np.array(missing)) if any(missing) else None,
+            self._tables.slots(request_ids, tables) if has_tables else None,
+            np.array([request.num_prompt_tokens for request in requests] if has_tables else [], dtype=np.int64),
         )
 
     def _upload(self, values: np.ndarray) -> Tensor:
         host, device = torch.from_numpy(values), self._runner.device
         # From pinned memory the copy does not wait for the device.
         return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+    def apply_temperature(self, logits: Tensor, temp: Tensor, all_random: bool) -> Tensor:
+        """In place of ``Sampler.apply_temperature``: ``logits`` [B, V] over ``temp`` [B], or over a table's entry."""
+        if self._step is not None and self._step.temperatures is not None:
+            found = self._step.temperatures
+            temp = torch.where(found.isnan(), temp, found)
+        return self._scale(logits, temp, all_random)  # type: ignore[no-any-return]
 
     def forward(
         self, logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
@@ -201,6 +226,8 @@ def _attach_v2(runner: Any) -> None:
 
     @functools.wraps(add_request)
     def add_with_stream(req_idx: int, sampling_params: SamplingParams) -> Any:
+        if table_of(sampling_params) is not None:
+            raise ValueError("temperatures by position need vLLM's first model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
         result = add_request(req_idx, sampling_params)
         stream = stream_of(sampling_params)
         if stream is not None:

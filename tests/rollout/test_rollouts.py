@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from vllm.engine.arg_utils import EngineArgs
@@ -17,7 +18,7 @@ from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
 from verl.protocol import RolloutBatch
 from verl.rollout import engine_environment
-from verl.rollout.requests import EngineModel, SampleRequest
+from verl.rollout.requests import EngineModel, ResponseSettings, SampleRequest
 from verl.rollout.vllm_engine import engine_options, naming_own_metrics
 from verl.single_controller import WorkerError, WorkerGroup, concat
 
@@ -190,6 +191,40 @@ def test_min_p_and_repetition_penalty_change_both_engines_alike(alone, through_t
         drawn = generate(group, prompts, narrow, 5)
         assert torch.equal(drawn.responses, plain.responses)
         assert drawn.rollout_logprobs.abs().max() == 0
+
+
+def test_settings_by_response_and_position_are_obeyed_alike(alone, together, through_transformers, prompts, config):
+    # More responses than the engine decodes at once: each is at a position of its own.
+    sampling, num = replace(config.rollout.train_kwargs, n=4), 4 * len(prompts.records)
+    steps = np.arange(6, dtype=np.float32)
+    tables = (0.2 + 0.3 * (steps + np.arange(num)[:, None]) % 2).astype(np.float32)
+    kinds = [replace(sampling, temperature=0.5, top_k=5), replace(sampling, top_p=0.7), sampling]
+    overrides = [kinds[row % 3] for row in range(num)]
+    for settings in (
+        ResponseSettings(overrides, None),
+        ResponseSettings(None, tables),
+        ResponseSettings(overrides, tables),
+    ):
+        one = sample(alone, prompts.tokens, sampling, 5, settings=settings)
+        same_rollout(one, sample(through_transformers, prompts.tokens, sampling, 5, settings=settings))
+        assert torch.equal(one.input_ids, sample(together, prompts.tokens, sampling, 5, 2, settings=settings).input_ids)
+        # Whatever else is in the batch.
+        few = ResponseSettings(
+            None if settings.overrides is None else settings.overrides[:4],
+            None if settings.temperatures is None else settings.temperatures[:4],
+        )
+        assert torch.equal(one.input_ids[:4], sample(alone, prompts.tokens[:1], sampling, 5, settings=few).input_ids)
+    # A table of one value is that temperature, also behind its end.
+    for value in (0.5, 2.0):
+        constant = ResponseSettings(None, np.full((num, 3), value, dtype=np.float32))
+        same_rollout(
+            sample(alone, prompts.tokens, sampling, 5, settings=constant),
+            sample(alone, prompts.tokens, replace(sampling, temperature=value), 5),
+        )
+    first = np.tile(np.array([[2.0, 0.5]], dtype=np.float32), (num, 1))
+    drawn = sample(alone, prompts.tokens, sampling, 5, settings=ResponseSettings(None, first))
+    hot = sample(alone, prompts.tokens, replace(sampling, temperature=2.0), 5)
+    assert torch.equal(drawn.responses[:, 0], hot.responses[:, 0]) and not torch.equal(drawn.responses, hot.responses)
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ from verl.protocol import PromptBatch, RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rewards.score import Verdict, score_of
-from verl.trainer.ppo.sampling import Sampled, finished
+from verl.trainer.ppo.sampled import Sampled, finished
 from verl.trainer.validation import Validator
 
 CONFIG = load_config(PPOConfig, "ppo_trainer")

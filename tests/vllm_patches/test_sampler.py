@@ -21,12 +21,16 @@ from tests.vllm_patches.test_engines import (  # noqa: F401
 )
 from vllm_patches.streams import substream
 
+TABLE = [1.5, 0.3, 2.0, 0.7]
+"""Temperatures of the first positions of a response."""
+
 Asked = list[tuple[list[int], dict[str, Any]]]
 
 
-def named(stream: int, **options: Any) -> dict[str, Any]:
-    """Sampling options of a request that draws from ``stream``."""
-    return {"temperature": 1.0, "extra_args": {"stream": stream}} | options
+def named(stream: int, table: list[float] | None = None, **options: Any) -> dict[str, Any]:
+    """Sampling options of a request that draws from ``stream``, with a ``table`` of temperatures."""
+    extra = {"stream": stream} if table is None else {"stream": stream, "temperatures": table}
+    return {"temperature": 1.0, "extra_args": extra} | options
 
 
 def tokens(outcome: engines.Outcome) -> list[list[int]]:
@@ -35,10 +39,10 @@ def tokens(outcome: engines.Outcome) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def asked(prompts: list[list[int]]) -> Asked:  # noqa: F811
-    """Four responses to each prompt, some from truncated distributions."""
+    """Four responses to each prompt, some from truncated distributions, some at temperatures of their positions."""
     kinds: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.05, "temperature": 0.7}]
     return [
-        (prompt, named(substream(substream(3, uid), i), **kinds[uid % 4]))
+        (prompt, named(substream(substream(3, uid), i), TABLE if uid % 3 == 1 else None, **kinds[uid % 4]))
         for uid, prompt in enumerate(prompts)
         for i in range(4)
     ]
@@ -68,8 +72,9 @@ def test_draws_do_not_depend_on_the_engine(inside: Run, qwen: Path, asked: Asked
 
 
 def test_samples_of_a_request_have_streams_of_their_own(inside: Run, outside: Run, qwen: Path, prompts, drawn, asked):  # noqa: F811
-    group = [{"n": 4, "extra_args": {"stream": substream(3, uid)}} for uid in range(len(prompts))]
-    groups = [(prompt, asked[4 * uid][1] | group[uid]) for uid, prompt in enumerate(prompts)]
+    params = [asked[4 * uid][1] for uid in range(len(prompts))]
+    extra = [given["extra_args"] | {"stream": substream(3, uid)} for uid, given in enumerate(params)]
+    groups = [(prompt, params[uid] | {"n": 4, "extra_args": extra[uid]}) for uid, prompt in enumerate(prompts)]
     assert tokens(inside(engines.from_streams, qwen, groups)) == drawn
     # Also through processes of vLLM's own, two of which share the model.
     assert tokens(outside(engines.from_streams, qwen, groups, tensor_parallel_size=2)) == drawn

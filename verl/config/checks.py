@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from verl.config.errors import ConfigError
 
@@ -26,9 +26,7 @@ def require_choice(field: str, value: str, choices: Sequence[str]) -> None:
 def require_known(field: str, value: str, names: Sequence[str]) -> None:
     """Raise ``ConfigError`` unless ``value`` is among ``names`` or an import path, ``module:attribute``."""
     if ":" in value:
-        module, _, attribute = value.rpartition(":")
-        fix = "an import path is module:attribute or file.py:attribute"
-        require(bool(module) and all(part.isidentifier() for part in attribute.split(".")), field, value, fix)
+        require_import_path(field, value)
         return
     near = get_close_matches(value, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -36,7 +34,21 @@ def require_known(field: str, value: str, names: Sequence[str]) -> None:
     require(value in names, field, value, fix)
 
 
-def require_own_options(field: str, value: str | None, options: Mapping[str, object]) -> None:
+def require_import_path(field: str, value: str) -> None:
+    """Raise ``ConfigError`` unless ``value`` has the form of an import path."""
+    module, _, attribute = value.rpartition(":")
+    fix = "an import path is module:attribute or file.py:attribute"
+    require(bool(module) and all(part.isidentifier() for part in attribute.split(".")), field, value, fix)
+
+
+def require_own(field: str, path: str | None, kwargs: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` unless ``path`` is None or an import path, and for ``kwargs`` without one."""
+    if path is not None:
+        require_import_path(field, path)
+    require_own_options(field, path, kwargs)
+
+
+def require_own_options(field: str, value: str | None, options: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` for ``options``, those of ``<field>_kwargs``, unless ``field`` names code of the user's own
     and each is a keyword."""
     kwargs, fix = f"{field}_kwargs", f"are for your own {field}=module:attribute; set that, or leave them out"

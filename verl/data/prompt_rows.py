@@ -99,13 +99,7 @@ class PromptReader:
         if form.instruction and form.instruction in text:
             self._asked_twice.append(where)
         try:
-            if name == "chat":
-                return render_chat(messages, self.tokenizer, config.apply_chat_template_kwargs)
-            if [message["role"] for message in messages] != ["user"]:
-                roles = ", ".join(message["role"] for message in messages)
-                raise ConfigError(f"data.template={name!r} takes one user message, not {roles}; set data.template=chat")
-            question = messages[0]["content"]
-            return render_prompt(name, question, self.tokenizer, chat_arguments=config.apply_chat_template_kwargs)
+            return render(messages, config, self.tokenizer)
         except ConfigError as error:
             raise ConfigError(f"{where}: {config.prompt_key}: {error}") from error
 
@@ -151,6 +145,17 @@ class PromptReader:
 
     def _of_all(self, some: Sequence[object]) -> str:
         return f"{len(some)} of {self.num_read} prompts"
+
+
+def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens of a chat in ``data.template``. Raises ``ConfigError`` for messages that the template cannot hold."""
+    name, arguments = config.template, config.apply_chat_template_kwargs
+    if name == "chat":
+        return render_chat(messages, tokenizer, arguments)
+    if [message["role"] for message in messages] != ["user"]:
+        roles = ", ".join(message["role"] for message in messages)
+        raise ConfigError(f"data.template={name!r} takes one user message, not {roles}; set data.template=chat")
+    return render_prompt(name, messages[0]["content"], tokenizer, chat_arguments=arguments)
 
 
 def read_messages(row: Mapping[str, Any], where: str, key: str) -> list[dict[str, Any]]:

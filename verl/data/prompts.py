@@ -126,12 +126,12 @@ class PromptCollator:
 
 
 def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, seed: int) -> StatefulDataLoader:
-    """Batches of exactly ``prompts_per_batch`` prompts; the incomplete last batch of an epoch is dropped.
+    """Batches of exactly ``prompts_per_read`` prompts; the incomplete last batch of an epoch is dropped.
 
     Raises:
         ConfigError: there are fewer prompts than that; or ``data.sampler`` cannot be used.
     """
-    size = config.prompts_per_batch
+    size = config.prompts_per_read
     if len(dataset) < size:
         raise ConfigError(f"{config.batch_field}={size}: there are only {len(dataset)} training prompts; lower it")
     collate = PromptCollator(config.max_prompt_length, pad_token_id)

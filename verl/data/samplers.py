@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, Sampler
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.data.dataloader import ResumableRandomSampler
+from verl.data.prompt_rows import PromptRecord
 from verl.utils.json_state import from_json, to_json
 from verl.utils.user_code import load_class, user_code
 
@@ -53,17 +54,19 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What a sampler is told after a training step."""
+    """What a sampler or a selector is told after a training step."""
 
     step: int
     indices: list[int]
-    """The step's prompts, as the sampler named them."""
+    """G, the step's prompts, as the sampler named them: ``uid`` of their records."""
     scores: list[float]
-    """Mean score of the responses to each."""
+    """G, mean score of the responses to each, as the data set has it: without hints of ``rollout.regenerate``."""
     accuracy: list[float]
-    """Share of correct responses to each, 0 to 1."""
+    """G, share of correct responses to each, 0 to 1."""
     metrics: Mapping[str, float]
     """What the step logs."""
+    records: Sequence[PromptRecord] = ()
+    """G, the prompts themselves."""
 
 
 class CustomSampler(Sampler[int]):
@@ -84,7 +87,7 @@ class CustomSampler(Sampler[int]):
         with user_code(f"{self.where}: its len()"):
             self.length = len(self.inner)
         self.num_prompts = len(dataset)  # type: ignore[arg-type]  # torch's data sets have a length
-        self.batch_size = config.prompts_per_batch
+        self.batch_size = config.prompts_per_read
         if self.length < self.batch_size:
             raise ConfigError(
                 f"{self.where}: has {self.length} prompts a pass, fewer than {config.batch_field}={self.batch_size}; "

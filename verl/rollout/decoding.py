@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     PreTrainedModel,
@@ -69,6 +70,7 @@ def decode(
     end_tokens: list[int],
     layers: Sequence[int],
     stops: StopStrings | None = None,
+    temperatures: Tensor | None = None,
 ) -> Decoded:
     """Sample one response to each prompt.
 
@@ -79,10 +81,13 @@ def decode(
         end_tokens: tokens that end a response.
         layers: layers whose states are kept, see :func:`verl.models.hidden_states.record_states`; may be empty.
         stops: strings that end a response.
+        temperatures: [B, T] float32 on the model's device, above 0, for the tokens of each response, the last entry for
+            all later ones, in place of the one temperature; None: that.
     """
     batch_size, num_steps = draws.shape
     device = input_ids.device
-    processors: Any = logits_processors(sampling)
+    scale = None if temperatures is None else PositionTemperature(temperatures)
+    processors: Any = logits_processors(sampling, scale)
     ends = torch.tensor(end_tokens, device=device)
     token_ids = torch.zeros(batch_size, num_steps, dtype=torch.int64, device=device)
     logprobs = torch.zeros(batch_size, num_steps, device=device)
@@ -107,6 +112,8 @@ def decode(
             last = torch.stack([layer[:, -1] for layer in seen], dim=1)
             states = last.new_zeros(batch_size, num_steps, *last.shape[1:]) if states is None else states
             states[:, step] = last
+        if scale is not None:
+            scale.step = step
         distribution = processors(read, output.logits[:, -1].float()).log_softmax(dim=-1)
         greedy = sampling.temperature == 0
         tokens = distribution.argmax(dim=-1) if greedy else draw(distribution.exp(), draws[:, step])
@@ -127,16 +134,30 @@ def decode(
     return Decoded(token_ids, logprobs, lengths, ended, states)
 
 
-def logits_processors(sampling: SamplingConfig) -> LogitsProcessorList:
+class PositionTemperature(LogitsProcessor):
+    """Divides the logits of each row by the temperature of its row for the token ``step``."""
+
+    def __init__(self, temperatures: Tensor) -> None:
+        self.temperatures = temperatures
+        self.step = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """``scores`` [B, V], divided."""
+        return scores / self.temperatures[:, min(self.step, self.temperatures.shape[1] - 1), None]
+
+
+def logits_processors(sampling: SamplingConfig, scale: LogitsProcessor | None = None) -> LogitsProcessorList:
     """Processors that turn logits into those of the sampled distribution, in vLLM's order.
 
-    Greedy decoding obeys only the repetition penalty.
+    Greedy decoding obeys only the repetition penalty. ``scale`` stands in for the temperature.
     """
     processors = LogitsProcessorList()
     if sampling.repetition_penalty != 1:
         processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     if sampling.temperature > 0:
-        if sampling.temperature != 1:
+        if scale is not None:
+            processors.append(scale)
+        elif sampling.temperature != 1:
             processors.append(TemperatureLogitsWarper(sampling.temperature))
         if sampling.min_p > 0:
             processors.append(MinPLogitsWarper(sampling.min_p))

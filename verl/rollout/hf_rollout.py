@@ -4,7 +4,7 @@ Legend: B responses, R longest response.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -52,10 +52,9 @@ class HFRollout:
         """Sample all of the requests, however many steps that takes."""
         finished: dict[int, SampledResponse] = {}
         with self.policy.parameters.loaded(), keep_unsharded(self.policy.model):
-            for start in range(0, len(requests.rows), self.batch_size):
-                part = slice(start, start + self.batch_size)
-                responses = self._decode(requests.prompt_ids[part], self._draws(requests, part), requests.sampling)
-                finished |= zip(requests.rows[part], responses, strict=True)
+            for part in self._batches(requests):
+                responses = self._decode(requests, part)
+                finished |= zip([requests.rows[i] for i in part], responses, strict=True)
         return FinishedResponses.of(finished, self.max_response_length)
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
@@ -64,16 +63,31 @@ class HFRollout:
     def sleep(self) -> None:
         """Do nothing: the engine holds no memory between calls."""
 
-    def _draws(self, requests: ResponseRequests, part: slice) -> Tensor:
+    def _batches(self, requests: ResponseRequests) -> Iterator[Sequence[int]]:
+        """The requests that are decoded together: neighbours, or those that are sampled alike."""
+        rows: list[Sequence[int]] = [range(len(requests.rows))]
+        if requests.overrides is not None:
+            kinds: dict[SamplingConfig, list[int]] = {}
+            for i in rows[0]:
+                kinds.setdefault(requests.sampling_of(i), []).append(i)
+            rows = list(kinds.values())
+        for alike in rows:
+            for start in range(0, len(alike), self.batch_size):
+                yield alike[start : start + self.batch_size]
+
+    def _draws(self, requests: ResponseRequests, part: Sequence[int]) -> Tensor:
         """[B, R] float64, uniform in [0, 1): of each row's stream, from the end of its prompt on, as vLLM draws."""
-        each = zip(requests.uids[part], requests.places[part], strict=True)
-        streams = [substream(prompt_stream(requests.seed, uid), place) for uid, place in each]
-        ends = np.array([len(ids) for ids in requests.prompt_ids[part]])
+        streams = [substream(prompt_stream(requests.seed, requests.uids[i]), requests.places[i]) for i in part]
+        ends = np.array([len(requests.prompt_ids[i]) for i in part])
         positions = ends[:, None] + np.arange(self.max_response_length)
         return torch.from_numpy(uniforms(np.array(streams, dtype=np.uint64)[:, None], positions))
 
-    def _decode(self, prompts: list[list[int]], draws: Tensor, sampling: SamplingConfig) -> list[SampledResponse]:
+    def _decode(self, requests: ResponseRequests, part: Sequence[int]) -> list[SampledResponse]:
+        """Decode ``part``, which is not empty and sampled alike but for tables of temperatures."""
         device = self.setup.place.device_type
+        prompts, tables = [requests.prompt_ids[i] for i in part], None
+        if requests.temperatures is not None:
+            tables = torch.from_numpy(np.stack([requests.temperatures[i] for i in part])).to(device)
         longest = max(len(ids) for ids in prompts)
         padding = [[self.setup.pad_token_id] * (longest - len(ids)) for ids in prompts]
         input_ids = torch.tensor([pads + ids for pads, ids in zip(padding, prompts, strict=True)], device=device)
@@ -83,11 +97,12 @@ class HFRollout:
             self.policy.model,
             input_ids,
             attention_mask,
-            draws.to(device),
-            sampling,
+            self._draws(requests, part).to(device),
+            requests.sampling_of(part[0]),
             self.setup.end_tokens,
             self.layers,
             self.stops,
+            tables,
         )
         sizes = decoded.lengths.tolist()
         measured = self._measure(decoded, sizes)

@@ -1,7 +1,9 @@
 """The requests and responses that travel between a run and its engines. Imports nothing heavy."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from verl.config.rollout import SamplingConfig
 
@@ -20,6 +22,33 @@ class ResponseRequests:
     """Of each response among those to the same prompt."""
     sampling: SamplingConfig
     seed: int
+    overrides: list[SamplingConfig] | None = None
+    """Of each response, in place of ``sampling``; None: that."""
+    temperatures: list[Any] | None = None
+    """Of each response, an array [T] float32 of the temperatures of its tokens, the last one for all later tokens, in
+    place of the one temperature; None: that."""
+
+    def sampling_of(self, i: int) -> SamplingConfig:
+        """How response ``i`` is sampled."""
+        return self.sampling if self.overrides is None else self.overrides[i]
+
+
+@dataclass(frozen=True)
+class ResponseSettings:
+    """How each response of a batch is sampled, where that differs."""
+
+    overrides: list[SamplingConfig] | None
+    """B; None: all as the batch is."""
+    temperatures: Any
+    """Array [B, T] float32, see ``ResponseRequests.temperatures``; or None."""
+
+    def overrides_of(self, rows: Sequence[int]) -> list[SamplingConfig] | None:
+        """Those of some responses."""
+        return None if self.overrides is None else [self.overrides[row] for row in rows]
+
+    def tables_of(self, rows: Sequence[int]) -> list[Any] | None:
+        """The tables of some responses."""
+        return None if self.temperatures is None else [self.temperatures[row] for row in rows]
 
 
 @dataclass(frozen=True)

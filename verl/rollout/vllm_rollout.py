@@ -32,6 +32,7 @@ from verl.rollout.vllm_engine import (
 )
 from verl.rollout.weight_sync import EngineDtype, reload_weights
 from vllm_patches.streams import substream
+from vllm_patches.temperatures import KEY as TEMPERATURES
 
 
 class VLLMRollout:
@@ -87,10 +88,13 @@ class VLLMRollout:
         """Take further requests, decode at most ``max_steps`` tokens of each, and return what has ended."""
         engine = self.engine.llm_engine
         each = zip(requests.rows, requests.prompt_ids, requests.uids, requests.places, strict=True)
-        for row, prompt_ids, uid, place in each:
+        for i, (row, prompt_ids, uid, place) in enumerate(each):
             prompt: Any = {"prompt_token_ids": prompt_ids}
             stream = substream(prompt_stream(requests.seed, uid), place)
-            engine.add_request(str(row), prompt, self._sampling_params(requests.sampling, stream))
+            params = self._sampling_params(requests.sampling_of(i), stream)
+            if requests.temperatures is not None:
+                params.extra_args = {**(params.extra_args or {}), TEMPERATURES: requests.temperatures[i]}
+            engine.add_request(str(row), prompt, params)
         completions, num_ended = run_steps(engine, max_steps)
         # The workers of an engine have sampled the same.
         finished = {row: self._response(completion) for row, completion in completions if self.is_first}

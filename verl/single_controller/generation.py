@@ -7,7 +7,7 @@ from verl.config.rollout import SamplingConfig
 from verl.protocol import PromptBatch, RolloutBatch
 from verl.rollout.base import FinishedResponses, collect
 from verl.rollout.queue import RequestQueue
-from verl.rollout.requests import ResponseRequests
+from verl.rollout.requests import ResponseRequests, ResponseSettings
 from verl.single_controller.exchange import Exchange, Messages
 from verl.single_controller.worker_group import WorkerGroup
 
@@ -25,6 +25,7 @@ def generate_responses(
     pad_token_id: int,
     deterministic: bool = True,
     on_finished: Callable[[FinishedResponses], None] = lambda part: None,
+    settings: ResponseSettings | None = None,
 ) -> RolloutBatch:
     """``sampling.n`` responses per prompt, neighbours where they share a prompt.
 
@@ -32,6 +33,7 @@ def generate_responses(
         workers: of class :class:`verl.workers.hybrid.HybridWorker`.
         copies: neighbouring workers that form one engine.
         deterministic: see :func:`serve`.
+        settings: of each response, in place of ``sampling``; None: that.
         on_finished: called with responses soon after they have ended.
 
     Raises:
@@ -52,6 +54,8 @@ def generate_responses(
             places=[row % sampling.n for row in rows],
             sampling=sampling,
             seed=seed,
+            overrides=None if settings is None else settings.overrides_of(rows),
+            temperatures=None if settings is None else settings.tables_of(rows),
         )
         return requests, STEPS_PER_CALL
 

@@ -14,6 +14,7 @@ from verl.config.rollout import SamplingConfig
 from verl.config.sft import SFTConfig
 from verl.protocol import ConversationBatch, PolicyBatch, PolicyScores, PromptBatch, RolloutBatch, TextBatch, ValueBatch
 from verl.rollout.base import FinishedResponses
+from verl.rollout.requests import ResponseSettings
 from verl.single_controller.balance import balanced_order, dealt_groups
 from verl.single_controller.generation import generate_responses
 from verl.single_controller.worker_group import WorkerGroup, concat
@@ -137,6 +138,7 @@ class PolicyWorkers(RoleWorkers):
         seed: int,
         pad_token_id: int,
         on_finished: Callable[[FinishedResponses], None] = lambda part: None,
+        settings: ResponseSettings | None = None,
     ) -> RolloutBatch:
         """See :func:`verl.single_controller.generation.generate_responses`."""
         return generate_responses(
@@ -149,6 +151,7 @@ class PolicyWorkers(RoleWorkers):
             pad_token_id,
             self.config.trainer.deals_by_counts(self.workers.device_type),
             on_finished,
+            settings,
         )
 
     def finish_generation(self) -> None:

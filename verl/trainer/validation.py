@@ -16,7 +16,8 @@ from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import dataset_scalars, with_prefix
 from verl.trainer.logging.sample_metrics import sample_figures
 from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures, verdict_figures
-from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampled, Sampler, finished, score_tensors
+from verl.trainer.ppo.sampled import Sampled, finished
+from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler, score_tensors
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,18 @@ class RecordedPolicy:
             [0, 0, 1],
             [("score", [2]), ("score", [0, 1]), ("update", [-2.0])],
         ),
+        # The last row was sampled by an earlier policy, and its ratio is to that: here all were sampled at -1.
+        (
+            ["actor.ppo_mini_batch_size=2", "algorithm.recompose=own:Batch"],
+            [1, 1, 1],
+            [("score", [0, 1, 2]), ("update", [0.0, -1.0]), ("update", [-1.0])],
+        ),
+        # With weights, the policy's own are the old ones of every row.
+        (
+            ["actor.ppo_mini_batch_size=2", "algorithm.recompose=own:Batch", "actor.tis_level=token"],
+            [1, 1, 1],
+            [("score", [0, 1, 2]), ("update", [0.0, -1.0]), ("update", [-2.0])],
+        ),
         # The policy does not learn yet.
         (["algorithm=gae", "trainer.critic_warmup=1"], [1, 1, 1], [("score", [0, 1, 2])]),
     ],
@@ -209,7 +221,7 @@ def test_the_first_mini_batch_is_scored_as_it_is_learned_from(options, learned, 
     rollout = RolloutBatch(
         ids, ones, ones, -ones.float(), ids[:, 0], torch.zeros(3, dtype=torch.bool), RankMetrics.none(3), batch_size=[3]
     )
-    outputs = trainer._compute_outputs(rollout)
+    outputs = trainer._compute_outputs(rollout, torch.tensor([False, False, True]) if "own" in str(options) else None)
     mask = ones * torch.tensor(learned)[:, None]
     signal = LearningSignal(mask, ones.float(), None, ones.float(), torch.ones(3), None)
     trainer._update_actor(SimpleNamespace(rollout=rollout), outputs, signal)

@@ -21,8 +21,8 @@ from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.tracking import Tracker
 from verl.trainer.ppo.batches import LearningSignal, ModelOutputs
+from verl.trainer.ppo.sampled import Sampled, finished
 from verl.trainer.ppo.samples import SampleKeeper, is_kept
-from verl.trainer.ppo.sampling import Sampled, finished
 
 HOSTILE = "\x1b[31m<script>alert(1)</script>|\n\ud800**b** \\boxed{8}"
 

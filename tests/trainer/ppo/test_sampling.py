@@ -85,7 +85,7 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
     answers = {0: RIGHT, 1: MIXED, 2: WRONG, 3: RIGHT, 4: MIXED, 5: ["8", "7"]}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
     stream = iter([prompts_of(0, 1), prompts_of(2, 3), prompts_of(4, 5), prompts_of(9, 9)])
-    sampled, left_out, greedy, metrics = sampler.sample_step(stream, 3, timer := PhaseTimer(lambda name: None))
+    sampled, _, left_out, greedy, metrics = sampler.sample_step(stream, 3, timer := PhaseTimer(lambda name: None))
     assert greedy is None
     # Of the third batch only one group is still needed; the fourth is not touched.
     assert [record.uid for record in sampled.prompts.records] == [1, 4]
@@ -121,7 +121,7 @@ def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_token
     answers = {0: RIGHT, 1: WRONG, 2: RIGHT, 3: MIXED}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, max_num_gen_batches=2)
     stream = iter([prompts_of(0, 1), prompts_of(2, 3)])
-    sampled, left_out, _, metrics = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
+    sampled, _, left_out, _, metrics = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
     assert [record.uid for record in sampled.prompts.records] == [3, 0]
     # Nothing is learned from a filler.
     assert sampled.learned.tolist() == [True, True, False, False] and left_out.tolist() == [0.0, 0.0, 1.0, 1.0]
@@ -134,7 +134,7 @@ def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_token
 
 
 def sampled_uids(sampler: Sampler, *batches: TokenizedPrompts) -> tuple[list[int], dict[str, float]]:
-    sampled, _, _, metrics = sampler.sample_step(iter(batches), 1, PhaseTimer(lambda name: None))
+    sampled, _, _, _, metrics = sampler.sample_step(iter(batches), 1, PhaseTimer(lambda name: None))
     return [record.uid for record in sampled.prompts.records], metrics
 
 

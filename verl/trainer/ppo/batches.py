@@ -11,7 +11,8 @@ from torch import Tensor
 
 from verl.algorithms.losses import LossNeeds
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics
-from verl.trainer.ppo.sampling import Sampled, score_tensors
+from verl.trainer.ppo.sampled import Sampled
+from verl.trainer.ppo.sampling import score_tensors
 from verl.workers.policy_loss import OLD
 
 
@@ -29,6 +30,12 @@ class ModelOutputs(NamedTuple):
     """[B, R], the critic's; None without a critic."""
     rank_metrics: RankMetrics
     """Of the engine's hidden states or, with ``calculator.source=actor``, the policy's; and of the tokens."""
+
+    def fill(self, scores: PolicyScores) -> None:
+        """Put the ``scores`` of the first rows, found late, in their place, for later epochs and the log."""
+        assert self.scores is not None and self.old_logprobs is self.scores.logprobs, "PPOConfig.scores_in_update"
+        self.scores.logprobs[: len(scores)] = scores.logprobs
+        self.scores.entropy[: len(scores)] = scores.entropy
 
 
 class LearningSignal(NamedTuple):

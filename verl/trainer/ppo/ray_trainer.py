@@ -18,7 +18,7 @@ from verl.checkpoint.saver import CheckpointSaver
 from verl.config.actor import ActorConfig
 from verl.config.ppo import CriticConfig, PPOConfig
 from verl.data.prompts import TokenizedPrompts
-from verl.data.samplers import CustomSampler, StepOutcome
+from verl.data.samplers import CustomSampler
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics, RolloutBatch, ValueBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
@@ -46,8 +46,10 @@ from verl.trainer.logging.timing import PhaseTimer, Work
 from verl.trainer.ppo.batches import LearningSignal, ModelOutputs, mini_batches, policy_batch
 from verl.trainer.ppo.core_algos import StepSize, kl_controller, kl_penalised_rewards, mean_rollout_weight
 from verl.trainer.ppo.estimation import SignalEstimation, kl_penalty
+from verl.trainer.ppo.recompose import behaviour_logprobs
+from verl.trainer.ppo.sampled import Sampled
 from verl.trainer.ppo.samples import SampleKeeper
-from verl.trainer.ppo.sampling import Sampled, Sampler, StepSample, score_tensors, verdict_metrics
+from verl.trainer.ppo.sampling import Sampler, StepSample, score_tensors, step_outcome, verdict_metrics
 from verl.trainer.schedule import endless, is_due
 from verl.trainer.skipped_updates import SkippedUpdates
 from verl.trainer.validation import Validator
@@ -128,17 +130,15 @@ class RayPPOTrainer:
             self.step = step
             self.profiler.begin(step)
             sample = self._sample()
-            outputs = self._compute_outputs(sample.sampled.rollout)
-            scores = self._collect_scores(sample.sampled, outputs.rank_metrics)
+            outputs = self._compute_outputs(sample.sampled.rollout, sample.sampled.replayed)
+            scores = self._collect_scores(sample, outputs.rank_metrics)
             signal = self._compute_advantages(sample, scores, outputs)
             self._update_critic(sample.sampled.rollout, outputs, signal)
             self._update_actor(sample.sampled, outputs, signal)
-            if outputs.scores is not None:
-                tis = self.config.actor
-                self.metrics |= policy_metrics(sample.sampled.rollout, outputs.scores, tis.tis_level, tis.tis_cap)
+            self._compare_policies(sample.sampled, outputs.scores)
             self.samples.keep_training(step, sample.sampled, outputs, signal)
-            self._update_baselines(outputs.rank_metrics, torch.cat([scores, sample.dropped_scores]))
-            self._update_sampler(sample.sampled, scores)
+            self._update_baselines(sample, outputs.rank_metrics)
+            self._update_sampler(sample.fresh)
             self._sync_weights()
             self.profiler.end(step)
             if self._due(trainer.test_freq):
@@ -158,6 +158,7 @@ class RayPPOTrainer:
         self._sync_weights()
         self.step = resumption.step
         self.loader.load_state_dict(from_json(state["loader"]))
+        self.sampler.hooks.load_state(state.get("hooks", {}))  # Earlier versions had none.
         self.reward_manager.load_state_dict(state["reward_manager"])
         self.kl_control.load_state_dict(state["kl_control"])
         # Checkpoints of earlier versions were written without code of the user's own.
@@ -171,10 +172,10 @@ class RayPPOTrainer:
     def _sample(self) -> StepSample:
         """The step's responses."""
         sample = self.sampler.sample_step(self.prompts, self.step, self.timer)
-        self.metrics |= sample.metrics | length_metrics(sample.sampled.rollout)
+        self.metrics |= sample.metrics | length_metrics(sample.fresh.rollout)
         return sample
 
-    def _compute_outputs(self, rollout: RolloutBatch) -> ModelOutputs:
+    def _compute_outputs(self, rollout: RolloutBatch, replayed: Tensor | None = None) -> ModelOutputs:
         """Log-probabilities under policy and reference, the critic's values, and rank metrics."""
         work = Work.of(rollout.attention_mask.sum(dim=1))
         self.timer.count(BATCH, work)
@@ -184,6 +185,8 @@ class RayPPOTrainer:
         if not self.config.actor.bypass_mode:
             assert scores is not None, "without bypass_mode the policy always scores"
             old_logprobs = scores.logprobs
+            if self.config.actor.tis_level == "none":
+                old_logprobs = behaviour_logprobs(old_logprobs, rollout.rollout_logprobs, replayed)
         ref_logprobs, values = old_logprobs, None
         if self.reference is not None:
             with self.timer.phase("ref"):
@@ -218,19 +221,19 @@ class RayPPOTrainer:
         joined: PolicyScores = concat(scores)
         return joined
 
-    def _collect_scores(self, sampled: Sampled, rank_metrics: RankMetrics) -> Tensor:
+    def _collect_scores(self, sample: StepSample, rank_metrics: RankMetrics) -> Tensor:
         """Wait for the verifiers; their scores [B]."""
-        rollout = sampled.rollout
+        sampled, fresh, rollout = sample.sampled, sample.fresh, sample.sampled.rollout
         with self.timer.phase("reward"):
             scores, correct, _ = score_tensors(sampled.pending)
-        logged, results = self.sampler.sources, sampled.pending.result()
+        logged, results = self.sampler.sources, fresh.pending.result()
 
         def describe(rows: Tensor) -> dict[str, float]:
             figures = response_figures(rollout[rows], rank_metrics[rows], correct[rows])
             return figures | self._dataset_scalars(rank_metrics[rows])
 
         with self.timer.phase("rank_metrics"):
-            verdicts = verdict_metrics(results, rollout.group_ids, sampled.sources, logged)
+            verdicts = verdict_metrics(results, fresh.rollout.group_ids, fresh.sources, logged)
             by_source = with_prefix("train", metrics_by_source(sampled.sources, logged, describe))
             # With dynamic sampling, the verdicts on everything sampled are already there.
             self.metrics = by_source | verdicts | self.metrics
@@ -278,7 +281,9 @@ class RayPPOTrainer:
             sample.sampled.sources, self.sampler.sources, lambda rows: {"rewards/mean": sums[rows].mean().item()}
         )
         self.metrics |= with_prefix("train", means)
-        rows = self._resampled(token_scores.sum(dim=1), sample.sampled.learned) if algorithm.use_pf_ppo else None
+        rows = sample.sampled.updated
+        if algorithm.use_pf_ppo:
+            rows = self._resampled(token_scores.sum(dim=1), sample.sampled.learned)
         return LearningSignal(learned_mask, advantages.float(), returns, unshaped, sums, phi, rows)
 
     def _resampled(self, rewards: Tensor, learned: Tensor) -> Tensor:
@@ -357,7 +362,7 @@ class RayPPOTrainer:
         later = self._num_scored_in_update
         if later and not signal.mask[:later].any():
             # An update that teaches nothing is left out, and with it the scores.
-            _fill(outputs, self._score(rollout[:later], 0))
+            outputs.fill(self._score(rollout[:later], 0))
             later = 0
 
         def update(mini: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
@@ -367,7 +372,7 @@ class RayPPOTrainer:
                 return self.policy.update(mini, num_tokens, num_sequences)
             later = 0
             metrics, scores = self.policy.update_on_policy(mini, num_tokens, num_sequences)
-            _fill(outputs, scores)
+            outputs.fill(scores)
             return metrics
 
         with self.timer.phase("update_actor"):
@@ -390,20 +395,27 @@ class RayPPOTrainer:
                 self.timer.count(phase, Work.of(mini.attention_mask.sum(dim=1)))
         self.metrics |= skipped.summarise(updates, self.step)
 
-    def _update_baselines(self, rank_metrics: RankMetrics, scores: Tensor) -> None:
-        if self.config.reward_manager.active:
-            self.reward_manager.update(scores, rank_metrics)
+    def _compare_policies(self, sampled: Sampled, scores: PolicyScores | None) -> None:
+        """Log how far the engine was from the policy, on what both did in this step."""
+        rollout, actor = sampled.rollout[sampled.fresh], self.config.actor
+        if scores is not None and len(rollout):
+            self.metrics |= policy_metrics(rollout, scores[sampled.fresh], actor.tis_level, actor.tis_cap)
 
-    def _update_sampler(self, sampled: Sampled, scores: Tensor) -> None:
-        """Tell a sampler of the user's own how the step's prompts went."""
-        sampler = self.loader.sampler
-        if isinstance(sampler, CustomSampler):
-            _, correct, _ = score_tensors(sampled.pending)
-            means, accuracy = (
-                values.double().view(-1, self.config.rollout.n).mean(dim=1) for values in (scores, correct)
-            )
-            indices = [record.uid for record in sampled.prompts.records]
-            sampler.update(StepOutcome(self.step, indices, means.tolist(), accuracy.tolist(), dict(self.metrics)))
+    def _update_baselines(self, sample: StepSample, rank_metrics: RankMetrics) -> None:
+        """From everything sampled for the step."""
+        metrics = rank_metrics[sample.sampled.fresh]
+        if self.config.reward_manager.active and len(metrics):
+            scores = torch.cat([score_tensors(sample.fresh.pending)[0], sample.dropped_scores])
+            self.reward_manager.update(scores, metrics)
+
+    def _update_sampler(self, sampled: Sampled) -> None:
+        """Tell classes of the user's own how the step's prompts went."""
+        sampler, hooks = self.loader.sampler, self.sampler.hooks
+        if isinstance(sampler, CustomSampler) or hooks.listens:
+            outcome = step_outcome(self.step, sampled, self.metrics)
+            hooks.update(outcome)
+            if isinstance(sampler, CustomSampler):
+                sampler.update(outcome)
 
     def _sync_weights(self) -> None:
         with self.timer.phase("update_weights"):
@@ -441,6 +453,7 @@ class RayPPOTrainer:
             "order": self.config.data.order,
             # It cannot be derived from the step: dynamic sampling draws as many batches as it needs.
             "loader": to_json(self.loader.state_dict()),
+            "hooks": self.sampler.hooks.state(),
             "reward_manager": self.reward_manager.state_dict(),
             "kl_control": self.kl_control.state_dict(),
             "signal": self.estimation.state(),
@@ -462,10 +475,3 @@ class RayPPOTrainer:
         self.tracker.log(self.step, metrics)
         self.display.step(self.step, metrics)
         self.metrics = {}
-
-
-def _fill(outputs: ModelOutputs, scores: PolicyScores) -> None:
-    """Put the ``scores`` of the first rows, found late, in their place, where later epochs and the log read them."""
-    assert outputs.scores is not None and outputs.old_logprobs is outputs.scores.logprobs, "PPOConfig.scores_in_update"
-    outputs.scores.logprobs[: len(scores)] = scores.logprobs
-    outputs.scores.entropy[: len(scores)] = scores.entropy

@@ -10,6 +10,7 @@ from verl.checkpoint.folders import latest_checkpoint
 from verl.checkpoint.resume import Resumption, best_validation, changed_options, saved_validations
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
+from verl.config.trainer import TrainerConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.reward_model_inputs import check_reward_model_template
 from verl.data.templates import stop_strings
@@ -33,6 +34,7 @@ from verl.single_controller.cluster import resolve_device
 from verl.trainer.logging.source_metrics import logged_sources
 from verl.trainer.logging.step_profiler import check_profile_steps
 from verl.trainer.ppo.estimation import SignalEstimation, check_own_code
+from verl.trainer.ppo.hooks import SamplingHooks
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
@@ -85,12 +87,8 @@ def run_ppo(config: PPOConfig) -> None:
     calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
     steps = trainer.num_steps(len(loader))
     check_own_code(config, steps)
-    check_profile_steps(trainer.profile_steps, steps)
-    if trainer.critic_warmup >= steps:
-        raise ConfigError(
-            f"trainer.critic_warmup={trainer.critic_warmup}: the run has {steps} steps, which leaves none to train the "
-            "policy; lower it"
-        )
+    _check_steps(trainer, steps)
+    SamplingHooks(config, steps, train_set.records, tokenizer)  # what is wrong with the user's classes is told now
 
     run = TrainingRun(config, steps, COLUMNS, device_type)
     page = PageWriter(run.folder, trainer.report_freq, run.display.say)
@@ -125,7 +123,8 @@ def run_ppo(config: PPOConfig) -> None:
             verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
             tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps, strings), environment)
             tracker.add(page.sink())
-            sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources)
+            hooks = SamplingHooks(config, steps, train_set.records, tokenizer)
+            sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources, hooks)
             prompts = train_loader(train_set, data, pad_token_id, config.seed)
             store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
             samples = SampleKeeper(store, trainer.log_samples, tokenizer, tracker, run.display)
@@ -150,6 +149,11 @@ def start_warnings(config: PPOConfig) -> list[str]:
             f"rollout.n=1: {config.algorithm.adv_estimator} compares the responses to a prompt; with one of them the "
             "advantage is its reward, without a baseline; set rollout.n>=2"
         )
+    if config.rollout.schedule is not None and actor.tis_level == "none" and not actor.bypass_mode:
+        lines.append(
+            f"rollout.schedule={config.rollout.schedule}: responses are sampled from other distributions than that "
+            "at rollout.temperature, which is learned; set actor.tis_level=token, which weights them"
+        )
     if actor.clips_nothing:
         lines.append(
             f"actor.policy_loss=gspo: the clip range {actor.clip_range} is one of tokens and hardly ever acts on whole "
@@ -161,6 +165,16 @@ def start_warnings(config: PPOConfig) -> list[str]:
             "the policy is not held to the reference; set it to k1+, k2, k3 or k3+, or set actor.use_unbiased_kl=true"
         )
     return lines
+
+
+def _check_steps(trainer: TrainerConfig, steps: int) -> None:
+    """Raise ``ConfigError`` for options that a run of so many steps never gets to."""
+    check_profile_steps(trainer.profile_steps, steps)
+    if trainer.critic_warmup >= steps:
+        raise ConfigError(
+            f"trainer.critic_warmup={trainer.critic_warmup}: the run has {steps} steps, which leaves none to train the "
+            "policy; lower it"
+        )
 
 
 def _check_lengths(config: PPOConfig) -> None:

@@ -21,7 +21,7 @@ from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
 from verl.run.sinks import Table as SampleTable
 from verl.run.tracking import Tracker
 from verl.trainer.ppo.batches import LearningSignal, ModelOutputs
-from verl.trainer.ppo.sampling import Sampled
+from verl.trainer.ppo.sampled import Sampled
 from verl.utils.portable import finite_or_null, valid_unicode
 
 SHOWN = ("data_source", "prompt", "response", "ground_truth", "answer", "reason", "score", "advantage")

@@ -4,10 +4,9 @@ Legend: G prompts, n responses to each, B = G n responses, neighbours where they
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,15 +18,19 @@ from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
 from verl.data.reward_model_inputs import reward_model_batch
+from verl.data.samplers import StepOutcome
 from verl.protocol import RolloutBatch
 from verl.rewards import Score
 from verl.rewards.extras import extra_metrics
 from verl.rewards.pool import PendingScores, VerifierPool
+from verl.rollout.requests import ResponseSettings
 from verl.single_controller import WorkerGroup
 from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
 from verl.trainer.logging.rollout_metrics import group_metrics, with_prefix
 from verl.trainer.logging.source_metrics import metrics_by_source, verdict_figures
 from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.ppo.hooks import SamplingHooks
+from verl.trainer.ppo.sampled import FirstRound, Sampled, finished, join, replaced, select
 from verl.trainer.ppo.verification import Verification
 
 VALIDATION_STEP = 1 << 20
@@ -36,33 +39,19 @@ VALIDATION_STEP = 1 << 20
 MAX_FRUITLESS_BATCHES = 100
 """Batches of one step without a group to learn from after which a run without a limit of batches ends."""
 
+ROUND_STEP = 1 << 29
+"""Added to the step in the seed for each time that a prompt is sampled again."""
+
 REFILL_STEP = 1 << 21
 """Added to the step in the seed for each further batch of a step, so that a prompt drawn twice gets new responses."""
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Responses whose verification may still be running."""
-
-    prompts: TokenizedPrompts
-    rollout: RolloutBatch
-    texts: list[str]
-    """What verifiers read of each response, B."""
-    pending: PendingScores
-    learned: Tensor
-    """[B] bool, false for responses that only fill up a batch."""
-
-    @property
-    def sources(self) -> list[str]:
-        """The data source of each response, B."""
-        n = len(self.rollout) // len(self.prompts.records)
-        return [record.data_source for record in self.prompts.records for _ in range(n)]
 
 
 class StepSample(NamedTuple):
     """What one training step learns from."""
 
     sampled: Sampled
+    fresh: Sampled
+    """What was sampled for the step; ``sampled`` itself, unless ``algorithm.recompose`` made that."""
     dropped_scores: Tensor
     """The verifiers' scores of responses that were generated and dropped, [B']."""
     greedy: Sampled | None
@@ -82,12 +71,14 @@ class Sampler:
         verifiers: VerifierPool,
         stop_strings: Sequence[str],
         sources: Sequence[str] = (),
+        hooks: SamplingHooks | None = None,
     ) -> None:
         """
         Args:
             reward_tokenizer: the reward model's; None without one.
             stop_strings: strings that end a response; they are not part of the text that is scored.
             sources: the training data's with figures of their own (``logged_sources``).
+            hooks: the user's own classes; None where nothing is trained.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -97,16 +88,25 @@ class Sampler:
         self.verifiers = verifiers
         self.stop_strings = stop_strings
         self.sources = sources
+        self.hooks = hooks or SamplingHooks(config, 0, (), tokenizer)
 
-    def sample(self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int) -> Sampled:
+    def sample(
+        self,
+        prompts: TokenizedPrompts,
+        sampling: SamplingConfig,
+        step: int,
+        settings: ResponseSettings | None = None,
+    ) -> Sampled:
         """Generate responses, and verify them as they end.
 
-        Their random draws depend on the run's seed, ``step`` and the prompt alone.
+        Their random draws depend on the run's seed, ``step`` and the prompt alone. ``settings`` of each stand in for
+        ``sampling``.
         """
         records = [record for record in prompts.records for _ in range(sampling.n)]
         verification = Verification(records, self.tokenizer, self.stop_strings, self.verifiers)
         seed, pad = (self.config.seed << 32) + step, self.tokenizer.pad_token_id
-        rollout = self.policy.generate(prompts.tokens, sampling, seed, pad, verification.add)
+        given = [] if settings is None else [settings]
+        rollout = self.policy.generate(prompts.tokens, sampling, seed, pad, verification.add, *given)
         return Sampled(prompts, rollout, *verification.finish(), torch.ones(len(rollout), dtype=torch.bool))
 
     def sample_step(self, prompts: Iterator[TokenizedPrompts], step: int, timer: PhaseTimer) -> StepSample:
@@ -114,22 +114,66 @@ class Sampler:
         if self.config.algorithm.filter_groups.enable:
             sampled, dropped_scores, metrics = self._sample_informative(prompts, step, timer)
         else:
-            sampled = self._sample_timed(next(prompts), self.config.rollout.train_kwargs, step, timer)
+            sampled = self._sample_batch(prompts, step, 0, timer)
             dropped_scores, metrics = torch.zeros(0), {}
+            if sampled.first is not None:
+                ids, sources = sampled.rollout.group_ids, sampled.sources
+                metrics = verdict_metrics(sampled.first_results, ids, sources, self.sources)
+                metrics |= regeneration_metrics(sampled)
         greedy = None
         if self.config.algorithm.adv_estimator == "remax":
             sampling = replace(self.config.rollout.train_kwargs, n=1, temperature=0.0)
             greedy = self._sample_timed(sampled.prompts, sampling, step, timer)
         with timer.phase("gen"):
             self.policy.finish_generation()
-        return StepSample(sampled, dropped_scores, greedy, metrics)
+        learned = sampled
+        if self.hooks.recomposer is not None:
+            with timer.phase("reward"):
+                sampled.pending.result()
+            with timer.phase("recompose"):
+                learned, recomposed = self.hooks.recomposer.recompose(sampled, step)
+            metrics |= recomposed
+        return StepSample(learned, sampled, dropped_scores, greedy, metrics)
 
     def _sample_timed(
-        self, prompts: TokenizedPrompts, sampling: SamplingConfig, step: int, timer: PhaseTimer
+        self,
+        prompts: TokenizedPrompts,
+        sampling: SamplingConfig,
+        step: int,
+        timer: PhaseTimer,
+        settings: ResponseSettings | None = None,
     ) -> Sampled:
         with timer.phase("gen"):
-            sampled = self.sample(prompts, sampling, step)
+            sampled = self.sample(prompts, sampling, step, settings)
         timer.count("gen", generated(sampled.rollout))
+        return sampled
+
+    def _sample_batch(self, prompts: Iterator[TokenizedPrompts], step: int, number: int, timer: PhaseTimer) -> Sampled:
+        """The responses to the next prompts, which ``data.selector`` may choose and ``rollout.regenerate`` edit.
+
+        Args:
+            number: of this batch among those of the step, from 0.
+        """
+        sampling, regenerator = self.config.rollout.train_kwargs, self.hooks.regenerator
+        draws = step + number * REFILL_STEP
+        chosen = self.hooks.choose(next(prompts), step)
+        sampled = self._sample_timed(chosen, sampling, draws, timer, self.hooks.settings(chosen, step))
+        if regenerator is None:
+            return sampled
+        with timer.phase("reward"):
+            sampled = replace(sampled, first=FirstRound(sampled.prompts.records, sampled.pending.result()))
+        for round_number in range(1, regenerator.max_rounds + 1):
+            with timer.phase("reward"):
+                scores, correct, _ = score_tensors(sampled.pending)
+            judged = (scores.view(-1, sampling.n), correct.view(-1, sampling.n), grouped(sampled.texts, sampling.n))
+            records = sampled.prompts.records
+            places, edited = regenerator.edit(round_number, step, sampled.first_records, records, judged)
+            if edited is None:
+                break
+            settings = self.hooks.settings(edited, step)
+            again = self._sample_timed(edited, sampling, draws + round_number * ROUND_STEP, timer, settings)
+            with timer.phase("reward"):
+                sampled = replaced(sampled, places, again)
         return sampled
 
     def _sample_informative(
@@ -155,16 +199,16 @@ class Sampler:
         size = missing = self.config.data.train_batch_size
         num_batches, limit = 0, filtering.max_num_gen_batches
         while missing > 0 and (limit <= 0 or num_batches < limit):
-            sampled = self._sample_timed(next(prompts), sampling, step + num_batches * REFILL_STEP, timer)
+            sampled = self._sample_batch(prompts, step, num_batches, timer)
             with timer.phase("reward"):
                 values = self._filter_values(sampled)
             num_batches += 1
-            results += sampled.pending.result()
+            results += sampled.first_results
             sources += sampled.sources
             differs = groups_that_differ(values, sampling.n)
             taken = differs & (differs.cumsum(dim=0) <= missing)
-            informative.append(_select(sampled, taken.nonzero().flatten(), sampling.n))
-            others.append(_select(sampled, (~taken).nonzero().flatten(), sampling.n))
+            informative.append(select(sampled, taken.nonzero().flatten(), sampling.n))
+            others.append(select(sampled, (~taken).nonzero().flatten(), sampling.n))
             missing -= int(taken.sum())
             if limit <= 0 and missing == size and num_batches == MAX_FRUITLESS_BATCHES:
                 raise ConfigError(
@@ -172,18 +216,19 @@ class Sampler:
                     "responses that differ, so there is nothing to learn from; use easier or harder prompts, or set "
                     "algorithm.filter_groups.max_num_gen_batches"
                 )
-        chosen, dropped = _join(informative), _join(others)
+        kept, dropped = join(informative), join(others)
+        regenerated = {} if kept.first is None else regeneration_metrics(join([kept, dropped]))
         if missing:
-            filler = _select(dropped, torch.arange(missing), sampling.n)
-            chosen = _join([chosen, replace(filler, learned=torch.zeros_like(filler.learned))])
-            dropped = _select(dropped, torch.arange(missing, len(dropped.prompts.records)), sampling.n)
+            filler = select(dropped, torch.arange(missing), sampling.n)
+            kept = join([kept, replace(filler, learned=torch.zeros_like(filler.learned))])
+            dropped = select(dropped, torch.arange(missing, len(dropped.prompts.records)), sampling.n)
         # A prompt drawn twice in one step makes two groups.
-        group_ids = torch.arange(len(chosen.prompts.records)).repeat_interleave(sampling.n)
-        chosen = replace(chosen, rollout=chosen.rollout.replace(group_ids=group_ids))
+        group_ids = torch.arange(len(kept.prompts.records)).repeat_interleave(sampling.n)
+        kept = replace(kept, rollout=kept.rollout.replace(group_ids=group_ids))
         group_ids = torch.arange(len(results) // sampling.n).repeat_interleave(sampling.n)
         metrics = verdict_metrics(results, group_ids, sources, self.sources)
-        metrics |= {"train/num_gen_batches": float(num_batches), "train/filler_groups": float(missing)}
-        return chosen, score_tensors(dropped.pending)[0], metrics
+        metrics |= regenerated | {"train/num_gen_batches": float(num_batches), "train/filler_groups": float(missing)}
+        return kept, score_tensors(dropped.pending)[0], metrics
 
     def _filter_values(self, sampled: Sampled) -> Tensor:
         """What groups are compared by, [B]."""
@@ -230,6 +275,34 @@ class Sampler:
         }
 
 
+def step_outcome(step: int, sampled: Sampled, metrics: Mapping[str, float]) -> StepOutcome:
+    """How the prompts of a step went."""
+    scores, correct, _ = score_tensors(finished(sampled.first_results))
+    records = sampled.first_records
+    means, accuracy = (values.double().view(len(records), -1).mean(dim=1).tolist() for values in (scores, correct))
+    return StepOutcome(step, [record.uid for record in records], means, accuracy, dict(metrics), tuple(records))
+
+
+def regeneration_metrics(sampled: Sampled) -> dict[str, float]:
+    """How many prompts ``rollout.regenerate`` edited, and what became of them."""
+    pairs = zip(sampled.prompts.records, sampled.first_records, strict=True)
+    added = [len(now.input_ids) - len(before.input_ids) for now, before in pairs if now is not before]
+    places = [now is not before for now, before in zip(sampled.prompts.records, sampled.first_records, strict=True)]
+    metrics = {"regenerate/groups": float(len(added))}
+    if added:
+        edited = torch.tensor(places)
+        for name, results in (("before", sampled.first_results), ("after", sampled.pending.result())):
+            _, correct, _ = score_tensors(finished(results))
+            metrics[f"regenerate/pass@1/{name}"] = correct.view(len(edited), -1)[edited].double().mean().item()
+        metrics["regenerate/prompt_tokens_added/mean"] = sum(added) / len(added)
+    return metrics
+
+
+def grouped(texts: Sequence[str], n: int) -> list[list[str]]:
+    """Every ``n`` neighbours together."""
+    return [list(texts[i : i + n]) for i in range(0, len(texts), n)]
+
+
 def score_tensors(pending: PendingScores) -> tuple[Tensor, Tensor, dict[str, int]]:
     """Scores [B] float32, correctness [B] bool, and the count of each reason for a verdict."""
     results = pending.result()
@@ -266,34 +339,3 @@ def generated(rollout: RolloutBatch) -> Work:
     response = rollout.response_mask.sum(dim=1)
     length = rollout.attention_mask.sum(dim=1)
     return Work.of(length, length - response)
-
-
-def _select(sampled: Sampled, groups: Tensor, n: int) -> Sampled:
-    """The groups with these indices."""
-    rows = (groups[:, None] * n + torch.arange(n)).flatten()
-    prompts = replace(
-        sampled.prompts,
-        records=[sampled.prompts.records[i] for i in groups.tolist()],
-        tokens=sampled.prompts.tokens[groups],
-    )
-    results = sampled.pending.result()
-    pending = finished([results[i] for i in rows.tolist()])
-    texts = [sampled.texts[i] for i in rows.tolist()]
-    return Sampled(prompts, sampled.rollout[rows], texts, pending, sampled.learned[rows])
-
-
-def _join(parts: list[Sampled]) -> Sampled:
-    # torch.cat is not annotated for tensorclasses.
-    tokens: Any = torch.cat([cast(Any, part.prompts.tokens) for part in parts])
-    rollout: Any = torch.cat([cast(Any, part.rollout) for part in parts])
-    prompts = TokenizedPrompts([record for part in parts for record in part.prompts.records], tokens)
-    texts = [text for part in parts for text in part.texts]
-    results = [result for part in parts for result in part.pending.result()]
-    return Sampled(prompts, rollout, texts, finished(results), torch.cat([part.learned for part in parts]))
-
-
-def finished(scores: list[Score]) -> PendingScores:
-    """Verdicts that are already known."""
-    future: PendingScores = Future()
-    future.set_result(scores)
-    return future

@@ -1,0 +1,50 @@
+"""GHPO (arXiv 2507.10628): prompts that no response solves are sampled again with a growing part of the solution.
+
+Assumed, where the paper leaves it open: the part is one of the solution's characters, cut back to the end of a word
+where there are words, and follows the question in the wording of ``text``.
+"""
+
+from collections.abc import Sequence
+
+from verl.data.prompt_rows import PromptRecord
+from verl.data.regeneration import Round
+
+
+class GuidedHints:
+    """Adds 25, 50 and 75 % of the reference solution, a larger share in each round that leaves a prompt unsolved."""
+
+    def __init__(
+        self,
+        shares: Sequence[float] = (0.25, 0.5, 0.75),
+        text: str = " The solution begins with: {hint}",
+        solution: str = "solution",
+    ) -> None:
+        """``solution``: the key of the worked solution in ``extra_info``; without one, the answer takes its place."""
+        self.shares = tuple(shares)
+        self.text = text
+        self.solution = solution
+
+    def regenerate(self, round: Round) -> dict[int, str]:
+        """The unsolved prompts with their hints; one that would be too long keeps its first responses."""
+        share = self.shares[min(round.number, len(self.shares)) - 1]
+        edited = {}
+        for place, original in enumerate(round.originals):
+            part = hint(self._solution_of(original), share)
+            if round.correct[place].any() or not part:
+                continue
+            prompt = str(original.messages[-1]["content"]) + self.text.format(hint=part)
+            if round.num_tokens(place, prompt) <= round.max_prompt_length:
+                edited[place] = prompt
+        return edited
+
+    def _solution_of(self, record: PromptRecord) -> str:
+        return str(record.extra_info.get(self.solution) or record.ground_truth)
+
+
+def hint(solution: str, share: float) -> str:
+    """The first ``share`` of a solution's characters, without a word that was cut."""
+    length = int(len(solution) * share)
+    part = solution[:length]
+    cut = length < len(solution) and not solution[length].isspace()
+    words = part.rstrip().rpartition(" ")[0] if cut and " " in part else part
+    return words.rstrip()

@@ -1,0 +1,103 @@
+"""Sampler settings by step, prompt, response and token position: ``rollout.schedule``.
+
+Legend: G prompts, n responses to each, T positions.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl.config.common import check_temperature, check_truncation
+from verl.config.errors import ConfigError
+from verl.config.rollout import RolloutConfig
+from verl.data.schedule import SamplingRequest
+from verl.rollout.requests import ResponseSettings
+from verl.utils.own_object import OwnObject
+from verl.utils.user_code import load_own, user_code
+
+FIELDS = ("temperature", "top_p", "top_k", "min_p")
+"""What a schedule may set for each response."""
+TABLE = "temperatures"
+"""What it may set for each position."""
+
+
+class SamplingSchedule:
+    """A user's function or class, with checks.
+
+    Raises:
+        ConfigError: it cannot be loaded or made, or takes other arguments.
+    """
+
+    def __init__(self, config: RolloutConfig) -> None:
+        assert config.schedule is not None, "made only where one is named"
+        self.where = f"rollout.schedule={config.schedule!r}"
+        self.own: OwnObject | None = None
+        self._ask: Callable[[SamplingRequest], Any]
+        found, kwargs = load_own(config.schedule, "rollout.schedule"), config.schedule_kwargs
+        if isinstance(found, type):
+            self.own = own = OwnObject(config.schedule, "rollout.schedule", kwargs, {"__call__": 1, "update?": 1})
+            self._ask = lambda request: own.call("__call__", request)
+            return
+        try:
+            inspect.signature(found).bind(None, **kwargs)
+        except TypeError as error:
+            raise ConfigError(f"{self.where}: called with a request and {dict(kwargs)}: {error}") from error
+        self._ask = lambda request: found(request, **kwargs)
+
+    def settings(self, request: SamplingRequest) -> ResponseSettings | None:
+        """How each of the G n responses is sampled; None: all as ``request.base`` says.
+
+        Raises:
+            ConfigError: the function raised, or did not return settings in their ranges and shapes.
+        """
+        with user_code(f"{self.where}: its call"):
+            found = self._ask(request)
+        names = (*FIELDS, TABLE)
+        if found is None or (isinstance(found, Mapping) and not found):
+            return None
+        if not isinstance(found, Mapping) or not set(found) <= set(names):
+            raise ConfigError(f"{self.where}: returned {str(found):.80}; it must map some of {', '.join(names)}")
+        shape = (len(request.records), request.n)
+        fields = {name: self._numbers(name, found[name], shape).ravel() for name in FIELDS if name in found}
+        table = None
+        if TABLE in found:
+            positions = np.asarray(found[TABLE]).shape[-1:] or (1,)
+            if not 1 <= positions[0] <= request.max_response_length:
+                raise ConfigError(f"{self.where}: {TABLE} has {positions[0]} positions; give 1 to max_response_length")
+            table = self._numbers(TABLE, found[TABLE], (*shape, *positions)).reshape(-1, *positions).astype(np.float32)
+            if not (np.isfinite(table) & (table >= 0.01) & (table <= 1000)).all():
+                raise ConfigError(f"{self.where}: {TABLE} must be from 0.01 to 1000")
+        return ResponseSettings(self._overrides(request, fields) if fields else None, table)
+
+    def _overrides(self, request: SamplingRequest, fields: Mapping[str, NDArray[Any]]) -> list[Any]:
+        num, base = len(request.records) * request.n, request.base
+        made: dict[tuple[Any, ...], Any] = {}
+        rows = list(zip(*(values.tolist() for values in fields.values()), strict=True))
+        assert len(rows) == num, "one for each response"
+        for row in set(rows):
+            values = dict(zip(fields, row, strict=True))
+            if "top_k" in values:
+                values["top_k"] = int(values["top_k"])
+            self._check({name: values.get(name, getattr(base, name)) for name in FIELDS})
+            made[row] = replace(base, **values)
+        return [made[row] for row in rows]
+
+    def _check(self, values: Mapping[str, Any]) -> None:
+        prefix = f"{self.where}: "
+        if values["temperature"] == 0:
+            raise ConfigError(f"{prefix}temperature=0: training needs sampling; return one above 0")
+        check_temperature(f"{prefix}temperature", values["temperature"])
+        check_truncation(prefix, values["top_p"], values["top_k"], values["min_p"], 1.0)
+
+    def _numbers(self, name: str, given: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+        """``given`` in this shape: a number, or for prompts [G, 1], responses [G, n], or positions as the last."""
+        try:
+            return np.array(np.broadcast_to(np.asarray(given, dtype=np.float64), shape))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self.where}: {name} is {str(given):.80}; it must be a number, or an array that broadcasts to {shape}"
+            ) from error
