@@ -253,7 +253,7 @@ REFUSALS = [
     ),
     (
         "algorithm.reward_transform=square",
-        "algorithm.reward_transform='square': must be null, or module:attribute or f",
+        "algorithm.reward_transform='square': an import path is module:attribute or file.py",
     ),
     (
         "algorithm=remax algorithm.reward_transform=m:f",

@@ -1,6 +1,7 @@
 """The hybrid worker with adapters and everything offloaded: Ray, FSDP2 over gloo, vLLM."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_token
     )
     folder = tmp_path / "global_step_1"
     exported = AutoModelForCausalLM.from_pretrained(folder / "actor" / "huggingface").eval()
-    scorer = LogprobForward(exported, config.model, "cpu")
+    scorer = LogprobForward(exported, replace(config.model, use_remove_padding=False), "cpu")
     with torch.no_grad():
         rows = (fresh.input_ids, fresh.attention_mask, fresh.response_mask)
         found, *_ = scorer.logprobs(*rows, config.rollout.temperature)

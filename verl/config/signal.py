@@ -153,30 +153,27 @@ class AlgorithmConfig:
     arXiv 2409.06957); with ``gae``."""
     pf_ppo: PFPPOConfig
     recompose: str | None
-    """A class of your own that makes the batch to learn from, of the step's responses once they are verified and of
-    earlier ones in its buffer, as ``module:Class`` or ``file.py:Class`` (docs/extending.md); null: what was sampled is
-    learned from. Responses of earlier steps are learned from by the importance ratio to the policy that sampled them:
-    their old log-probabilities are the engine's, or with ``actor.tis_level`` the policy's, weighted."""
+    """A class of your own, ``module:Class`` or ``file.py:Class``, that makes the batch to learn from, of the step's
+    responses and of earlier ones (docs/extending.md); null: what was sampled. Earlier ones have the ratio to the policy
+    that sampled them: their old log-probabilities are the engine's, or, with ``actor.tis_level``, the policy's."""
     recompose_kwargs: dict[str, Any]
     """Keyword arguments of that class."""
     recompose_buffer: int
-    """Most responses that its buffer holds, at least 1; checkpoints hold them too, in host memory 20 bytes a token."""
+    """Most responses that its buffer holds, at least 1, in 20 bytes a token; checkpoints hold them too."""
 
     def __post_init__(self) -> None:
         require_known("algorithm.adv_estimator", self.adv_estimator, get_args(AdvEstimator))
         require_known("algorithm.kl_penalty", self.kl_penalty, get_args(KLType))
-        for field in ("adv_estimator", "kl_penalty"):
-            require_own_options(f"algorithm.{field}", getattr(self, field), getattr(self, f"{field}_kwargs"))
-        field = "algorithm.reward_transform"
-        require_own(field, self.reward_transform, self.reward_transform_kwargs)
-        alone = self.reward_transform is None or self.adv_estimator != "remax"
-        fix = "the baseline of remax is a greedy response's reward, which no transform sees; set it to null"
-        require(alone, field, self.reward_transform, fix)
+        require_own_options("algorithm.adv_estimator", self.adv_estimator, self.adv_estimator_kwargs)
+        require_own_options("algorithm.kl_penalty", self.kl_penalty, self.kl_penalty_kwargs)
+        own, remax = self.reward_transform, self.adv_estimator == "remax"
+        require_own("algorithm.reward_transform", own, self.reward_transform_kwargs)
+        fix = "remax compares with a greedy response's reward, which no transform sees; set it to null"
+        require(not remax or own is None, "algorithm.reward_transform", own, fix)
         require_own("algorithm.recompose", self.recompose, self.recompose_kwargs)
         require_positive("algorithm.recompose_buffer", self.recompose_buffer)
-        alone = self.recompose is None or self.adv_estimator != "remax"
         fix = "remax compares with a greedy response of this step; choose another algorithm.adv_estimator"
-        require(alone, "algorithm.recompose", self.recompose, fix)
+        require(not remax or self.recompose is None, "algorithm.recompose", self.recompose, fix)
         require(0 <= self.gamma <= 1, "algorithm.gamma", self.gamma, "must be in [0, 1]")
         require(0 <= self.lam <= 1, "algorithm.lam", self.lam, "must be in [0, 1]")
         drawn = not self.use_pf_ppo or self.adv_estimator == "gae"
