@@ -113,7 +113,7 @@ def test_the_example_learns_what_is_hard_and_is_restored(tmp_path):
     for either in (selector, again):
         assert [record.uid for record in either.choose(prompts(5, 4), 3).records] == [4, 5]
         assert either.own.inner.accuracy == {"5": 1.0, "4": 0.5, "3": 0.5}
-    with pytest.raises(ConfigError, match="the checkpoint was written by another class; start a new run$"):
+    with pytest.raises(ConfigError, match="the checkpoint was written with another data.selector; start a new run$"):
         again.own.load_state(None)
 
 

@@ -16,7 +16,7 @@ from verl.data.chats import read_chat
 from verl.data.prompt_rows import PromptRecord, render
 from verl.data.prompts import PromptCollator, TokenizedPrompts
 from verl.data.templates import opens_thought
-from verl.utils.own_object import OwnObject
+from verl.utils.own import OwnObject
 
 Prompt = str | list[dict[str, Any]]
 """The content of the last message of the prompt in the data set, in place of its own; or a whole chat."""

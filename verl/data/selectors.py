@@ -11,7 +11,7 @@ from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import TokenizedPrompts
-from verl.utils.own_object import OwnObject
+from verl.utils.own import OwnObject
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from verl.config.errors import ConfigError
 from verl.config.signal import name_of
 from verl.spectral import SpectralMeasure, SpectrumBatch
-from verl.utils.own_calls import OwnCall
+from verl.utils.own import OwnCall
 
 FIELD = "calculator.own_metrics"
 

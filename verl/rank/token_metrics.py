@@ -14,7 +14,7 @@ from torch import Tensor
 from verl.config.errors import ConfigError
 from verl.config.signal import name_of
 from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
-from verl.utils.own_calls import OwnCall
+from verl.utils.own import OwnCall
 from verl.utils.user_code import is_own
 
 FIELD = "calculator.metric_indices_add"

@@ -16,7 +16,7 @@ from verl.config.errors import ConfigError
 from verl.config.rollout import RolloutConfig
 from verl.data.schedule import SamplingRequest
 from verl.rollout.requests import ResponseSettings
-from verl.utils.own_object import OwnObject
+from verl.utils.own import OwnObject
 from verl.utils.user_code import load_own, user_code
 
 FIELDS = ("temperature", "top_p", "top_k", "min_p")

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from verl.config.errors import ConfigError
-from verl.utils.own_calls import OwnCall
+from verl.utils.own import OwnCall
 from verl.utils.user_code import is_own
 
 

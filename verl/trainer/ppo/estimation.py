@@ -21,7 +21,7 @@ from verl.trainer.ppo.batches import ModelOutputs
 from verl.trainer.ppo.core_algos import ADVANTAGE_ESTIMATORS, EstimatorOptions, rollout_weights, token_variances
 from verl.trainer.ppo.sampled import Sampled
 from verl.trainer.ppo.sampling import score_tensors
-from verl.utils.own_calls import OwnCall
+from verl.utils.own import OwnCall
 from verl.utils.own_kl import kl_estimator
 from verl.utils.user_code import is_own
 

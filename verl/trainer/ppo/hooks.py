@@ -15,7 +15,7 @@ from verl.data.selectors import PromptSelector
 from verl.rollout.requests import ResponseSettings
 from verl.rollout.schedule import SamplingSchedule
 from verl.trainer.ppo.recompose import Recomposer
-from verl.utils.own_object import OwnObject
+from verl.utils.own import OwnObject
 
 
 class SamplingHooks:

@@ -17,7 +17,7 @@ from verl.data.prompts import TokenizedPrompts
 from verl.data.replay import ReplayBuffer, Responses, StepBatch
 from verl.protocol import PromptBatch
 from verl.trainer.ppo.sampled import Sampled, finished
-from verl.utils.own_object import OwnObject
+from verl.utils.own import OwnObject
 
 
 class Recomposer:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from verl.config import ConfigError
-from verl.utils.own_calls import OwnCall
+from verl.utils.own import OwnCall
 
 SOURCE = """
 import torch
@@ -63,7 +63,7 @@ def test_a_function_gets_its_options_and_a_class_is_made_with_them(own):
     assert [counter(1), counter(2)] == [6, 8]
     other = own("Counter", start=1)
     other.load_state(counter.state())
-    assert other(1) == 9 and torch.equal(other.called.table, torch.tensor([5, 0.5]))
+    assert other(1) == 9 and torch.equal(other.inner.table, torch.tensor([5, 0.5]))
     assert own("scaled").state() is None
 
 
