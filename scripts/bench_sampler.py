@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm import SamplingParams
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+from vllm.v1.sample.sampler import Sampler
 
 from vllm_patches.sampler import StreamSampler
 
@@ -81,7 +82,7 @@ def stand_in(count: int, device: torch.device, sampler: TopKTopPSampler) -> Any:
     names = [str(row) for row in range(count)]
     return SimpleNamespace(
         device=device,
-        sampler=SimpleNamespace(topk_topp_sampler=sampler),
+        sampler=SimpleNamespace(topk_topp_sampler=sampler, apply_temperature=Sampler.apply_temperature),
         requests={
             name: SimpleNamespace(sampling_params=SamplingParams(extra_args={"stream": row}))
             for row, name in enumerate(names)

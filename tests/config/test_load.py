@@ -257,7 +257,7 @@ REFUSALS = [
     ),
     (
         "algorithm=remax algorithm.reward_transform=m:f",
-        "algorithm.reward_transform='m:f': the baseline of remax is a greedy response's reward, which no",
+        "algorithm.reward_transform='m:f': remax compares with a greedy response's reward, which no",
     ),
     (
         "++algorithm.adv_estimator_kwargs.a=1",

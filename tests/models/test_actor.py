@@ -43,6 +43,19 @@ def test_with_bypass_mode_weights_are_those_of_the_policy_as_it_learns(small_con
     assert metrics["actor/ppo_kl"] == pytest.approx(-math.log(2) * mask[:, 0].sum().item() / size.num_tokens, rel=1e-3)
 
 
+def test_with_bypass_mode_a_response_s_weight_is_that_of_all_it_sampled(small_config, model_config, single_mesh):
+    options = {"bypass_mode": True, "policy_loss": "gpg", "tis_level": "sequence", "tis_cap": 2.0, "use_kl_loss": False}
+    actor = Actor(changed(small_config.actor, **options), model_config, single_mesh, 0.8, 10, max_response_length=9)
+    batch = example()
+    batch.rollout_logprobs = batch.old_logprobs = actor.compute_logprobs(rollout_of(batch)).logprobs
+    # A rejected token is not learned from, but was sampled: the policies are still equal.
+    batch.response_mask = batch.response_mask.clone()
+    batch.response_mask[0, 1] = 0
+    num_tokens, num_sequences = int(batch.response_mask.sum()), int(batch.response_mask.any(dim=1).sum())
+    metrics = actor.update(batch, num_tokens, num_sequences)
+    assert metrics["actor/tis_weight"] == pytest.approx(1.0, rel=1e-4)
+
+
 def test_statistics_before_the_update_are_those_of_the_update(small_config, model_config, single_mesh):
     options = {"policy_loss": "verl.recipes.rover:rover_loss", "use_kl_loss": False, "micro_batch_size_per_gpu": 3}
     config = changed(small_config.actor, **options, log_prob_micro_batch_size_per_gpu=5)

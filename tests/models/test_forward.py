@@ -53,7 +53,8 @@ def tokens() -> Tensor:
 
 
 def config(**changes: object) -> ModelConfig:
-    return replace(load_config(PPOConfig, "ppo_trainer").model, **{"path": "tiny", "param_dtype": "float32"} | changes)
+    own = {"path": "tiny", "param_dtype": "float32", "use_remove_padding": False}
+    return replace(load_config(PPOConfig, "ppo_trainer").model, **own | changes)
 
 
 def build(architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -34,6 +34,13 @@ def test_arrays_become_tensors():
     assert (from_json(to_json(array)).numpy() == array).all()
 
 
+def test_keys_are_texts_alone():
+    # As JSON they would come back as texts, and 3 and "3" as one.
+    with pytest.raises(TypeError, match="^3: a key of a mapping in JSON is text, not int$"):
+        to_json({"a": {3: 0.5}})
+    assert to_json({"a": np.float32(0.5), "b": np.int64(3)}) == {"a": 0.5, "b": 3}
+
+
 def test_anything_else_is_refused():
     with pytest.raises(TypeError, match="object cannot be saved as JSON"):
         to_json({"a": object()})

@@ -44,6 +44,9 @@ class Half:
 class Unsaved(Counter):
     def state_dict(self):
         return {"file": object()}
+
+def misled(inputs):
+    return torch.nn.functional.mse_loss(inputs, "text")
 """
 
 
@@ -91,6 +94,9 @@ def test_what_cannot_be_called(own, name, options, message):
 def test_what_it_raises_has_its_place(own):
     with pytest.raises(ConfigError, match=r"own.py:broken': raised KeyError: 'no such thing' \(.*own.py, line 8\)$"):
         own("broken")(1)
+    # Of the user's file, not of the library that it called.
+    with pytest.raises(ConfigError, match=r"own.py:misled': raised AttributeError: .* \(.*own.py, line 39\)$"):
+        own("misled")(torch.zeros(1))
 
 
 def test_a_state_of_other_code_is_refused(own):

@@ -128,14 +128,19 @@ class ReplayBuffer:
         results = [Score(**(result | {"reward_extra_info": {}})) for result in responses.results]
         added = replace(responses, results=results)
         held = added if self._held is None else Responses.join([self._held, added])
-        self._held = held[torch.arange(max(0, len(held) - self.capacity), len(held))]
+        first = max(0, len(held) - self.capacity)
+        # A group falls out as a whole.
+        while 0 < first < len(held) and held.group_ids[first] == held.group_ids[first - 1]:
+            first += 1
+        self._held = held[torch.arange(first, len(held))]
 
     def take(self, places: Places) -> Responses:
         """Those in these places of ``responses``, which the buffer then no longer holds."""
         held = self.responses
         taken = held[places]
         left = torch.ones(len(held), dtype=torch.bool)
-        left[torch.as_tensor(places)] = False
+        if len(taken):
+            left[torch.as_tensor(places)] = False
         self._held = held[left]
         return taken
 

@@ -1,6 +1,7 @@
 """What a researcher's own reward transforms and advantage estimators are told about the responses of a step.
 
-Shapes: B responses, R padded response columns, L captured layers. Responses to one prompt are neighbours.
+Shapes: B responses, R padded response columns, L captured layers. Responses to one prompt are neighbours, unless
+``algorithm.recompose`` orders them otherwise.
 """
 
 from collections.abc import Sequence

@@ -28,7 +28,7 @@ from verl.models.output_head import (
 )
 from verl.models.packing import Layout, PackedLayout, PaddedLayout
 from verl.models.sequence_parallel import sequence_group
-from verl.models.shared_prompts import SharedPromptLayout
+from verl.models.shared_prompts import LEAST_SHARED, SharedPromptLayout
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest mean difference of a row between two ways to the same numbers, by precision of the products."""
@@ -47,7 +47,9 @@ class ForwardPass:
     def _layout(self, input_ids: Tensor, attention_mask: Tensor, num_response: int = 0) -> Layout:
         """``num_response``: columns of responses, at the end; 0: unknown, so that no prompt is shared."""
         if self.config.shares_prompts and num_response:
-            return SharedPromptLayout(input_ids, attention_mask, num_response)
+            shared = SharedPromptLayout(input_ids, attention_mask, num_response)
+            if shared.share_saved >= LEAST_SHARED:
+                return shared
         if self.config.use_remove_padding:
             return PackedLayout(input_ids, attention_mask, self.group)
         return PaddedLayout(input_ids, attention_mask)
@@ -64,9 +66,12 @@ class ForwardPass:
         Raises:
             ConfigError: a way gives other numbers than the first.
         """
-        mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1]], device=self.device)
+        lengths = [[1] * 8, [0] * 3 + [1] * 5, [1] * 8]
+        mask = torch.tensor(lengths, device=self.device)
         vocabulary = self.model.config.get_text_config().vocab_size
-        tokens = (7919 * torch.arange(1, 17, device=self.device)).remainder(vocabulary).view(2, 8)
+        tokens = (7919 * torch.arange(1, 25, device=self.device)).remainder(vocabulary).view(3, 8)
+        # The last row continues the beginning of the first in another way.
+        tokens[2, :4] = tokens[0, :4]
         first, *others = read(tokens, mask)
         if isinstance(self.model, FSDPModule):
             self.model.reshard()
@@ -112,7 +117,9 @@ class LogprobForward(ForwardPass):
             chunk_output_head(model, config.logits_chunk_size)
             fixes.append("model.logits_chunk_size=0")
         if config.use_remove_padding:
-            fixes.append("model.share_prompts=false" if config.shares_prompts else "model.use_remove_padding=false")
+            fixes.append("model.use_remove_padding=false")
+        if config.shares_prompts:
+            fixes.append("model.share_prompts=false")
         if fixes:
             self._check_equal(self._read_all_ways, fixes)
 
@@ -186,7 +193,11 @@ class LogprobForward(ForwardPass):
         if self.config.logits_chunk_size:
             found.append(self._score(padded, input_ids, wanted, Scoring(temperature=1.0)))
         if self.config.use_remove_padding:
-            found.append(self.logprobs(input_ids, attention_mask, wanted, 1.0)[:2])
+            packed = PackedLayout(input_ids, attention_mask, self.group)
+            found.append(self._score(packed, input_ids, wanted, Scoring(temperature=1.0)))
+        if self.config.shares_prompts:
+            shared = SharedPromptLayout(input_ids, attention_mask, wanted.shape[1])
+            found.append(self._score(shared, input_ids, wanted, Scoring(temperature=1.0)))
         return [[row[mask] for row, mask in zip(logprobs, wanted, strict=True)] for logprobs, *_ in found]
 
 

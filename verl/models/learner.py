@@ -75,11 +75,13 @@ class Learner:
         self.optimizer.zero_grad()
         learning_rate = float(self.scheduler.get_last_lr()[0])
         self.scheduler.step()
-        summed = torch.stack(list(totals.values()))
+        # By name: the loss of a user's own may give its metrics in another order on another rank.
+        names = sorted(totals)
+        summed = torch.stack([totals[name] for name in names])
         dist.all_reduce(summed)
         averages: list[float] = (summed / self.copies).tolist()
         state = {"grad_norm": grad_norm, "lr": learning_rate, "skipped_updates": float(skipped)}
-        return dict(zip(totals, averages, strict=True)), state
+        return dict(zip(names, averages, strict=True)), state
 
     def _state_tensors(self) -> list[Tensor]:
         # AdamW counts its steps in tensors of one element, which it keeps on the CPU.

@@ -67,6 +67,8 @@ def logprobs_and_entropy(logits: Tensor, tokens: Tensor, scoring: Scoring) -> tu
     """
     scaled = logits.float() / scoring.temperature
     distribution = scaled.log_softmax(dim=-1)
+    if "logsumexp" not in scoring.statistics:
+        scaled = logits  # which nothing else reads: that frees as many numbers as there are logits
     logprobs = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     with torch.set_grad_enabled(scoring.differentiable_entropy and torch.is_grad_enabled()):
         entropy = -(distribution.exp() * distribution).sum(dim=-1)

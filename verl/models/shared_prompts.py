@@ -22,6 +22,9 @@ ROUND_TO = 128
 """The sequence is filled up to a multiple of so many tokens: memory of a few sizes is used again, while that of many
 sizes is asked for anew, which on a CPU takes as long as sharing saves."""
 
+LEAST_SHARED = 0.05
+"""Smallest share of a micro-batch's tokens that must be saved; for less, rows are packed whole."""
+
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """From queries [B, H, Q, D], keys and values [B, K, N, D], and a mask [B, 1, Q, N], true where seen, to [B, H, Q, D].
 Without a mask tokens see those before them."""
@@ -115,8 +118,8 @@ def _within(lengths: Tensor, longest: int) -> Tensor:
 
 def _sees(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
     """[B, Q, N] bool, whether a token at position ``queries [B, Q]`` sees the one at ``keys [B, N]``."""
-    distance = queries[:, :, None] - keys[:, None]
-    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+    seen = keys[:, None] <= queries[:, :, None]
+    return seen if window is None else seen & (keys[:, None] > queries[:, :, None] - window)
 
 
 def _ends(lengths: Tensor) -> Tensor:
@@ -178,6 +181,9 @@ class SharedPromptLayout(Layout):
         response_places = response_there.cumsum(dim=1) - 1
         in_prompts = (places.prompt_starts[:, None] + prompt_places)[prompt_of]
         in_responses = places.response_starts[:, None] + response_places
+        num_whole = int(there.sum())
+        self.share_saved = (num_whole - places.num_tokens) / max(1, num_whole)
+        """Of the tokens that whole rows have, those not read again."""
         fillers = -places.num_tokens % ROUND_TO
         self.tokens = torch.cat([in_prompts, in_responses], dim=1).masked_fill(~there, places.num_tokens + fillers)
         """[B, S], the token of each column; T where it is padding."""

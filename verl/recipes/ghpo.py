@@ -26,10 +26,12 @@ class GuidedHints:
 
     def regenerate(self, round: Round) -> dict[int, str]:
         """The unsolved prompts with their hints; one that would be too long keeps its first responses."""
-        share = self.shares[min(round.number, len(self.shares)) - 1]
+        shares = self.shares[min(round.number, len(self.shares)) - 1 :]
         edited = {}
         for place, original in enumerate(round.originals):
-            part = hint(self._solution_of(original), share)
+            # Of a short solution, a small share is nothing: the first that is something.
+            parts = [hint(self._solution_of(original), share) for share in shares]
+            part = next(filter(None, parts), "")
             if round.correct[place].any() or not part:
                 continue
             prompt = str(original.messages[-1]["content"]) + self.text.format(hint=part)

@@ -14,16 +14,21 @@ def to_json(value: Any) -> Any:
     """``value`` with tensors and arrays as mappings of dtype, shape and base64 bytes, and tuples as lists.
 
     Raises:
-        TypeError: a value is not a tensor, array, mapping, list, tuple, text, number or None.
+        TypeError: a value is not a tensor, array, mapping, list, tuple, text, number or None, or a key is not text.
     """
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, Tensor):
         array = value.detach().cpu().contiguous().numpy()
         data = base64.b64encode(array.tobytes()).decode()
         return {_TENSOR: {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}}
     if isinstance(value, dict):
-        return {str(key): to_json(entry) for key, entry in value.items()}
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"{key!r}: a key of a mapping in JSON is text, not {type(key).__name__}")
+        return {key: to_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]
     if value is None or isinstance(value, str | bool | int | float):

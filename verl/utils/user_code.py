@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any
 from verl.config.errors import ConfigError
 
 HERE = Path(__file__)
+LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+"""Where files are that are not the user's."""
 
 
 def is_file(path: str) -> bool:
@@ -71,6 +74,8 @@ def user_code(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) != HERE]
+        # Often it is a library, called with something wrong, that raises.
+        frames = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
         place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
         raise ConfigError(f"{what} raised {_named(error)}{place}") from error
 

@@ -120,8 +120,10 @@ class Actor(Policy):
             t[:, :num_response].to(self.device)
             for t in (micro.old_logprobs, micro.rollout_logprobs, micro.ref_logprobs, micro.advantages)
         )
-        # A loss of the user's own sees whole responses.
-        wanted = mask if scored is None and self.loss.own is None else sampled
+        # A loss of the user's own sees whole responses, and the ratio of a response is that of all it sampled.
+        of_responses = config.bypass_mode and config.tis_level == "sequence"
+        whole = scored is not None or self.loss.own is not None or of_responses
+        wanted = sampled if whole else mask
         found = self.forward.logprobs(
             input_ids,
             attention_mask,
@@ -153,11 +155,11 @@ class Actor(Policy):
         aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]
         metrics["entropy_loss"] = (entropy.detach() * mask).sum()
         # The sum alone: ``update`` divides it by the count, once for all micro-batches.
-        of_responses: Tensor | float = 0.0
+        per_response: Tensor | float = 0.0
         if per_token.dim() == 1:
-            of_responses = response_mean(per_token, mask, size.num_sequences)
+            per_response = response_mean(per_token, mask, size.num_sequences)
             divisor = size.num_tokens if config.loss_aggregation == "token-mean" else size.num_sequences
-            metrics["pg_loss"] = of_responses * divisor
+            metrics["pg_loss"] = per_response * divisor
             per_token = torch.zeros_like(logprobs)
         else:
             metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))
@@ -165,6 +167,6 @@ class Actor(Policy):
             per_token = per_token - config.entropy_coeff * entropy
         if config.use_kl_loss:
             kl = kl_loss(self.kl_type, logprobs, ref, old if config.use_unbiased_kl else None)
-            metrics["kl_loss"] = (kl * mask).sum()
+            metrics["kl_loss"] = torch.where(mask.bool(), kl, 0.0).sum()
             per_token = per_token + config.kl_loss_coef * kl
-        return aggregate(per_token, mask, size) + of_responses, metrics
+        return aggregate(per_token, mask, size) + per_response, metrics

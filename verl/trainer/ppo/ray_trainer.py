@@ -226,7 +226,7 @@ class RayPPOTrainer:
         sampled, fresh, rollout = sample.sampled, sample.fresh, sample.sampled.rollout
         with self.timer.phase("reward"):
             scores, correct, _ = score_tensors(sampled.pending)
-        logged, results = self.sampler.sources, fresh.pending.result()
+        logged, results = self.sampler.sources, fresh.first_results
 
         def describe(rows: Tensor) -> dict[str, float]:
             figures = response_figures(rollout[rows], rank_metrics[rows], correct[rows])
