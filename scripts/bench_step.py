@@ -6,8 +6,9 @@ python scripts/bench_step.py --peer trl --out benchmarks/step_h100 --device cuda
 Three trainings take turns, step by step and in random order, so a drift of the machine's speed affects all alike:
 GRPO and VERL-GRPO as `train.sh` runs them, and TRL's GRPOTrainer. All sample the same number of responses to the same
 prompts in the same order, learn from them in as many optimizer steps, in the same precision, with the same KL term and
-learning rate, and have as many threads together. A step lasts from its prompts to the next. On a GPU, which holds one
-engine at a time, they follow each other instead, with vLLM in all.
+learning rate, and have as many threads together. A step lasts from its prompts to the next. A training that waits still
+keeps its connections alive, at some percent of a core; with --apart they follow each other instead, and none waits. So
+they do on a GPU, which holds one engine at a time, with vLLM in all.
 
 TRL is installed into an environment of its own (.bench/trl), which sees the packages of this one. It samples by
 `transformers`, as it does without a GPU; --trl-micro-batch and --trl-processes say how it is run.
@@ -125,9 +126,9 @@ def rounds(options: argparse.Namespace, folder: Path) -> Iterator[Round]:
         make_model(options.shape, model)
     starts = trainings(options, model, folder)
     count = options.warm_up + options.rounds
-    if options.device != "cpu":
+    if options.apart:
         columns = {name: _alone(start, count) for name, start in starts.items()}
-        yield from ({name: {"seconds": column[i]} for name, column in columns.items()} for i in range(count))
+        yield from ({name: column[i] for name, column in columns.items()} for i in range(count))
         return
     with ExitStack() as stack:
         players: dict[str, Player] = {}
@@ -138,15 +139,19 @@ def rounds(options: argparse.Namespace, folder: Path) -> Iterator[Round]:
         for index in range(count):
             order = list(players)
             random.Random(index).shuffle(order)
-            yield {name: {"seconds": players[name].step(), "reward": _reward(players[name])} for name in order}
+            yield {name: _step(players[name]) for name in order}
 
 
-def _alone(start: Any, count: int) -> list[float]:
+def _alone(start: Any, count: int) -> list[dict[str, float]]:
     player = start()
     try:
-        return [player.step() for _ in range(count)]
+        return [_step(player) for _ in range(count)]
     finally:
         player.end()
+
+
+def _step(player: Player) -> dict[str, float]:
+    return {"seconds": player.step(), "reward": _reward(player)}
 
 
 def _reward(player: Player) -> float:
@@ -170,9 +175,7 @@ def summarise(found: Sequence[Round]) -> dict[str, Any]:
             "ratio": statistics.median(ratios),
             "interval": median_interval(ratios),
         }
-        if "reward" in found[0][name]:
-            late = [entry[name]["reward"] for entry in found[len(found) // 2 :]]
-            figures[name]["reward"] = statistics.mean(late)
+        figures[name]["reward"] = statistics.mean(entry[name]["reward"] for entry in found[len(found) // 2 :])
     return figures
 
 
@@ -189,8 +192,8 @@ def page(facts: Mapping[str, Any], found: Sequence[Round]) -> str:
         "",
         f"    {facts['command']}",
         "",
-        f"Medians of {figures['rounds']} rounds in which the trainings take turns. The ratio is that of steps of the",
-        "same round, with its 95% interval; the reward is the mean over the second half of the rounds.",
+        f"Medians of {figures['rounds']} steps each. {facts['order']} The ratio is that of steps on the same prompts, with",
+        "its 95% interval; the reward is the mean over the second half of the steps.",
         "",
         f"| training | seconds | of {base}'s | 95% interval | mean reward |",
         "|---|---:|---:|---:|---:|",
@@ -198,8 +201,8 @@ def page(facts: Mapping[str, Any], found: Sequence[Round]) -> str:
     for name in sorted(name for name in figures if name not in ("base", "rounds")):
         own = figures[name]
         low, high = own["interval"]
-        reward = f"{own['reward']:.3f}" if "reward" in own else ""
-        lines.append(f"| {name} | {own['seconds']:.2f} | {own['ratio']:.2f} | {low:.2f} to {high:.2f} | {reward} |")
+        interval = f"{low:.2f} to {high:.2f}"
+        lines.append(f"| {name} | {own['seconds']:.2f} | {own['ratio']:.2f} | {interval} | {own['reward']:.3f} |")
     return "\n".join([*lines, ""])
 
 
@@ -216,13 +219,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=160, help="most tokens of a response")
     parser.add_argument("--micro-batch", type=int, default=32, help="responses")
     parser.add_argument("--trl-micro-batch", type=int, default=32, help="TRL's per_device_train_batch_size")
-    parser.add_argument("--trl-processes", type=int, default=1)
+    parser.add_argument("--trl-processes", type=int, help="default: as many as --workers")
+    parser.add_argument("--apart", action="store_true", help="one training after another")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=2, help="first rounds, which are not counted")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of our trainings")
     options = parser.parse_args(argv)
     options.workers = options.workers or (2 if options.device == "cpu" else 1)
+    options.trl_processes = options.trl_processes or options.workers
+    options.apart = options.apart or options.device != "cpu"
     if options.rounds < 2:
         parser.error(f"--rounds {options.rounds}: an interval needs at least 2")
     return options
@@ -248,7 +254,9 @@ def main(argv: list[str]) -> None:
         f"{options.tokens} tokens, {UPDATES} optimizer steps, KL coefficient {KL_COEF}; {options.workers} workers in "
         f"ours, {peer} in TRL."
     )
-    facts = provenance("bench_step.py", argv, options.device) | {"what": what, "peer": PEERS.get(options.peer, "alone")}
+    order = "One training ran after another." if options.apart else "The trainings took turns, step by step."
+    facts = provenance("bench_step.py", argv, options.device)
+    facts |= {"what": what, "order": order, "peer": PEERS.get(options.peer, "alone")}
     write_report(options.out, facts, found, page(facts, found))
     print(page(facts, found))
 

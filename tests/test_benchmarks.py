@@ -12,6 +12,7 @@ import bench_report
 import bench_sampler
 import bench_shaping
 import bench_spectral
+import bench_step
 import bench_traffic
 import compare_algorithms
 import measure_spectral_accuracy as accuracy
@@ -34,6 +35,8 @@ PAGES = {
     "sampler": bench_sampler.page,
     "shaping_cpu": lambda facts, pairs: bench_shaping.page(facts, bench_shaping.summarise(pairs)),
     "spectral": bench_spectral.page,
+    "step_cpu": bench_step.page,
+    "step_cpu_apart": bench_step.page,
     "traffic": bench_traffic.page,
 }
 

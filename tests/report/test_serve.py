@@ -106,7 +106,7 @@ def test_a_browser_follows_the_run(served: tuple[Path, int], browser, monkeypatc
         return version(page)
 
     monkeypatch.setattr(LivePage, "version", counted)
-    # While the page is read anew, a part of it may not be there yet.
+    # While the page reloads, a part of it may be missing.
     steps = "document.querySelector('#overview-table tbody td')?.textContent"
     heading, smoothing = (
         "document.querySelector('#detail h3')?.textContent",
