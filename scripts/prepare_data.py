@@ -16,12 +16,18 @@ import pyarrow as pa
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, SFT_SCHEMA, rl_record, sft_record, write_parquet
 
+DIGITS = {kind: getattr(ArithmeticTask, f"{kind}_digits") for kind in ("sum", "difference", "product")}
+"""Kind of problem -> fewest and most digits, by default."""
+
 BOXED_INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
 def prepare_arithmetic(args: argparse.Namespace) -> None:
     """Write train, test, sft_train and sft_val of the arithmetic task; no question is in two of them."""
-    task = ArithmeticTask()
+    try:
+        task = ArithmeticTask(**{f"{kind}_digits": tuple(getattr(args, f"{kind}_digits")) for kind in DIGITS})
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
     for split, size in {"train": args.train, "test": args.test}.items():
         problems = task.split(split, size, args.seed)
         records = [
@@ -73,6 +79,12 @@ def build_parser() -> argparse.ArgumentParser:
     arithmetic.add_argument("--sft-train", type=int, default=8192, help="worked solutions for supervised training")
     arithmetic.add_argument("--sft-val", type=int, default=256, help="worked solutions for supervised validation")
     arithmetic.add_argument("--seed", type=int, default=0, help="the same seed gives the same problems")
+
+    for kind, digits in DIGITS.items():
+        text = f"digits of {'the first factor' if kind == 'product' else 'both operands'} of a {kind}"
+        arithmetic.add_argument(
+            f"--{kind}-digits", type=int, nargs=2, default=digits, metavar=("FEWEST", "MOST"), help=text
+        )
 
     sets = {
         "gsm8k": "grade-school word problems",

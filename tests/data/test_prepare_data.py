@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,15 @@ def test_another_seed_gives_other_problems(tmp_path: Path, shipped: dict[str, li
     sizes = ["--train", "60", "--test", "20", "--sft-train", "50", "--sft-val", "10"]
     main(["arithmetic", "--out", str(tmp_path), *sizes, "--seed", "6"])
     assert all(read(tmp_path / f"{name}.parquet")[:10] != rows[:10] for name, rows in shipped.items())
+
+
+def test_the_number_of_digits_is_chosen(tmp_path: Path):
+    sizes = ["--train", "60", "--test", "20", "--sft-train", "50", "--sft-val", "10"]
+    main(["arithmetic", "--out", str(tmp_path), *sizes, "--product-digits", "4", "4"])
+    products = [row["extra_info"] for row in read(tmp_path / "train.parquet") if "*" in row["extra_info"]["question"]]
+    assert products and all(len(re.findall(r"\d+", found["question"])[0]) == 4 for found in products)
+    with pytest.raises(SystemExit, match="product_digits=.5, 4."):
+        main(["arithmetic", "--out", str(tmp_path), *sizes, "--product-digits", "5", "4"])
 
 
 def test_gsm8k_from_local_files(tmp_path: Path):

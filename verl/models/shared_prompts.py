@@ -19,8 +19,8 @@ from torch import Tensor
 from verl.models.packing import Layout
 
 ROUND_TO = 128
-"""Sequences are filled up to a multiple of this many tokens. Buffers then come in a few sizes and are used again; new sizes
-mean new memory, and on a CPU asking for it takes as long as sharing prompts saves."""
+"""Sequences are filled up to a multiple of this many tokens. Buffers then come in a few sizes and are used again; new
+sizes mean new memory, and on a CPU asking for it takes as long as sharing prompts saves."""
 
 LEAST_SHARED = 0.05
 """Smallest share of a micro-batch's tokens that must be saved; for less, rows are packed whole."""
