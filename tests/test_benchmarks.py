@@ -15,6 +15,7 @@ import bench_spectral
 import bench_step
 import bench_traffic
 import compare_algorithms
+import estimate_step
 import measure_spectral_accuracy as accuracy
 import plot_rank_along_response
 import pytest
@@ -37,6 +38,7 @@ PAGES = {
     "spectral": bench_spectral.page,
     "step_cpu": bench_step.page,
     "step_cpu_apart": bench_step.page,
+    "step_estimate": estimate_step.page,
     "traffic": bench_traffic.page,
 }
 
@@ -49,6 +51,22 @@ def test_shipped_page_follows_from_the_shipped_data(name: str, tmp_path):
     bench_report.write_report(tmp_path / name, facts, rows, page)
     for suffix in (".md", ".jsonl"):
         assert (tmp_path / name).with_suffix(suffix).read_text() == shipped.with_suffix(suffix).read_text()
+
+
+def test_the_estimate_counts_the_work_of_a_model():
+    world = estimate_step.World("7b", 8, 1)
+    # Qwen2.5-7B has 7.616e9 parameters, 0.545e9 of them in the embedding, and some in biases and norms.
+    assert world.matrices == pytest.approx(7.616e9 - 0.545e9, rel=1e-3)
+    assert world.cache_bytes == 2 * 2 * 28 * 4 * 128
+    # A row of n tokens: 2 for each matrix entry and token, and 2 n^2 D a layer for causal attention.
+    assert world.forward(torch.tensor([100])) == 200 * world.matrices + 28 * 2 * 100**2 * 3584
+    assert world.forward(torch.tensor([70, 30])) < world.forward(torch.tensor([100]))
+    # One response on each engine: each decode step reads the weights and the sequence so far.
+    read = 3 * 2 * world.matrices + (3 * 1024 + 3) * world.cache_bytes
+    decoding = read / estimate_step.MEMORY_RATE + 3 * estimate_step.DECODE_STEP_S
+    prefill = world.forward(torch.full((128,), 1024)) / 8 / estimate_step.PRODUCT_RATE
+    lengths = torch.tensor([1, 2, 3, 1, 1, 1, 1, 1])
+    assert estimate_step.generation_s(world, lengths) == pytest.approx(decoding + prefill)
 
 
 def test_a_report_says_how_it_was_made(tmp_path):

@@ -67,8 +67,7 @@ class Responses:
         return len(self.results)
 
     def __getitem__(self, places: Places) -> "Responses":
-        rows = torch.as_tensor(places, dtype=torch.bool if _is_mask(places) else torch.int64)
-        rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
+        rows = _rows(places)
         chosen = rows.tolist()
         return Responses(
             self.rollout[rows],
@@ -100,10 +99,11 @@ class Responses:
         )
 
 
-def _is_mask(places: Places) -> bool:
-    if isinstance(places, Tensor):
-        return places.dtype == torch.bool
-    return bool(places) and all(isinstance(place, bool) for place in places)
+def _rows(places: Places) -> Tensor:
+    """``places`` as indices, int64."""
+    found = torch.as_tensor(places)
+    # Of no places, torch cannot tell the type.
+    return found.nonzero().flatten() if found.dtype == torch.bool else found.long()
 
 
 class ReplayBuffer:
@@ -136,13 +136,11 @@ class ReplayBuffer:
 
     def take(self, places: Places) -> Responses:
         """Those in these places of ``responses``, which the buffer then no longer holds."""
-        held = self.responses
-        taken = held[places]
+        held, rows = self.responses, _rows(places)
         left = torch.ones(len(held), dtype=torch.bool)
-        if len(taken):
-            left[torch.as_tensor(places)] = False
+        left[rows] = False
         self._held = held[left]
-        return taken
+        return held[rows]
 
     def state(self, originals: Sequence[PromptRecord]) -> Any:
         """What is held as JSON; ``originals`` are the data set's prompts, which are not saved again."""

@@ -12,7 +12,7 @@ from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.data.dataloader import ResumableRandomSampler
 from verl.data.prompt_rows import PromptRecord
-from verl.utils.json_state import from_json, to_json
+from verl.utils.own import Own
 from verl.utils.user_code import load_class, user_code
 
 
@@ -69,7 +69,7 @@ class StepOutcome:
     """G, the prompts themselves."""
 
 
-class CustomSampler(Sampler[int]):
+class CustomSampler(Own, Sampler[int]):
     """A user's sampler, with checks.
 
     Raises:
@@ -80,24 +80,20 @@ class CustomSampler(Sampler[int]):
     def __init__(self, dataset: Dataset[Any], config: DataConfig, seed: int) -> None:
         path, name = config.sampler.class_path, config.sampler.class_name
         assert path is not None and name is not None, "made only where a class is named"
-        self.where = f"data.sampler.class_name={name!r}"
+        where = f"data.sampler.class_name={name!r}"
         user_class = load_class(path, name, "data.sampler.class_path", "data.sampler.class_name")
-        with user_code(f"{self.where}: {name}(dataset, config, seed)"):
-            self.inner: Any = user_class(dataset, config, seed)
-        with user_code(f"{self.where}: its len()"):
-            self.length = len(self.inner)
+        with user_code(f"{where}: {name}(dataset, config, seed)"):
+            inner = user_class(dataset, config, seed)
+        with user_code(f"{where}: its len()"):
+            self.length = len(inner)
         self.num_prompts = len(dataset)  # type: ignore[arg-type]  # torch's data sets have a length
         self.batch_size = config.prompts_per_read
         if self.length < self.batch_size:
             raise ConfigError(
-                f"{self.where}: has {self.length} prompts a pass, fewer than {config.batch_field}={self.batch_size}; "
+                f"{where}: has {self.length} prompts a pass, fewer than {config.batch_field}={self.batch_size}; "
                 "lower that"
             )
-        has = [hasattr(self.inner, method) for method in ("state_dict", "load_state_dict")]
-        if any(has) != all(has):
-            raise ConfigError(f"{self.where}: define both state_dict and load_state_dict, or neither")
-        self.has_state = all(has)
-        self.state()  # what cannot be saved is found before training
+        super().__init__("data.sampler.class_name", name, inner)
 
     @property
     def note(self) -> str:
@@ -117,18 +113,6 @@ class CustomSampler(Sampler[int]):
         if hasattr(self.inner, "update"):
             with user_code(f"{self.where}: its update(outcome)"):
                 self.inner.update(outcome)
-
-    def state(self) -> Any:
-        """The user's own state as JSON; None without one."""
-        if not self.has_state:
-            return None
-        with user_code(f"{self.where}: its state_dict(), which may hold what JSON holds and tensors,"):
-            return to_json(self.inner.state_dict())
-
-    def load_state(self, state: Any) -> None:
-        """Give the user's sampler its own state back."""
-        with user_code(f"{self.where}: its load_state_dict(state)"):
-            self.inner.load_state_dict(from_json(state))
 
     def checked(self, index: Any) -> int:
         """``index`` as an integer. Raises ``ConfigError`` unless the data set has it."""
