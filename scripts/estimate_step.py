@@ -161,8 +161,8 @@ GPU for 7B, of 4 for 32B.
 
 What a column does:
 
-- before: rows padded to the longest of a micro-batch of {MICRO_BATCH}, all old log-probabilities in a pass of their own,
-  weights gathered in float32 one by one, dense batches.
+- before: rows padded to the longest of a micro-batch of {MICRO_BATCH}, all old log-probabilities in a pass of their
+  own, weights gathered in float32 one by one, dense batches.
 - now: packed rows, no such pass for the first mini-batch, weights in bfloat16 and in buckets, packed batches.
 - veRL: with `use_remove_padding` and `use_dynamic_bsz`, as its users tune it, and without rank metrics. Taken to
   compute all old log-probabilities in a pass of their own, to gather weights in bfloat16 one by one, and to send dense
