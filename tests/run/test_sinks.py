@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -173,5 +174,13 @@ def test_wandb_without_a_key_is_refused(environment: dict[str, str], message: st
     # Neither a .netrc nor settings of the user's.
     environment |= {"HOME": str(tmp_path), "WANDB_CONFIG_DIR": str(tmp_path)}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(command, env=kept | environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        # It would keep whoever asks it waiting.
+        environment |= {"WANDB_BASE_URL": f"http://127.0.0.1:{server.getsockname()[1]}"}
+        result = subprocess.run(
+            command, env=kept | environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
     assert (result.returncode != 0) == bool(message) and message in result.stderr

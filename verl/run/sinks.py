@@ -91,8 +91,12 @@ def _check_wandb(field: str) -> None:
 
     fix = "run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to record here; or leave it out"
     try:
-        # Without the server: what it says of the key comes when the run is opened, still before the workers start.
-        logged_in = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+        settings = wandb.setup().settings
+        # Without the server: what it says of the key comes when the run is opened, still before the workers start. A
+        # login that is not silent asks it for the user's name, for as long as the network lets it wait.
+        spoken, settings.silent = settings.silent, True
+        logged_in = settings.mode != "online" or wandb.login(prompt=False, verify=False)
+        settings.silent = spoken
     except (wandb.Error, ValueError) as error:  # a key that cannot be one; a WANDB_... that it does not know
         raise ConfigError(f"{field}: {in_one_line(error)}; {fix}") from error
     if not logged_in:
