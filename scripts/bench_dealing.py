@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="OUT.jsonl and OUT.md are written")
     options = parser.parse_args()
     facts, rows = provenance("bench_dealing.py", sys.argv[1:]), measure()
-    write_report(options.out, facts, rows, page(facts, rows))
+    write_report(options.out, facts, rows, page)
 
 
 if __name__ == "__main__":

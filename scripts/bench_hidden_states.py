@@ -306,7 +306,7 @@ def main(argv: list[str]) -> None:
         options.model = folder
         results = measure(options)
     facts = describe(options, argv)
-    write_report(options.out, facts, results, page(facts, results))
+    write_report(options.out, facts, results, page)
     print(page(facts, results))
 
 

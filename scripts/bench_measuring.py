@@ -32,6 +32,7 @@ from verl.config import PPOConfig, load_config
 from verl.rank.calculator import RepresentationMetricsCalculator
 
 MARK = 3
+KINDS = ("alone", "background", "at once")
 """Tokens of the response whose states are replaced."""
 
 
@@ -136,10 +137,10 @@ three, {steps} steps each, so that ratios are of one run.
 """
 
 
-def page(metadata: dict[str, Any], rounds: list[dict[str, dict[str, float]]]) -> str:
+def page(metadata: dict[str, Any], rounds: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
     lines = []
-    for kind in rounds[0]:
+    for kind in KINDS:
         found = [one[kind] for one in rounds]
         rate, gap, rest = (
             statistics.median(f[name] for f in found) for name in ("tokens_per_s", "longest_gap_s", "rest_s")
@@ -166,11 +167,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         bench = Bench(args, folder)
         bench.run("alone")  # libraries and caches
         for _ in range(args.rounds):
-            rounds.append({kind: bench.run(kind) for kind in ("alone", "background", "at once")})
+            rounds.append({kind: bench.run(kind) for kind in KINDS})
             print(rounds[-1], file=sys.stderr, flush=True)
     metadata = provenance("bench_measuring.py", argv, "cpu") | {"threads": torch.get_num_threads()} | vars(args)
     metadata["out"] = str(args.out)
-    write_report(args.out, metadata, [{"round": i, **one} for i, one in enumerate(rounds)], page(metadata, rounds))
+    write_report(args.out, metadata, [{"round": i, **one} for i, one in enumerate(rounds)], page)
 
 
 if __name__ == "__main__":

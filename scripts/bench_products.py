@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     facts, rows = provenance("bench_products.py", argv), list(measure())
-    write_report(options.out, facts, rows, page(facts, rows))
+    write_report(options.out, facts, rows, page)
     print(page(facts, rows))
 
 

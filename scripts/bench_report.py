@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,9 @@ from typing import Any
 import torch
 
 from verl.run.tracking import versions
+
+Page = Callable[[dict[str, Any], list[dict[str, Any]]], str]
+"""The facts and the rows of a report -> its page."""
 
 
 def hardware(device: str = "cpu") -> str:
@@ -41,15 +44,16 @@ def provenance(script: str, argv: Sequence[str], device: str = "cpu") -> dict[st
     }
 
 
-def write_report(out: Path, facts: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], page: str) -> None:
-    """Write ``out.md``, the page, and ``out.jsonl``: the facts on the first line, then a measurement on each.
+def write_report(out: Path, facts: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], page: Page) -> None:
+    """Write ``out.jsonl``, the facts on the first line, then a measurement on each; and ``out.md``, the page of these.
 
     Floats are written with 6 digits, more than any time is known to; fields that are None are left out.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(_trimmed(entry), ensure_ascii=False) for entry in [facts, *rows]]
-    out.with_name(f"{out.name}.jsonl").write_text("\n".join(lines) + "\n")
-    out.with_name(f"{out.name}.md").write_text(page)
+    data = out.with_name(f"{out.name}.jsonl")
+    data.write_text("\n".join(lines) + "\n")
+    out.with_name(f"{out.name}.md").write_text(page(*read_report(data)))
 
 
 def read_report(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -194,7 +194,7 @@ def main(argv: list[str]) -> None:
         cases = [measure(name, options) for name in CASES]
     sizes = {"vocab": options.vocab, "turns": options.turns, "threads": options.threads}
     facts = provenance("bench_sampler.py", argv, options.device) | sizes
-    write_report(options.out, facts, cases, page(facts, cases))
+    write_report(options.out, facts, cases, page)
 
 
 if __name__ == "__main__":

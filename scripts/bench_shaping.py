@@ -386,7 +386,7 @@ def main(argv: list[str]) -> None:
     facts, figures = describe(options, argv), summarise(pairs)
     if not figures["same_tokens"]:
         sys.exit("the two trainers sampled different numbers of tokens, so their times cannot be compared")
-    write_report(options.out, facts, pairs, page(facts, figures))
+    write_report(options.out, facts, pairs, lambda facts, pairs: page(facts, summarise(pairs)))
     print(page(facts, figures))
 
 

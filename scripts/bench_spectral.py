@@ -397,7 +397,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     metadata = bench.metadata(argv)
     for shape, report in shapes(args):
         bench.shape(shape, sorted(set(args.strides)), report)
-        write_report(args.out, metadata, bench.records, page(metadata, bench.records))
+        write_report(args.out, metadata, bench.records, page)
 
 
 if __name__ == "__main__":

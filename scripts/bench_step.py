@@ -257,7 +257,7 @@ def main(argv: list[str]) -> None:
     order = "One training ran after another." if options.apart else "The trainings took turns, step by step."
     facts = provenance("bench_step.py", argv, options.device)
     facts |= {"what": what, "order": order, "peer": PEERS.get(options.peer, "alone")}
-    write_report(options.out, facts, found, page(facts, found))
+    write_report(options.out, facts, found, page)
     print(page(facts, found))
 
 

@@ -219,7 +219,7 @@ def main(argv: list[str]) -> None:
     rows = [*syncs(), *payloads()]
     what = "Counted, not timed: shapes and code are real, ranks and weights are not."
     facts = provenance("bench_traffic.py", argv) | {"what": what, "bucket_mb": BUCKET_MB}
-    write_report(options.out, facts, rows, page(facts, rows))
+    write_report(options.out, facts, rows, page)
     print(page(facts, rows))
 
 

@@ -139,7 +139,7 @@ def main() -> None:
         table.add_row(*cells)
     console.print(table)
     facts = provenance("compare_algorithms.py", sys.argv[1:]) | {"steps": args.steps, "seeds": args.seeds}
-    write_report(args.out, facts, runs, page(facts, runs))
+    write_report(args.out, facts, runs, page)
 
 
 if __name__ == "__main__":

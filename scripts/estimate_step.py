@@ -200,9 +200,7 @@ def main(argv: list[str]) -> None:
     lengths = response_lengths("log-normal")
     rows = [{"model": world.model, "gpus": world.gpus, "seconds": phases(world, lengths, traffic)} for world in WORLDS]
     facts = provenance("estimate_step.py", argv)
-    write_report(options.out, facts, rows, "")
-    facts, rows = read_report(options.out.with_name(f"{options.out.name}.jsonl"))  # with as many digits as are kept
-    write_report(options.out, facts, rows, page(facts, rows))
+    write_report(options.out, facts, rows, page)
     print(page(facts, rows))
 
 

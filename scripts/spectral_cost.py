@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
             print(records[-1], file=sys.stderr, flush=True)
     metadata = provenance("spectral_cost.py", argv, "cpu") | {"threads": torch.get_num_threads()}
-    write_report(args.out, metadata, records, page(metadata, records))
+    write_report(args.out, metadata, records, page)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 import bench_checkpoint
 import bench_dealing
 import bench_hidden_states
+import bench_measuring
 import bench_products
 import bench_report
 import bench_sampler
@@ -32,6 +33,7 @@ PAGES = {
     "checkpoint": bench_checkpoint.page,
     "dealing": bench_dealing.page,
     "learning": compare_algorithms.page,
+    "measuring": bench_measuring.page,
     "products": bench_products.page,
     "sampler": bench_sampler.page,
     "shaping_cpu": lambda facts, pairs: bench_shaping.page(facts, bench_shaping.summarise(pairs)),
@@ -47,8 +49,7 @@ PAGES = {
 def test_shipped_page_follows_from_the_shipped_data(name: str, tmp_path):
     shipped = ROOT / "benchmarks" / f"{name}.jsonl"
     facts, rows = bench_report.read_report(shipped)
-    page = PAGES[name](facts, rows)
-    bench_report.write_report(tmp_path / name, facts, rows, page)
+    bench_report.write_report(tmp_path / name, facts, rows, PAGES[name])
     for suffix in (".md", ".jsonl"):
         assert (tmp_path / name).with_suffix(suffix).read_text() == shipped.with_suffix(suffix).read_text()
 
@@ -74,9 +75,10 @@ def test_a_report_says_how_it_was_made(tmp_path):
     assert facts["command"] == "python scripts/bench_spectral.py --out 'a b'"
     assert re.fullmatch(r".+, [1-9]\d* cores", facts["hardware"])
     row = {"seconds": 1234567.8, "count": 1234567, "peak": None, "inner": [{"share": 1 / 3}]}
-    bench_report.write_report(tmp_path / "sub" / "new", facts, [row], "page\n")
+    bench_report.write_report(tmp_path / "sub" / "new", facts, [row], lambda *read: f"{read}\n")
     trimmed = {"seconds": 1234570.0, "count": 1234567, "inner": [{"share": 0.333333}]}
     assert bench_report.read_report(tmp_path / "sub" / "new.jsonl") == (facts, [trimmed])
+    assert (tmp_path / "sub" / "new.md").read_text() == f"{(facts, [trimmed])}\n"
 
 
 def test_the_collectives_of_a_weight_sync_are_counted():

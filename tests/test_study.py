@@ -1,19 +1,36 @@
 """The statistics of scripts/study.py on literal figures, its order, its resumption, and one study of a step."""
 
+import fcntl
 import json
 import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import study
+import torch
 import yaml
 from bench_report import read_report
-from study import Arm, Run, Study, compared, page, rates, runs_of
+from scipy.stats import ttest_rel
+from study import Run, runs_of
+from study_file import Arm, Study
+from study_page import LOGGED, Block, holm, page, rates
+from torch import Tensor
+
+from tests.extending.test_recompose import responses_of, sampled_of
+from verl.data.replay import ReplayBuffer, StepBatch
+from verl.protocol import RankMetrics
+from verl.utils.user_code import load_own
 
 GIVEN: dict[str, Any] = {
     "question": "Which is better?",
-    "baseline": "a",
     "seeds": [3, 1],
     "ks": [1, 2],
     "train": ["trainer.total_training_steps=1"],
@@ -22,6 +39,7 @@ GIVEN: dict[str, Any] = {
         "b": {"overrides": ["experiment=verl_grpo"]},
         "c": {"overrides": [], "seeds": [1], "exploratory": True},
     },
+    "contrasts": [["b", "a"], ["c", "b"]],
 }
 
 
@@ -31,29 +49,37 @@ def written(folder: Path, **changes: Any) -> Path:
     return file
 
 
-def row(arm: str, seed: int, correct: list[int], **logged: list[float]) -> dict[str, Any]:
-    empty = {name: list[float]() for name in study.LOGGED}
+def row(arm: str, seed: int, correct: list[int], **logged: Any) -> dict[str, Any]:
+    empty: dict[str, Any] = {name: [] for name in LOGGED} | {"code": "1f2e"}
     return {"arm": arm, "seed": seed, "samples": 4, "correct": correct} | empty | {"reward": [0.5]} | logged
 
 
 def facts(read: Study) -> dict[str, Any]:
     told = {"hardware": "a machine", "torch": "2", "vllm": "0", "date": "2026-11-23", "command": "python"}
-    return told | {"study": study.asdict(read), "plot": "s.svg"}
+    return told | {"study": asdict(read), "plot": "s.svg"}
 
 
 def test_a_study_is_read_and_its_runs_are_seed_by_seed(tmp_path: Path):
     read = Study.read(written(tmp_path))
-    assert read.arms["c"] == Arm([], [1], "a", True) and read.ks == [1, 2]
+    assert read.arms["c"] == Arm([], [1], True) and read.ks == [1, 2]
     runs = runs_of(read, tmp_path)
     assert [(run.arm, run.seed) for run in runs] == [("a", 1), ("b", 1), ("a", 3), ("b", 3), ("c", 1)]
     assert runs[1].folder == tmp_path / "b/seed_1"
     assert runs[1].options == ["trainer.total_training_steps=1", "experiment=verl_grpo", "seed=1"]
 
 
+@pytest.mark.parametrize("file", ["rank_shaping", "recipes"])
+def test_shipped_studies_are_read(file: str):
+    Study.read(study.ROOT / f"benchmarks/studies/{file}.yaml")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"baseline": "d"}, "a: baseline='d': must be one of a, b, c"),
+        ({"contrasts": [["b", "d"]]}, "contrasts: ['b', 'd']: must be two of a, b, c"),
+        ({"contrasts": [["b"]]}, "contrasts: ['b']: must be two of a, b, c"),
+        ({"arms": {"a": {"overrides": []}, "b": {"overrides": [], "seeds": [9]}}}, "contrasts: ['b', 'a']: share no"),
+        ({"train": ["rollout.val_kwargs.n=1"]}, "ks: 2: must be at most rollout.val_kwargs.n=1"),
         ({"steps": 3}, "unexpected keyword argument 'steps'"),
         ({"arms": None}, "AttributeError"),
         ({"arms": {"a": {"override": []}}}, "unexpected keyword argument 'override'"),
@@ -65,18 +91,42 @@ def test_a_wrong_study_is_told_in_one_line(tmp_path: Path, changes: dict[str, An
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_differences_are_paired_by_seed():
-    # Differences 0.02, 0.04 and 0.06: mean 0.04, standard error 0.02 / sqrt(3); t(2) is 4.302653, and 1.060660 for 0.8.
-    found = compared({1: 0.52, 2: 0.64, 3: 0.76, 9: 1.0}, {1: 0.5, 2: 0.6, 3: 0.7, 8: 0.0})
-    error = 0.02 / math.sqrt(3)
-    assert found.difference == pytest.approx(0.04)
-    assert found.high - found.difference == pytest.approx(4.302653 * error, rel=1e-6)
-    assert found.difference - found.low == pytest.approx(4.302653 * error, rel=1e-6)
-    assert found.detectable == pytest.approx((4.302653 + 1.060660) * error, rel=1e-6)
-    alone = compared({1: 0.5}, {1: 0.25})
-    assert (alone.difference, alone.low, alone.high) == (0.25, -math.inf, math.inf)
-    with pytest.raises(ValueError, match="share no seed"):
-        compared({1: 0.5}, {2: 0.5})
+def block(seeds: int, arms: int, seed: int = 0) -> Tensor:
+    return torch.randn(seeds, arms, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_two_arms_are_compared_by_the_paired_t_test():
+    values = block(4, 2)
+    found = Block(values)
+    difference = float((values[:, 0] - values[:, 1]).mean())
+    expected = ttest_rel(values[:, 0].numpy(), values[:, 1].numpy())
+    assert found.freedom == 3 and found.p(difference) == pytest.approx(expected.pvalue)
+    low, high = expected.confidence_interval()
+    assert (difference - found.margin(), difference + found.margin()) == pytest.approx((low, high))
+
+
+def test_what_arms_and_seeds_add_is_no_error():
+    values = block(3, 5)
+    shifted = Block(values + 7 * block(3, 1, 1) + 9 * block(1, 5, 2))
+    assert shifted.error == pytest.approx(Block(values).error)
+    # What remains of this table is 1/2 or -1/2 in the corners: squares of 1 on 2 degrees of freedom.
+    literal = Block(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64))
+    assert literal.freedom == 2 and literal.error == pytest.approx(math.sqrt(2 * 1.0 / 2 / 2))
+
+
+@pytest.mark.parametrize(("seeds", "arms", "level"), [(3, 7, 0.05 / 6), (5, 2, 0.05), (3, 2, 0.05)])
+def test_a_detectable_difference_is_found_in_four_of_five_studies(seeds: int, arms: int, level: float):
+    studies = [Block(values) for values in block(6000 * seeds, arms).view(6000, seeds, arms)]
+    true = math.sqrt(2 / seeds)
+    shift = studies[0].detectable(level) * true / studies[0].error
+    found = [one.p(float((one.values[:, 0] - one.values[:, 1]).mean()) + shift) < level for one in studies]
+    assert statistics.fmean(found) == pytest.approx(0.8, abs=0.015)
+
+
+def test_p_values_are_corrected_for_their_number():
+    # 4 * 0.01, 3 * 0.02, then 2 * 0.025 = 0.05, which may not be below its predecessor, and 0.6.
+    assert holm([0.02, 0.6, 0.01, 0.025]) == pytest.approx([0.06, 0.6, 0.04, 0.06])
+    assert holm([0.4, 0.5]) == pytest.approx([0.8, 0.8]) and holm([0.9, 0.9]) == [1.0, 1.0] and holm([]) == []
 
 
 def test_pass_at_k_of_each_problem():
@@ -84,42 +134,82 @@ def test_pass_at_k_of_each_problem():
     assert found.tolist() == [[0.25, 0.5], [0.5, pytest.approx(5 / 6)], [0.0, 0.0]]
 
 
-def test_the_page_compares_with_the_baseline_where_seeds_are_shared(tmp_path: Path):
+def test_the_page_compares_where_seeds_are_shared(tmp_path: Path):
     read = Study.read(written(tmp_path))
-    rows = [row("a", 1, [2, 2]), row("a", 3, [1, 3]), row("b", 1, [3, 3]), row("b", 3, [2, 4])]
+    rows = [row("a", 1, [2, 2]), row("a", 3, [1, 3]), row("b", 1, [3, 3]), row("b", 3, [2, 3])]
     rows.append(row("c", 1, [2, 2], shaped_share=[0.2, 0.4], shaped_change=[0.01, 0.03], entropy=[0.5]))
     text = page(facts(read), rows)
-    assert "Incomplete" not in text and "1 runs are not there" in page(facts(read), rows[1:])
-    # The problem means over seeds are 0.375 and 0.625 for a, 0.625 and 0.875 for b; both seeds differ by 0.25.
-    assert "| a | 2 | 50.0% | 37.5% to 62.5% |  |  |  |" in text
-    assert "| b | 2 | 75.0% | 62.5% to 87.5% | +25.0% | +25.0% to +25.0% | 0.0% |" in text
-    assert "| c (exploratory) | 1 | 50.0% | 50.0% to 50.0% | +0.0% | one seed |  |" in text
+    assert "Incomplete" not in text and "1 of 5 runs are missing" in page(facts(read), rows[1:])
+    assert "different code" not in text and "different code" in page(facts(read), [*rows[:4], rows[4] | {"code": "2"}])
+    # Over seeds, the problems have 0.375 and 0.625 in a, 0.625 and 0.75 in b. pass@2 of 1, 2 and 3 of 4 is 1/2, 5/6, 1.
+    assert "| a | 2 | 50.0% (37.5% to 62.5%) | 79.2%" in text and "| b | 2 | 68.8% (62.5% to 75.0%) |" in text
+    assert "| c (exploratory) | 1 | 50.0% (50.0% to 50.0%) |" in text
+    # Differences of seeds 0.25 and 0.125; t(1) is 12.7062, p is 2 atan(1 / 3) / pi. One contrast needs no correction,
+    # and with one degree of freedom it takes 11.55 deviations.
+    assert f"| b - a | 2 | +18.8 (-60.7 to +98.2) | {100 * 11.54989 * 0.125 / math.sqrt(2):.1f} | 0.2 |" in text
+    assert "| c - b (exploratory) | 1 | -25.0 |  |  |" in text
+    assert "| b - a | 1 | +25.0 |  |  |" in page(facts(read), [rows[0], rows[2]])
     assert "| a | 50.0% |  |  |  |" in text and "| c | 50.0% | 0.5000 | 30.0% | 2.0% |" in text
 
 
-def test_a_complete_run_is_left_and_one_of_other_options_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+FINISHING = """
+import pathlib, sys
+folder = pathlib.Path(sys.argv[-1].removeprefix("trainer.default_local_dir="))
+folder.mkdir()
+(folder / "summary.json").touch()
+"""
+SLEEPING = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_complete_run_is_left_and_one_of_other_options_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     run = Run("a", 1, tmp_path / "a/seed_1", ["seed=1"])
-    assert not run.complete
-
-    class Done:
-        returncode = 0
-
-    def call(command: list[str], **_: Any) -> Done:
-        assert command[3:] == ["seed=1", f"trainer.default_local_dir={run.folder}"]
-        assert not run.folder.exists()
-        run.folder.mkdir()
-        (run.folder / "summary.json").touch()
-        return Done()
-
-    monkeypatch.setattr(study.subprocess, "run", call)
     run.folder.mkdir(parents=True)
     (run.folder / "half").touch()
+    monkeypatch.setattr(study, "TRAIN", [sys.executable, "-c", FINISHING + "sys.exit(3)"])
+    assert not run.train() and (run.folder / "summary.json").exists() and not run.complete
+    assert f"error: a with seed=1: ended with exit code 3; see {run.folder}.log" in capsys.readouterr().err
+    monkeypatch.setattr(study, "TRAIN", [sys.executable, "-c", FINISHING])
+    assert run.train() and run.complete and not (run.folder / "half").exists()
+    monkeypatch.setattr(study, "TRAIN", ["/no/such/command"])
     assert run.train()
-    assert run.complete and not (run.folder / "half").exists()
-    monkeypatch.setattr(study.subprocess, "run", lambda *_, **__: pytest.fail("was complete"))
-    run.train()
-    with pytest.raises(SystemExit, match="was made with .'seed=1'., not .'seed=2'."):
-        _ = Run("a", 1, run.folder, ["seed=2"]).complete
+    assert not Run("a", 1, run.folder, ["seed=2"]).train() and run.complete
+    assert "was made with ['seed=1'], not ['seed=2']; remove it, or name --runs" in capsys.readouterr().err
+
+
+def test_a_study_that_is_ended_ends_its_training(tmp_path: Path):
+    file = written(tmp_path)
+    folder = tmp_path / "runs/a/seed_1"
+    told = [str(file), "--runs", str(tmp_path / "runs")]
+    code = f"import sys, study; study.TRAIN = [sys.executable, '-c', {SLEEPING!r}]; study.main({told!r})"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    while not (log := folder.with_suffix(".log")).exists() or "started" not in log.read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    # Nothing of the training is left: it would hold the lock.
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not folder.with_suffix(".json").exists()
+
+
+def test_what_a_study_needs_is_made_in_whole_or_not_at_all(tmp_path: Path):
+    made = tmp_path / "made"
+    code = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir(); sys.exit(int(sys.argv[2]))"
+    with pytest.raises(subprocess.CalledProcessError):
+        study.prepare(made, ["-c", code, "{out}", "1"])
+    assert not made.exists()
+    study.prepare(made, ["-c", code, "{out}", "0"])
+    assert made.is_dir() and not made.with_name("made.part").exists()
+    study.prepare(made, ["-c", code, "{out}", "1"])
 
 
 def test_a_failed_run_names_its_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -128,7 +218,27 @@ def test_a_failed_run_names_its_output(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no_such_option" in run.folder.with_suffix(".log").read_text()
     assert not run.complete
     log = run.folder.with_suffix(".log")
-    assert f"error: a with seed=1 ended with exit code 1; see {log}" in capsys.readouterr().err
+    assert f"error: a with seed=1: ended with exit code 1; see {log}" in capsys.readouterr().err
+
+
+def test_shuffled_metrics_stay_in_their_group():
+    shuffled = load_own(str(study.ROOT / "benchmarks/studies/shuffled.py:Shuffled"), "algorithm.recompose")
+    responses = responses_of(sampled_of([0, 1, 2, 3], [[1.0, 0.0]] * 4), 1)[torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])]
+
+    def metrics(seed: int, step: int) -> list[float]:
+        found = shuffled(seed).recompose(StepBatch(step, 10, responses, ReplayBuffer(8), 8))
+        assert found.texts == responses.texts
+        return found.rollout.rank_metrics.by_name["m"].flatten().tolist()
+
+    for step in range(8):
+        found = metrics(0, step)
+        # Of each group, its first response and its second, in either order.
+        assert sorted(found) == list(range(8)) and [int(m) // 2 for m in found] == [0, 1, 2, 3] * 2
+        assert found == metrics(0, step)
+    assert len({tuple(metrics(0, step)) for step in range(8)}) > 4 and metrics(1, 3) != metrics(2, 3)
+    responses.rollout.rank_metrics = RankMetrics.none(8)
+    with pytest.raises(ValueError, match="calculator.source=rollout"):
+        metrics(0, 1)
 
 
 @pytest.mark.timeout(600)
@@ -139,7 +249,7 @@ def test_a_study_of_one_step(tmp_path: Path):
     shuffled = ["experiment=verl_grpo", "+algorithm.recompose_kwargs.seed=${seed}"]
     shuffled += ["algorithm.recompose=benchmarks/studies/shuffled.py:Shuffled"]
     arms = {"a": {"overrides": ["experiment=grpo"]}, "b": {"overrides": shuffled}}
-    file = written(tmp_path, train=train, seeds=[7], arms=arms)
+    file = written(tmp_path, train=train, seeds=[7], arms=arms, contrasts=[["b", "a"]])
     study.main([str(file), "--runs", str(tmp_path / "runs")])
     given, rows = read_report(tmp_path / "s.jsonl")
     assert [(found["arm"], found["samples"], len(found["correct"])) for found in rows] == [("a", 2, 8), ("b", 2, 8)]

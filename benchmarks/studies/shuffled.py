@@ -1,4 +1,4 @@
-"""The control of the study of rank shaping: every response is shaped by the metrics of another one."""
+"""The control of the study of rank shaping: every response is shaped by the metrics of another to the same prompt."""
 
 from dataclasses import replace
 
@@ -8,15 +8,24 @@ from verl.data.replay import Responses, StepBatch
 
 
 class Shuffled:
-    """Permutes the rank metrics among the responses of a step: same values, same signal's size, wrong responses."""
+    """Permutes the rank metrics of a step within each group, so that they no longer say which response they are of."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def recompose(self, batch: StepBatch) -> Responses:
-        """The responses of the step, all of them, with permuted metrics; the permutation follows from seed and step."""
+        """The responses of the step, all of them; the permutations follow from seed and step.
+
+        Raises:
+            ValueError: ranks are not measured while sampling.
+        """
         responses = batch.responses
-        generator = torch.Generator().manual_seed((self.seed << 32) + batch.step)
-        order = torch.randperm(len(responses), generator=generator)
         rollout = responses.rollout
-        return replace(responses, rollout=rollout.replace(rank_metrics=rollout.rank_metrics[order]))
+        if not rollout.rank_metrics.metric_names:
+            raise ValueError("Shuffled needs ranks that are measured while sampling: calculator.source=rollout")
+        generator = torch.Generator().manual_seed((self.seed << 32) + batch.step)
+        groups, shuffled = responses.group_ids, torch.randperm(len(responses), generator=generator)
+        taken = torch.empty_like(groups)
+        # The places by group: in their order, and shuffled.
+        taken[groups.argsort(stable=True)] = shuffled[groups[shuffled].argsort(stable=True)]
+        return replace(responses, rollout=rollout.replace(rank_metrics=rollout.rank_metrics[taken]))
