@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from verl.data.replay import Responses, StepBatch
@@ -23,8 +24,8 @@ class Shuffled:
         rollout = responses.rollout
         if not rollout.rank_metrics.metric_names:
             raise ValueError("Shuffled needs ranks that are measured while sampling: calculator.source=rollout")
-        generator = torch.Generator().manual_seed((self.seed << 32) + batch.step)
-        groups, shuffled = responses.group_ids, torch.randperm(len(responses), generator=generator)
+        drawn = np.random.default_rng([self.seed, batch.step]).permutation(len(responses))
+        groups, shuffled = responses.group_ids, torch.from_numpy(drawn)
         taken = torch.empty_like(groups)
         # The places by group: in their order, and shuffled.
         taken[groups.argsort(stable=True)] = shuffled[groups[shuffled].argsort(stable=True)]

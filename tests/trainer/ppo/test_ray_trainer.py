@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import changed
 
 from verl.config import PPOConfig, load_config
 from verl.config.rollout_correction import RolloutCorrectionConfig
@@ -91,8 +92,9 @@ def test_pf_ppo_draws_by_the_rewards_the_seed_and_the_step():
     learned = torch.ones(200, dtype=torch.bool)
     first, again = (RayPPOTrainer._resampled(trainer, rewards, learned) for _ in range(2))
     assert torch.equal(first, again) and set((first % 4).tolist()) == {0, 1}
-    trainer.step = 3
-    assert not torch.equal(RayPPOTrainer._resampled(trainer, rewards, learned), first)
+    for other, step in ((5, 3), (6, 2)):
+        other_trainer = SimpleNamespace(config=changed(trainer.config, seed=other), step=step)
+        assert not torch.equal(RayPPOTrainer._resampled(other_trainer, rewards, learned), first)
     # Filler, here the responses with rewards of 1 and 0, is never drawn; the extremes are those of the others.
     learned = (rewards > 0) & (rewards < 1)
     drawn = RayPPOTrainer._resampled(trainer, rewards, learned)

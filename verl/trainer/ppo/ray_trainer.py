@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -289,7 +290,9 @@ class RayPPOTrainer:
     def _resampled(self, rewards: Tensor, learned: Tensor) -> Tensor:
         """[B'] int64, the responses that PF-PPO learns from; the draw depends on the run's seed and the step alone."""
         options = self.config.algorithm.pf_ppo
-        generator = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
+        # A generator of torch knows only the last 32 bits of its seed.
+        (seed,) = np.random.SeedSequence([self.config.seed, self.step]).generate_state(1)
+        generator = torch.Generator().manual_seed(int(seed))
         return resampled_rows(rewards, learned, options.reweight_method, options.weight_pow, generator)
 
     def _greedy_scores(self, greedy: Sampled) -> Tensor:
