@@ -7,8 +7,9 @@ Three trainings take turns, step by step and in random order, so a drift of the 
 GRPO and VERL-GRPO as `train.sh` runs them, and TRL's GRPOTrainer. All sample the same number of responses to the same
 prompts in the same order, learn from them in as many optimizer steps, in the same precision, with the same KL term and
 learning rate, and have as many threads together. A step lasts from its prompts to the next. A training that waits still
-keeps its connections alive, at some percent of a core; with --apart they follow each other instead, and none waits. So
-they do on a GPU, which holds one engine at a time, with vLLM in all.
+keeps its connections alive, at some percent of a core; with --apart they follow each other instead, and none waits, but
+no interval covers the machine's drift between them. So they do on a GPU, which holds one engine at a time, with vLLM in
+all.
 
 TRL is installed into an environment of its own (.bench/trl), which sees the packages of this one. It samples by
 `transformers`, as it does without a GPU; --trl-micro-batch and --trl-processes say how it is run.
@@ -163,26 +164,30 @@ def _reward(player: Player) -> float:
     return float([entry["reward"] for entry in logged if "reward" in entry][-1])
 
 
-def summarise(found: Sequence[Round]) -> dict[str, Any]:
-    """Medians, and each training's ratio to the last one, with its interval."""
+def summarise(found: Sequence[Round], apart: bool) -> dict[str, Any]:
+    """Medians, and each training's ratio to TRL or GRPO: of steps in turns with its interval, apart of the medians."""
     names = sorted(found[0])
     base = "TRL" if "TRL" in names else "GRPO"
     figures: dict[str, Any] = {"base": base, "rounds": len(found)}
+    medians = {name: statistics.median(entry[name]["seconds"] for entry in found) for name in names}
     for name in names:
         ratios = [entry[name]["seconds"] / entry[base]["seconds"] for entry in found]
         figures[name] = {
-            "seconds": statistics.median(entry[name]["seconds"] for entry in found),
-            "ratio": statistics.median(ratios),
-            "interval": median_interval(ratios),
+            "seconds": medians[name],
+            "ratio": medians[name] / medians[base] if apart else statistics.median(ratios),
+            "interval": None if apart else median_interval(ratios),
+            "reward": statistics.mean(entry[name]["reward"] for entry in found[len(found) // 2 :]),
         }
-        figures[name]["reward"] = statistics.mean(entry[name]["reward"] for entry in found[len(found) // 2 :])
     return figures
 
 
 def page(facts: Mapping[str, Any], found: Sequence[Round]) -> str:
     """The results as Markdown."""
-    figures = summarise(found)
+    figures = summarise(found, facts["apart"])
     base = figures["base"]
+    order = "The trainings took turns, step by step.", "The ratio is the median of the rounds', with its 95% interval"
+    if facts["apart"]:
+        order = "One training ran after another.", "The ratio is that of the medians; drift allows it no interval"
     lines = [
         "# The time of a training step",
         "",
@@ -192,16 +197,15 @@ def page(facts: Mapping[str, Any], found: Sequence[Round]) -> str:
         "",
         f"    {facts['command']}",
         "",
-        f"Medians of {figures['rounds']} steps each. {facts['order']} The ratio is that of steps on the same prompts,",
-        "with its 95% interval; the reward is the mean over the second half of the steps.",
+        f"Medians of {figures['rounds']} steps each. {order[0]}",
+        f"{order[1]}; the reward is the mean over the second half of the steps.",
         "",
         f"| training | seconds | of {base}'s | 95% interval | mean reward |",
         "|---|---:|---:|---:|---:|",
     ]
     for name in sorted(name for name in figures if name not in ("base", "rounds")):
         own = figures[name]
-        low, high = own["interval"]
-        interval = f"{low:.2f} to {high:.2f}"
+        interval = "" if own["interval"] is None else "{:.2f} to {:.2f}".format(*own["interval"])
         lines.append(f"| {name} | {own['seconds']:.2f} | {own['ratio']:.2f} | {interval} | {own['reward']:.3f} |")
     return "\n".join([*lines, ""])
 
@@ -252,11 +256,10 @@ def main(argv: list[str]) -> None:
     what = (
         f"Model `{options.shape}`, {options.prompts} prompts with {options.samples} responses of at most "
         f"{options.tokens} tokens, {UPDATES} optimizer steps, KL coefficient {KL_COEF}; {options.workers} workers in "
-        f"ours, {peer} in TRL."
+        f"ours, {peer} in TRL. Ours sample by vLLM, TRL by {'transformers' if options.device == 'cpu' else 'vLLM'}."
     )
-    order = "One training ran after another." if options.apart else "The trainings took turns, step by step."
     facts = provenance("bench_step.py", argv, options.device)
-    facts |= {"what": what, "order": order, "peer": PEERS.get(options.peer, "alone")}
+    facts |= {"what": what, "apart": options.apart, "peer": PEERS.get(options.peer, "alone")}
     write_report(options.out, facts, found, page)
     print(page(facts, found))
 

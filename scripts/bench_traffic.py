@@ -12,7 +12,7 @@ Writes OUT.jsonl (how it was made, then each row) and OUT.md.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,15 @@ def payloads() -> Iterator[dict[str, Any]]:
             }
 
 
+def step_mib(rows: Sequence[Mapping[str, Any]], lengths: str, column: str, engine: int) -> float:
+    """MiB of a step with a reference: ``column`` of the messages, with engines of so many GPUs."""
+    # Each of an engine's GPUs was sent its share before.
+    copies = engine if column == "before_mib" else 1
+    messages = [row for row in rows if row["kind"] == "batch" and row["lengths"] == lengths]
+    found = [row for row in messages if row["message"] != WITHOUT_KL]
+    return float(sum(row[column] * (copies if "engines" in row["message"] else 1) for row in found))
+
+
 def page(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """The report in Markdown."""
     lines = ["# What a step moves between processes", ""]
@@ -201,12 +210,9 @@ def page(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         cells = [found[message, kind] for kind in ("full", "log-normal")]
         numbers = " | ".join(f"{cell['before_mib']:.1f} | {cell['after_mib']:.1f}" for cell in cells)
         lines.append(f"| {message} | {numbers} |")
-    for title, copies in (("a step", 1), ("a step, engines of 4 GPUs", 4)):
-        sums = []
-        for kind in ("full", "log-normal"):
-            cells = [found[message, kind] for message in messages if message != WITHOUT_KL]
-            before = sum(c["before_mib"] * (copies if "engines" in c["message"] else 1) for c in cells)
-            sums.append(f"{before:.0f} | {sum(cell['after_mib'] for cell in cells):.0f}")
+    for title, engine in (("a step", 1), ("a step, engines of 4 GPUs", 4)):
+        columns = [(kind, column) for kind in ("full", "log-normal") for column in ("before_mib", "after_mib")]
+        sums = [f"{step_mib(rows, kind, column, engine):.0f}" for kind, column in columns]
         lines.append(f"| **{title}** | {' | '.join(sums)} |")
     return "\n".join([*lines, ""])
 

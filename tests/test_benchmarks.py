@@ -70,6 +70,38 @@ def test_the_estimate_counts_the_work_of_a_model():
     assert estimate_step.generation_s(world, lengths) == pytest.approx(decoding + prefill)
 
 
+def test_the_estimate_adds_up_phases():
+    _, traffic = bench_report.read_report(ROOT / "benchmarks/traffic.jsonl")
+    world, lengths = estimate_step.World("32b", 64, 4), torch.tensor([64, 64, 64, 128] * 32)
+    columns = estimate_step.phases(world, lengths, traffic)
+    for found in columns.values():
+        assert found["a step"] == pytest.approx(sum(seconds for name, seconds in found.items() if name != "a step"))
+    before, now, verl = columns.values()
+    # A forward pass for the reference, four times that for the update, three quarters of it for old log-probabilities.
+    scored = world.forward(1024 + lengths) / 64 / estimate_step.PRODUCT_RATE
+    assert (now["reference"], now["update"]) == pytest.approx((scored, 4 * scored))
+    assert (now["old log-probabilities"], verl["old log-probabilities"]) == pytest.approx((0.75 * scored, scored))
+    assert before["reference"] == pytest.approx(
+        world.forward(torch.full((128,), 1024 + 128)) / 64 / estimate_step.PRODUCT_RATE
+    )
+    # 1880 MiB with engines of 4 GPUs, benchmarks/traffic.md, and 60 now.
+    assert before["batches"] == verl["batches"] == pytest.approx(1880 * 2**20 / 1e9, rel=1e-3)
+    assert now["batches"] == pytest.approx(60 * 2**20 / 1e9, rel=1e-2)
+    assert verl["rank metrics"] == 0 < now["rank metrics"] == before["rank metrics"]
+
+
+def test_a_training_is_compared_in_turns_or_apart():
+    seconds = [(1.0, 2.0), (3.0, 4.0), (2.0, 10.0)]
+    rounds = [{"GRPO": {"seconds": a, "reward": 0.5}, "TRL": {"seconds": b, "reward": 0.25}} for a, b in seconds]
+    turns, apart = (bench_step.summarise(rounds, apart) for apart in (False, True))
+    # Of 0.5, 0.75 and 0.2; and 2 of 4.
+    assert turns["GRPO"] == {"seconds": 2.0, "ratio": 0.5, "interval": (0.2, 0.75), "reward": 0.5}
+    assert apart["GRPO"] == {"seconds": 2.0, "ratio": 0.5, "interval": None, "reward": 0.5}
+    rounds[0]["TRL"]["seconds"] = 100.0
+    assert bench_step.summarise(rounds, False)["GRPO"]["ratio"] == 0.2
+    assert bench_step.summarise(rounds, True)["GRPO"]["ratio"] == 0.2
+
+
 def test_a_report_says_how_it_was_made(tmp_path):
     facts = bench_report.provenance("bench_spectral.py", ["--out", "a b"])
     assert facts["command"] == "python scripts/bench_spectral.py --out 'a b'"
