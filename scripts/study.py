@@ -25,6 +25,8 @@ RUNS/ARM/seed_N, its output beside it and, once it has ended well, its options, 
 that is complete is not run again, one that fails does not stop the others. Beside the study's file go NAME.md, the
 tables; NAME.jsonl, how they were made and what each run got right; NAME.svg, pass@k and the training's rewards.
 
+With trainer.n_gpus_per_node=1 and OMP_NUM_THREADS=1, as many studies can run side by side as there are cores.
+
 Statistics need scipy: `pip install -r requirements/analysis.txt`.
 """
 
