@@ -30,6 +30,18 @@ ARCHITECTURES: dict[str, PreTrainedConfig] = {
     ),
     # Its head asks the decoder for more than states.
     "mixtral, experts": transformers.MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2),
+    # Their windows are in the mask alone: of all layers, and of every other one.
+    "phimoe, sliding window": transformers.PhimoeConfig(**TINY, sliding_window=3, num_local_experts=2),
+    "qwen2_moe, sliding window": transformers.Qwen2MoeConfig(
+        **TINY,
+        use_sliding_window=True,
+        sliding_window=3,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    ),
     "granite, scaled logits": transformers.GraniteConfig(**TINY, logits_scaling=4.0, attention_multiplier=0.5),
     "cohere, scaled logits": transformers.CohereConfig(**TINY, logit_scale=0.25),
 }

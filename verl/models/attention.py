@@ -96,7 +96,7 @@ def packed_attention(
         attention_mask: of padded rows, as the implementation expects it; None for packed ones.
         implementation: the attention function of ``transformers`` that this one stands for.
         scaling: factor on the scores, by default 1 / sqrt(D).
-        sliding_window: tokens that each one sees, itself included; None: all before it.
+        sliding_window: tokens that each one sees, itself included; None: as the module has it in its mask.
         softcap: bound on the scores by ``softcap * tanh(scores / softcap)``; None: none.
         cu_seq_lens_q: [rows + 1] int32, where rows start and end; None: the rows are padded.
         max_length_q: longest row.
@@ -116,12 +116,16 @@ def packed_attention(
         wrong.append("softcap")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         wrong.append("is_causal=False")
+    if _kind(module) == "chunked_attention":
+        wrong.append("chunked attention")
     if wrong:
         raise ConfigError(
             f"model.attn_implementation={implementation!r}: packed rows do not support {', '.join(wrong)}, which "
             f"{type(module).__name__} uses; set model.use_remove_padding=false, or, for softcap only, "
             "model.attn_implementation=eager or flash_attention_2"
         )
+    if sliding_window is None:
+        sliding_window = window_in_mask(module)
     options: dict[str, Any] = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
     if places is not None:
         fillers = query.shape[2] - places.num_tokens
@@ -144,6 +148,19 @@ def packed_attention(
     if sequence_group is not None:
         output = gather_heads(output[0].transpose(0, 1), sequence_group).transpose(0, 1)[None]
     return output.contiguous(), None
+
+
+def window_in_mask(module: nn.Module) -> int | None:
+    """The sliding window that some models (PhiMoE, Qwen2-MoE, Doge) have in their mask alone; packed rows have none."""
+    if _kind(module) not in (None, "sliding_attention"):
+        return None
+    return getattr(getattr(module, "config", None), "sliding_window", None)
+
+
+def _kind(module: nn.Module) -> str | None:
+    """What the layer's attention is, as the model's config calls it; None where all layers are alike."""
+    kinds = getattr(getattr(module, "config", None), "layer_types", None)
+    return None if kinds is None else str(kinds[module.layer_idx])
 
 
 class Rows(NamedTuple):
