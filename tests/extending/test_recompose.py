@@ -16,6 +16,7 @@ from verl.data.prompts import PromptCollator, TokenizedPrompts
 from verl.data.replay import ReplayBuffer, Responses
 from verl.protocol import RolloutBatch
 from verl.rewards import Score
+from verl.trainer.ppo.hooks import SamplingHooks
 from verl.trainer.ppo.recompose import Recomposer, behaviour_logprobs
 from verl.trainer.ppo.sampled import Sampled, finished
 
@@ -171,3 +172,29 @@ def test_a_buffer_is_bounded_and_comes_back_from_a_checkpoint_to_the_bit():
         ConfigError, match=r"^data.max_prompt_length=30, data.max_response_length=12: the replay buffer"
     ):
         again.load_state(json.loads(json.dumps(buffer.state(ORIGINALS))), ORIGINALS, (42, 12))
+    strange = buffer.state(ORIGINALS)
+    for uid in (-1, 4):
+        strange["uids"][0] = uid
+        with pytest.raises(ConfigError, match=r"^data.train_files: the replay buffer of the checkpoint has prompts"):
+            again.load_state(json.loads(json.dumps(strange)), ORIGINALS, (P + R, R))
+    # Once it is empty, it is as a new one, which is what is saved of it.
+    buffer.take([0, 1, 2])
+    assert len(buffer) == 0 and buffer.state(ORIGINALS) is None
+    with pytest.raises(ValueError, match="the buffer is empty"):
+        _ = buffer.responses
+
+
+def test_what_is_told_how_steps_went_says_that_it_forgets(tmp_path, small_config, tiny_tokenizer):
+    (tmp_path / "own.py").write_text(
+        "class Forgetting:\n"
+        "    def recompose(self, batch):\n"
+        "        return batch.responses\n"
+        "    def update(self, outcome):\n"
+        "        pass\n"
+    )
+    config = changed(small_config, algorithm={"recompose": f"{tmp_path}/own.py:Forgetting"})
+    (note,) = SamplingHooks(config, 10, ORIGINALS, tiny_tokenizer).notes
+    assert note == (
+        f"algorithm.recompose='{tmp_path}/own.py:Forgetting': has update but no state_dict, so a resumed run forgets "
+        "what update was told"
+    )

@@ -46,6 +46,12 @@ def name(request):
 def range(request):
     return {"top_p": 2.0}
 
+def ragged(request):
+    return {"temperatures": [[1.0, 2.0], [1.0]]}
+
+def missing(request):
+    return {"top_k": float("nan")}
+
 def long(request):
     return {"temperatures": np.ones(13)}
 
@@ -88,6 +94,7 @@ def test_settings_broadcast_over_prompts_responses_and_positions(small_config, o
 def test_a_class_has_state(small_config, own):
     schedule = schedule_of(small_config, own, "Counting", start=1)
     assert schedule.settings(request_of(small_config)).overrides[0].temperature == 2.0
+    assert schedule.own.note == ""
     again = schedule_of(small_config, own, "Counting")
     again.own.load_state(schedule.own.state())
     assert again.settings(request_of(small_config)).overrides[0].temperature == 3.0
@@ -100,9 +107,11 @@ def test_a_class_has_state(small_config, own):
         ("shape", r"temperature is \[1.0, 2.0, 3.0\]; it must be a number, or an array that broadcasts to \(2, 2\)"),
         ("name", "returned {'beams': 3}; it must map some of temperature, top_p, top_k, min_p, temperatures"),
         ("range", r"top_p=2.0: must be in \(0, 1\]"),
+        ("ragged", "temperatures is .*; it must be a number, or an array that broadcasts to"),
+        ("missing", "top_k=nan: must be whole"),
         ("long", "temperatures has 13 positions; give 1 to max_response_length"),
         ("infinite", "temperatures must be from 0.01 to 1000"),
-        ("raises", r"its call raised KeyError: 1 \(.*own.py, line 40\)"),
+        ("raises", r"raised KeyError: 1 \(.*own.py, line 46\)"),
     ],
 )
 def test_what_is_wrong_is_told(small_config, own, name, message):
@@ -111,7 +120,7 @@ def test_what_is_wrong_is_told(small_config, own, name, message):
 
 
 def test_unknown_keywords_and_unseeded_engines_are_refused(small_config, own):
-    with pytest.raises(ConfigError, match="called with a request and {'a': 1}: got an unexpected keyword argument 'a'"):
+    with pytest.raises(ConfigError, match="got an unexpected keyword argument 'a'; it is called with"):
         schedule_of(small_config, own, "by_prompt", a=1)
     with pytest.raises(ConfigError, match="^rollout.schedule='a:b': the project's own sampler draws; set rollout.seed"):
         changed(small_config, rollout={"schedule": "a:b", "seeded": False})

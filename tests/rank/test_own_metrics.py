@@ -31,6 +31,14 @@ def one_number(spectra):
 
 def unstable(spectra):
     return spectra.singular_values.log().sum(dim=1)
+
+class Counting:
+    def __call__(self, spectra):
+        return spectra.singular_values.sum(dim=1)
+    def state_dict(self):
+        return {}
+    def load_state_dict(self, state):
+        pass
 """
 
 
@@ -85,6 +93,7 @@ def test_the_engine_loads_it_from_its_options(make_calculator, paths):
         ("one_number", "returned shape []; expected a tensor of 2 numbers, one for each spectrum"),
         ("unstable", "returned NaN or infinity for 3 rows with singular values [2.0, 2.0, 0.0]...; expected finite"),
         ("gone", "has no function or class 'gone'"),
+        ("Counting", "has a state_dict, but the state of this option is not saved; drop it"),
     ],
 )
 def test_it_is_tried_before_training(paths, name, message):

@@ -21,6 +21,16 @@ def frozen(logprobs, ref_logprobs):
 
 def infinite(logprobs, ref_logprobs):
     return 1 / (logprobs - ref_logprobs)
+
+class Counting:
+    def __call__(self, logprobs, ref_logprobs):
+        return logprobs
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
 """
 LOGPROBS, REF = torch.tensor([[-1.0, -2.0, 0.0]]), torch.tensor([[-3.0, -1.0, 0.0]])
 
@@ -63,3 +73,10 @@ def test_results_are_checked(own, name, grad, message):
     with pytest.raises(ConfigError) as raised:
         own(name)(LOGPROBS.clone().requires_grad_(grad), REF)
     assert str(raised.value).endswith(f"kls.py:{name}': {message}")
+
+
+def test_state_that_nobody_would_save_is_refused(own):
+    with pytest.raises(
+        ConfigError, match="kls.py:Counting': has a state_dict, but the state of this option is not saved"
+    ):
+        own("Counting")

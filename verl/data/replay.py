@@ -118,7 +118,7 @@ class ReplayBuffer:
 
     @property
     def responses(self) -> Responses:
-        """What is held, the oldest first. Raises ``ValueError`` while nothing was ever added."""
+        """What is held, the oldest first. Raises ``ValueError`` while that is nothing."""
         if self._held is None:
             raise ValueError("the buffer is empty; ask for its len() first")
         return self._held
@@ -132,15 +132,18 @@ class ReplayBuffer:
         # A group falls out as a whole.
         while 0 < first < len(held) and held.group_ids[first] == held.group_ids[first - 1]:
             first += 1
-        self._held = held[torch.arange(first, len(held))]
+        self._hold(held[torch.arange(first, len(held))])
 
     def take(self, places: Places) -> Responses:
         """Those in these places of ``responses``, which the buffer then no longer holds."""
         held, rows = self.responses, _rows(places)
         left = torch.ones(len(held), dtype=torch.bool)
         left[rows] = False
-        self._held = held[left]
+        self._hold(held[left])
         return held[rows]
+
+    def _hold(self, held: Responses) -> None:
+        self._held = held if len(held) else None
 
     def state(self, originals: Sequence[PromptRecord]) -> Any:
         """What is held as JSON; ``originals`` are the data set's prompts, which are not saved again."""
@@ -175,12 +178,17 @@ class ReplayBuffer:
             shape: S and R of this run.
 
         Raises:
-            ConfigError: the lengths of prompts or responses were others.
+            ConfigError: the lengths of prompts or responses were others, or the data set was.
         """
         self._held = None
         if state is None:
             return
         found = from_json(state)
+        if not all(0 <= uid < len(originals) for uid in found["uids"]):
+            raise ConfigError(
+                f"data.train_files: the replay buffer of the checkpoint has prompts that are none of these "
+                f"{len(originals)}; set them back"
+            )
         saved = (found["input_ids"].shape[1], found["response_mask"].shape[1])
         if saved != shape:
             raise ConfigError(

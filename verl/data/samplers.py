@@ -95,13 +95,6 @@ class CustomSampler(Own, Sampler[int]):
             )
         super().__init__("data.sampler.class_name", name, inner)
 
-    @property
-    def note(self) -> str:
-        """What the user should know; empty if there is nothing."""
-        if hasattr(self.inner, "update") and not self.has_state:
-            return f"{self.where}: has update but no state_dict, so a resumed run forgets what update was told"
-        return ""
-
     def __len__(self) -> int:
         return self.length
 

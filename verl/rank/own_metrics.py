@@ -30,8 +30,7 @@ def own_measures(paths: Sequence[str]) -> dict[str, SpectralMeasure]:
     measures: dict[str, SpectralMeasure] = {}
     for path in paths:
         own = OwnCall(FIELD, path, {}, ["spectra"])
-        if own.has_state:
-            raise ConfigError(f"{own.where}: has a state_dict, but metrics have no state that is saved; leave it out")
+        own.refuse_state()
         measure = partial(_measured, own)
         measure(SAMPLE)
         measures[name_of(path)] = measure

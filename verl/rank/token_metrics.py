@@ -61,8 +61,7 @@ def check_token_metrics(names: Sequence[str]) -> None:
 @cache
 def _own_metric(path: str) -> OwnCall:
     own = OwnCall(FIELD, path, {}, ["inputs"])
-    if own.has_state:
-        raise ConfigError(f"{own.where}: has a state_dict, but metrics have no state that is saved; leave it out")
+    own.refuse_state()
     return own
 
 

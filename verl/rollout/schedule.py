@@ -3,8 +3,7 @@
 Legend: G prompts, n responses to each, T positions.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,7 @@ from verl.config.errors import ConfigError
 from verl.config.rollout import RolloutConfig
 from verl.data.schedule import SamplingRequest
 from verl.rollout.requests import ResponseSettings
-from verl.utils.own import OwnObject
-from verl.utils.user_code import load_own, user_code
+from verl.utils.own import OwnCall
 
 FIELDS = ("temperature", "top_p", "top_k", "min_p")
 """What a schedule may set for each response."""
@@ -34,19 +32,8 @@ class SamplingSchedule:
 
     def __init__(self, config: RolloutConfig) -> None:
         assert config.schedule is not None, "made only where one is named"
-        self.where = f"rollout.schedule={config.schedule!r}"
-        self.own: OwnObject | None = None
-        self._ask: Callable[[SamplingRequest], Any]
-        found, kwargs = load_own(config.schedule, "rollout.schedule"), config.schedule_kwargs
-        if isinstance(found, type):
-            self.own = own = OwnObject(config.schedule, "rollout.schedule", kwargs, {"__call__": 1, "update?": 1})
-            self._ask = lambda request: own.call("__call__", request)
-            return
-        try:
-            inspect.signature(found).bind(None, **kwargs)
-        except TypeError as error:
-            raise ConfigError(f"{self.where}: called with a request and {dict(kwargs)}: {error}") from error
-        self._ask = lambda request: found(request, **kwargs)
+        self.own = OwnCall("rollout.schedule", config.schedule, config.schedule_kwargs, ["request"], {"update?": 1})
+        self.where = self.own.where
 
     def settings(self, request: SamplingRequest) -> ResponseSettings | None:
         """How each of the G n responses is sampled; None: all as ``request.base`` says.
@@ -54,8 +41,7 @@ class SamplingSchedule:
         Raises:
             ConfigError: the function raised, or did not return settings in their ranges and shapes.
         """
-        with user_code(f"{self.where}: its call"):
-            found = self._ask(request)
+        found = self.own(request)
         names = (*FIELDS, TABLE)
         if found is None or (isinstance(found, Mapping) and not found):
             return None
@@ -65,7 +51,7 @@ class SamplingSchedule:
         fields = {name: self._numbers(name, found[name], shape).ravel() for name in FIELDS if name in found}
         table = None
         if TABLE in found:
-            positions = np.asarray(found[TABLE]).shape[-1:] or (1,)
+            positions = self._array(TABLE, found[TABLE], shape).shape[-1:] or (1,)
             if not 1 <= positions[0] <= request.max_response_length:
                 raise ConfigError(f"{self.where}: {TABLE} has {positions[0]} positions; give 1 to max_response_length")
             table = self._numbers(TABLE, found[TABLE], (*shape, *positions)).reshape(-1, *positions).astype(np.float32)
@@ -81,6 +67,8 @@ class SamplingSchedule:
         for row in set(rows):
             values = dict(zip(fields, row, strict=True))
             if "top_k" in values:
+                if not values["top_k"].is_integer():
+                    raise ConfigError(f"{self.where}: top_k={values['top_k']}: must be whole")
                 values["top_k"] = int(values["top_k"])
             self._check({name: values.get(name, getattr(base, name)) for name in FIELDS})
             made[row] = replace(base, **values)
@@ -96,8 +84,16 @@ class SamplingSchedule:
     def _numbers(self, name: str, given: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         """``given`` in this shape: a number, or for prompts [G, 1], responses [G, n], or positions as the last."""
         try:
-            return np.array(np.broadcast_to(np.asarray(given, dtype=np.float64), shape))
+            return np.array(np.broadcast_to(self._array(name, given, shape), shape))
+        except ValueError as error:
+            raise self._misfit(name, given, shape) from error
+
+    def _array(self, name: str, given: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        try:
+            return np.asarray(given, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{self.where}: {name} is {str(given):.80}; it must be a number, or an array that broadcasts to {shape}"
-            ) from error
+            raise self._misfit(name, given, shape) from error
+
+    def _misfit(self, name: str, given: Any, shape: tuple[int, ...]) -> ConfigError:
+        what = f"{self.where}: {name} is {str(given):.80}"
+        return ConfigError(f"{what}; it must be a number, or an array that broadcasts to {shape}")

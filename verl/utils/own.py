@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from verl.config.errors import ConfigError
@@ -52,6 +53,27 @@ class Own:
             with user_code(f"{self.where}: its load_state_dict(state)"):
                 self.inner.load_state_dict(from_json(state))
 
+    def refuse_state(self) -> None:
+        """Raise ``ConfigError`` for one with state, at an option whose state is not saved."""
+        if self.has_state:
+            raise ConfigError(f"{self.where}: has a state_dict, but the state of this option is not saved; drop it")
+
+    def has(self, name: str) -> bool:
+        """Whether there is a method of this name."""
+        return hasattr(self.inner, name)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """What the method returns. Raises ``ConfigError`` for whatever it raises."""
+        with user_code(f"{self.where}: its {name}"):
+            return getattr(self.inner, name)(*arguments)
+
+    @property
+    def note(self) -> str:
+        """What the user should know; empty if there is nothing."""
+        if self.has("update") and not self.has_state:
+            return f"{self.where}: has update but no state_dict, so a resumed run forgets what update was told"
+        return ""
+
 
 class OwnCall(Own):
     """A user's function, or an instance of a user's class that can be called.
@@ -59,13 +81,21 @@ class OwnCall(Own):
     A class is made once, with the options as keyword arguments; a function gets them at each call.
     """
 
-    def __init__(self, field: str, path: str, options: Mapping[str, Any], inputs: Sequence[str]) -> None:
+    def __init__(
+        self,
+        field: str,
+        path: str,
+        options: Mapping[str, Any],
+        inputs: Sequence[str],
+        methods: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """
         Args:
             field: the option that holds ``path``; its own options are in ``<field>_kwargs``.
             path: ``module:attribute`` or ``file.py:attribute``.
             options: keyword arguments.
             inputs: names of what a call gets, for messages.
+            methods: as those of :class:`OwnObject`, of what is called.
 
         Raises:
             ConfigError: the code cannot be loaded, does not take these arguments, raised, or has a wrong state.
@@ -84,6 +114,8 @@ class OwnCall(Own):
             raise ConfigError(f"{where}: {type(found).__name__} has no __call__({named}); define it")
         how = f"it is called with ({named}) and {field}_kwargs={self._options}"
         _require_fit(where, found, inputs, self._options, how)
+        for name, number in methods.items():
+            _check_method(where, found, name, number)
         super().__init__(field, path, found)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -123,15 +155,6 @@ class OwnObject(Own):
         for name, number in methods.items():
             _check_method(where, inner, name, number)
         super().__init__(field, path, inner)
-
-    def has(self, name: str) -> bool:
-        """Whether there is a method of this name."""
-        return hasattr(self.inner, name)
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        """What the method returns. Raises ``ConfigError`` for whatever it raises."""
-        with user_code(f"{self.where}: its {name}"):
-            return getattr(self.inner, name)(*arguments)
 
 
 def _require_fit(where: str, called: Any, inputs: Sequence[str], options: Mapping[str, Any], how: str) -> None:

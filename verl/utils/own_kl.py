@@ -25,8 +25,7 @@ def kl_estimator(name: str, field: str, options: Mapping[str, Any]) -> str | Cal
     if not is_own(name):
         return name
     own = OwnCall(field, name, options, ("logprobs", "ref_logprobs"))
-    if own.has_state:
-        raise ConfigError(f"{own.where}: has a state_dict, but a KL estimator has no state that is saved; leave it out")
+    own.refuse_state()
 
     def estimate(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         found = own(logprobs, ref_logprobs)

@@ -15,7 +15,7 @@ from verl.data.selectors import PromptSelector
 from verl.rollout.requests import ResponseSettings
 from verl.rollout.schedule import SamplingSchedule
 from verl.trainer.ppo.recompose import Recomposer
-from verl.utils.own import OwnObject
+from verl.utils.own import Own
 
 
 class SamplingHooks:
@@ -35,11 +35,10 @@ class SamplingHooks:
         """``originals``: the data set's prompts, by ``uid``."""
         data, algorithm = config.data, config.algorithm
         self.selector = None if data.selector is None else PromptSelector(data, total_steps)
-        asks = config.rollout.regenerate is not None
         self.schedule = None if config.rollout.schedule is None else SamplingSchedule(config.rollout)
         self.total_steps = total_steps
         self.config = config
-        self.regenerator = Regenerator(config, tokenizer, total_steps) if asks else None
+        self.regenerator = None if config.rollout.regenerate is None else Regenerator(config, tokenizer, total_steps)
         self.recomposer = None if algorithm.recompose is None else Recomposer(config, total_steps, originals)
 
     def choose(self, prompts: TokenizedPrompts, step: int) -> TokenizedPrompts:
@@ -55,12 +54,20 @@ class SamplingHooks:
         return self.schedule.settings(SamplingRequest(step, self.total_steps, records, rollout.n, base, length))
 
     @property
-    def _own(self) -> dict[str, OwnObject]:
+    def _own(self) -> dict[str, Own]:
         """Those whose state is all theirs, and that may be told how steps went."""
-        parts = {"selector": self.selector, "regenerate": self.regenerator, "recompose": self.recomposer}
-        owned = {name: part.own for name, part in parts.items() if part is not None}
-        scheduled = None if self.schedule is None else self.schedule.own
-        return owned if scheduled is None else owned | {"schedule": scheduled}
+        parts = {
+            "selector": self.selector,
+            "regenerate": self.regenerator,
+            "recompose": self.recomposer,
+            "schedule": self.schedule,
+        }
+        return {name: part.own for name, part in parts.items() if part is not None}
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of them."""
+        return [own.note for own in self._own.values() if own.note]
 
     @property
     def listens(self) -> bool:

@@ -88,7 +88,8 @@ def run_ppo(config: PPOConfig) -> None:
     steps = trainer.num_steps(len(loader))
     check_own_code(config, steps)
     _check_steps(trainer, steps)
-    SamplingHooks(config, steps, train_set.records, tokenizer)  # what is wrong with the user's classes is told now
+    # What is wrong with the user's classes is told now.
+    notes["training"].extend(SamplingHooks(config, steps, train_set.records, tokenizer).notes)
 
     run = TrainingRun(config, steps, COLUMNS, device_type)
     page = PageWriter(run.folder, trainer.report_freq, run.display.say)
