@@ -185,13 +185,14 @@ def page(facts: Mapping[str, Any], found: Sequence[Round]) -> str:
     """The results as Markdown."""
     figures = summarise(found, facts["apart"])
     base = figures["base"]
+    peer = f"{facts['peer']}, " if "peer" in facts else ""
     order = "The trainings took turns, step by step.", "The ratio is the median of the rounds', with its 95% interval"
     if facts["apart"]:
         order = "One training ran after another.", "The ratio is that of the medians; drift allows it no interval"
     lines = [
         "# The time of a training step",
         "",
-        f"{facts['hardware']}, torch {facts['torch']}, {facts['peer']}, {facts['date']}. {facts['what']}",
+        f"{facts['hardware']}, torch {facts['torch']}, {peer}{facts['date']}. {facts['what']}",
         "",
         "Regenerate with",
         "",
@@ -233,8 +234,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options.workers = options.workers or (2 if options.device == "cpu" else 1)
     options.trl_processes = options.trl_processes or options.workers
     options.apart = options.apart or options.device != "cpu"
-    if options.rounds < 2:
-        parser.error(f"--rounds {options.rounds}: an interval needs at least 2")
+    least = 1 if options.apart else 6
+    if options.rounds < least:
+        parser.error(f"--rounds {options.rounds}: must be at least {least}; fewer give no 95% interval")
     return options
 
 
@@ -250,16 +252,19 @@ def main(argv: list[str]) -> None:
             print(f"round {number} of {options.rounds}: {times}", file=sys.stderr, flush=True)
             if number > 0:
                 found.append(entry)
-    peer = (
-        f"{options.threads} threads in {options.trl_processes} processes and micro-batches of {options.trl_micro_batch}"
-    )
     what = (
         f"Model `{options.shape}`, {options.prompts} prompts with {options.samples} responses of at most "
-        f"{options.tokens} tokens, {UPDATES} optimizer steps, KL coefficient {KL_COEF}; {options.workers} workers in "
-        f"ours, {peer} in TRL. Ours sample by vLLM, TRL by {'transformers' if options.device == 'cpu' else 'vLLM'}."
+        f"{options.tokens} tokens, {UPDATES} optimizer steps, KL coefficient {KL_COEF}; "
+        f"{options.workers} workers in ours"
     )
+    if options.peer:
+        what += (
+            f", {options.threads} threads in {options.trl_processes} processes and micro-batches of "
+            f"{options.trl_micro_batch} in TRL. Ours sample by vLLM, TRL by "
+            f"{'transformers' if options.device == 'cpu' else 'vLLM'}"
+        )
     facts = provenance("bench_step.py", argv, options.device)
-    facts |= {"what": what, "apart": options.apart, "peer": PEERS.get(options.peer, "alone")}
+    facts |= {"what": f"{what}.", "apart": options.apart, "peer": PEERS.get(options.peer)}
     write_report(options.out, facts, found, page)
     print(page(facts, found))
 

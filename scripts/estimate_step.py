@@ -163,7 +163,7 @@ What a column does:
 - now: packed rows, no such pass for the first mini-batch, weights in bfloat16 and in buckets, packed batches.
 - veRL: with `use_remove_padding` and `use_dynamic_bsz`, as its users tune it, and without rank metrics. Taken to
   compute all old log-probabilities in a pass of their own, to gather weights in bfloat16 one by one, and to send dense
-  batches.
+  batches, to each GPU of an engine.
 
 Assumed: passes reach 40% of the bfloat16 rate of 989e12; decoding reads at 60% of 3.35 TB/s and takes 3 ms a step
 besides, the same in all columns; gathered weights arrive at 70% of 450 GB/s, and each collective takes 0.2 ms besides;

@@ -21,9 +21,10 @@ A study is a YAML file:
 
 What is compared is the validation at the end of each training, all of whose samples count. Runs follow one another,
 seed by seed, so that a study that is stopped has complete seeds first; exploratory arms come last. Each run is kept in
-RUNS/ARM/seed_N, its output beside it and, once it has ended well, its options, where studies find each other's; one
-that is complete is not run again, one that fails does not stop the others. Beside the study's file go NAME.md, the
-tables; NAME.jsonl, how they were made and what each run got right; NAME.svg, pass@k and the training's rewards.
+RUNS/ARM/seed_N, with its options in study.json once it has ended well, where studies find each other's, and its output
+beside it; one that is complete is not run again, one that fails does not stop the others. A training whose study was
+killed goes on to its end, but counts for nothing. Beside the study's file go NAME.md, the tables; NAME.jsonl, how they
+were made and what each run got right; NAME.svg, pass@k and the training's rewards.
 
 With trainer.n_gpus_per_node=1 and OMP_NUM_THREADS=1, as many studies can run side by side as there are cores.
 
@@ -39,14 +40,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
+from zlib import crc32
 
 import pandas as pd
 from bench_report import provenance, read_report, write_report
 from study_file import Study
 from study_page import LOGGED, Results, draw, page
+
+from verl.utils.files import replace_text
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -111,7 +116,7 @@ class Run:
         if code:
             self._tell(f"ended with exit code {code}; see {log}")
         else:
-            self._record.write_text(json.dumps(self.options) + "\n")
+            replace_text(self._record, json.dumps(self.options) + "\n")
 
     def _tell(self, why: str) -> None:
         print(f"error: {self.arm} with seed={self.seed}: {why}", file=sys.stderr, flush=True)
@@ -121,32 +126,33 @@ class Run:
         *_, last = sorted(self.folder.glob("samples/val_*.parquet"))
         correct = pd.read_parquet(last, columns=["uid", "correct"]).groupby("uid")["correct"]
         (samples,) = correct.count().unique().tolist()
+        problems = crc32(correct.sum().index.to_numpy("int64").tobytes())
         lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-        logged = {name: [line[key] for line in lines if key in line] for name, key in LOGGED.items()}
+        # A figure that was not finite is null.
+        logged = {name: [line[key] for line in lines if line.get(key) is not None] for name, key in LOGGED.items()}
         summary = json.loads((self.folder / "summary.json").read_text())
         packages = [f"{name} {version}" for name, version in summary["versions"].items()]
         code = ", ".join([str(summary["git_revision"]), *packages])
-        found = {"samples": samples, "correct": correct.sum().tolist(), "code": code}
+        found = {"samples": samples, "correct": correct.sum().tolist(), "problems": problems, "code": code}
         return {"arm": self.arm, "seed": self.seed, **found, **logged}
 
     @property
     def _record(self) -> Path:
-        return self.folder.with_suffix(".json")
+        return self.folder / "study.json"
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """End a training that still runs, and whatever it has left of its group."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            pass
     try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
         pass
-    process.wait()
+    finally:  # also where a second signal ends the wait
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def runs_of(study: Study, folder: Path) -> list[Run]:
@@ -160,11 +166,15 @@ def runs_of(study: Study, folder: Path) -> list[Run]:
 
 def prepare(folder: Path, arguments: Sequence[str]) -> None:
     """Make a folder that is missing; it is there in whole or not at all."""
-    if not folder.exists():
-        part = folder.with_name(f"{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        subprocess.run([sys.executable, *(argument.format(out=part) for argument in arguments)], cwd=ROOT, check=True)
-        part.rename(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            part = folder.with_name(f"{folder.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            command = [sys.executable, *(argument.format(out=part) for argument in arguments)]
+            subprocess.run(command, cwd=ROOT, check=True)
+            part.rename(folder)
 
 
 def report(study: Study, runs: Sequence[Run], out: Path, argv: Sequence[str]) -> None:
@@ -185,9 +195,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "outputs/studies", help="default: outputs/studies")
     parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     study = Study.read(options.study)
-    runs = runs_of(study, options.runs)
+    runs = runs_of(study, options.runs.resolve())
     missing = [] if options.report else [run for run in runs if not run.complete]
     if missing:
         for folder, arguments in study.prepare.items():

@@ -1,5 +1,6 @@
 """A study's file (scripts/study.py): what is asked, and which trainings answer it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,8 @@ class Study:
     """A study's file.
 
     Raises:
-        ValueError: a contrast names no arm, or arms that share no seed; or a k is larger than the number of samples.
+        ValueError: a contrast names no arm, or arms that share no seed; those that are to decide share none, all
+            together; or an arm is validated on fewer samples than a k.
     """
 
     question: str
@@ -36,16 +38,22 @@ class Study:
     """Pairs of arms, the second taken from the first."""
     prepare: dict[str, list[str]] = field(default_factory=dict)
     """Folder -> arguments of Python that make it, as ``{out}``."""
+    note: str = ""
+    """What readers of the results should know."""
 
     def __post_init__(self) -> None:
         for pair in self.contrasts:
             if len(pair) != 2 or not set(pair) <= self.arms.keys():
                 raise ValueError(f"contrasts: {pair}: must be two of {', '.join(self.arms)}")
-            if not self.pairs(*pair):
+            if not self.shared_seeds(pair):
                 raise ValueError(f"contrasts: {pair}: share no seed")
-        samples = [int(override.removeprefix(SAMPLES)) for override in self.train if override.startswith(SAMPLES)]
-        if samples and max(self.ks) > samples[-1]:
-            raise ValueError(f"ks: {max(self.ks)}: must be at most {SAMPLES}{samples[-1]}")
+        if self.decisive_arms and not self.shared_seeds(self.decisive_arms):
+            raise ValueError(f"contrasts: {', '.join(self.decisive_arms)}: share no seed; or call some exploratory")
+        for name, arm in self.arms.items():
+            told = [text.removeprefix(SAMPLES) for text in [*self.train, *arm.overrides] if text.startswith(SAMPLES)]
+            samples = int(told[-1]) if told else 1
+            if max(self.ks) > samples:
+                raise ValueError(f"ks: {max(self.ks)}: {name} has {SAMPLES}{samples}; raise that")
 
     @classmethod
     def read(cls, path: Path) -> "Study":
@@ -58,10 +66,16 @@ class Study:
         except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError, ValueError) as error:
             raise SystemExit(f"error: {path}: {type(error).__name__}: {' '.join(str(error).split())}") from None
 
-    def pairs(self, arm: str, other: str) -> list[int]:
-        """The seeds that both arms have."""
-        return sorted(set(self.arms[arm].seeds) & set(self.arms[other].seeds))
+    @property
+    def decisive(self) -> list[list[str]]:
+        """The contrasts of arms of which none is exploratory."""
+        return [pair for pair in self.contrasts if not any(self.arms[arm].exploratory for arm in pair)]
 
-    def exploratory(self, pair: list[str]) -> bool:
-        """Whether a contrast can decide nothing."""
-        return any(self.arms[arm].exploratory for arm in pair)
+    @property
+    def decisive_arms(self) -> list[str]:
+        """The arms of these."""
+        return list(dict.fromkeys(arm for pair in self.decisive for arm in pair))
+
+    def shared_seeds(self, arms: Sequence[str]) -> list[int]:
+        """The seeds that all of these arms have."""
+        return sorted(set.intersection(*(set(self.arms[arm].seeds) for arm in arms)))

@@ -28,6 +28,9 @@ from verl.rewards.pass_at_k import pass_at_k
 POWER, LEVEL = 0.8, 0.05
 """How often a detectable difference would be found, and how often one would be where there is none."""
 
+ROUNDING = 1e-12
+"""What differs by less is equal."""
+
 LOGGED = {
     "reward": "train/pass@1",
     "shaped_share": "reward_manager/shaped_token_share",
@@ -36,14 +39,18 @@ LOGGED = {
 }
 """What is kept of a run's log -> its name there."""
 
-HEAD = """\
+RATES = """\
 Pass rates are means over seeds, with 95% bootstrap intervals over problems. Differences are in percentage points and
-paired by seed. Their 95% intervals and p are of t tests with one deviation for all arms, that of a randomized block
-design with seeds as blocks; p is of pass@{k}, which was named before the first run, and corrected for the {tests}
-contrasts by Holm's method, intervals are not. Detectable is the difference at pass@{k} that {power:.0%} of such studies
-would find after a correction by Bonferroni, if seeds vary as they did here. Exploratory arms have too few seeds to
-decide anything.
+paired by seed.
 """
+TESTS = """\
+Their 95% intervals and p are over seeds, for these problems, by t tests with one deviation for all arms: that of a
+randomized block design with seeds as blocks, which is right if all arms vary alike; the table of pass rates has the
+deviation of each. p is of pass@{k} and corrected for the {tests} contrasts by Holm's method; intervals are not.
+Detectable is the difference at pass@{k} that {power:.0%} of such studies would find after a correction by Bonferroni,
+if seeds vary as they did here.
+"""
+EXPLORATORY = "Exploratory arms have too few seeds to decide anything."
 
 
 @dataclass(frozen=True)
@@ -67,15 +74,18 @@ class Block:
         """The standard error of the difference between two arms' means."""
         values = self.values
         rest = values - values.mean(dim=0) - values.mean(dim=1, keepdim=True) + values.mean()
-        return math.sqrt(2 * float(rest.square().sum()) / self.freedom / len(values))
+        error = math.sqrt(2 * float(rest.square().sum()) / self.freedom / len(values))
+        return error if error > ROUNDING else 0.0
 
     def margin(self) -> float:
         """Half of the 95% interval of a difference."""
         return float(student.ppf(1 - LEVEL / 2, self.freedom)) * self.error
 
     def p(self, difference: float) -> float:
-        """Of the two-sided test that there is no difference; NaN if nothing differs at all."""
-        return 2 * float(student.sf(abs(difference) / self.error, self.freedom)) if self.error else math.nan
+        """Of the two-sided test that there is no difference."""
+        if self.error == 0:
+            return float(abs(difference) <= ROUNDING)
+        return 2 * float(student.sf(abs(difference) / self.error, self.freedom))
 
     def detectable(self, level: float = LEVEL) -> float:
         """The true difference that this test at ``level`` finds with probability 0.8, if ``error`` is the true one.
@@ -136,8 +146,19 @@ class Results:
         }
 
     def estimates(self, arm: str) -> list[Estimate]:
-        """pass@k of an arm: its mean over seeds and problems for each k, with an interval over problems."""
+        """pass@k of an arm: its mean over seeds and problems for each k, with an interval over problems.
+
+        Raises:
+            SystemExit: its seeds had different problems.
+        """
+        if len({run["problems"] for run in self.by_arm[arm].values()}) > 1:
+            raise SystemExit(f"error: {arm}: its seeds had different problems; set data.val_sample_size=-1")
         return mean_estimates(torch.stack(list(self.rates[arm].values())).mean(dim=0))
+
+    @cached_property
+    def block_seeds(self) -> list[int]:
+        """The seeds that all arms of decisive contrasts have been run with."""
+        return self.shared(self.study.decisive_arms)
 
     def means(self, arm: str, seeds: Sequence[int]) -> Tensor:
         """pass@k of an arm with these seeds, [seeds, K]."""
@@ -145,7 +166,8 @@ class Results:
 
     def shared(self, arms: Iterable[str]) -> list[int]:
         """The seeds that all of these arms have been run with."""
-        return sorted(set.intersection(*(set(self.by_arm.get(arm, {})) for arm in arms)))
+        found = [set(self.by_arm.get(arm, {})) for arm in arms]
+        return sorted(set.intersection(*found)) if found else []
 
 
 def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -153,25 +175,36 @@ def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     results = Results.of_report(facts, rows)
     study = results.study
     missing = sum(len(arm.seeds) for arm in study.arms.values()) - len(rows)
-    tests = sum(not study.exploratory(pair) for pair in study.contrasts)
     lines = [f"# {study.question}", ""]
-    lines += [f"{facts['hardware']}, torch {facts['torch']}, vLLM {facts['vllm']}, {facts['date']}.", ""]
+    if study.note:
+        lines += [study.note, ""]
+    codes = list(dict.fromkeys(row["code"] for row in rows))
+    lines += [f"{facts['hardware']}, {facts['date']}. Code: {'; '.join(codes)}.", ""]
     if missing:
         lines += [f"**Incomplete: {missing} of {missing + len(rows)} runs are missing.**", ""]
-    if len({row["code"] for row in rows}) > 1:
+    if len(codes) > 1:
         lines += ["**The runs are of different code or packages, so they do not differ by their arms alone.**", ""]
     lines += ["Regenerate with", "", f"    {facts['command']}", "", f"![pass@k of the arms]({facts['plot']})", ""]
-    lines += [HEAD.format(k=study.ks[0], tests=tests, power=POWER), "## Pass rates", "", *_rates(results), ""]
+    told = RATES
+    if len(results.block_seeds) > 1:
+        told += TESTS.format(k=study.ks[0], tests=len(study.decisive), power=POWER)
+    if any(arm.exploratory for arm in study.arms.values()):
+        told += EXPLORATORY + "\n"
+    lines += [told, "## Pass rates", "", *_rates(results), ""]
     lines += ["## Differences", "", *_differences(results), "", "## Training", "", *_training(results), ""]
     return "\n".join([*lines, "## Arms", "", *_arms(study), ""])
 
 
 def _rates(results: Results) -> Iterator[str]:
-    yield f"| arm | seeds |{''.join(f' pass@{k} |' for k in results.study.ks)}"
-    yield f"|---|---:|{'---:|' * len(results.study.ks)}"
+    first, *others = results.study.ks
+    yield f"| arm | seeds | pass@{first} | deviation over seeds |{''.join(f' pass@{k} |' for k in others)}"
+    yield f"|---|---:|---:|---:|{'---:|' * len(others)}"
     for arm, runs in results.by_arm.items():
         cells = [f"{found.value:.1%} ({found.low:.1%} to {found.high:.1%})" for found in results.estimates(arm)]
-        yield f"| {_label(results.study, arm)} | {len(runs)} | {' | '.join(cells)} |"
+        of_first = results.means(arm, list(runs))[:, 0].tolist()
+        deviation = _points(statistics.stdev(of_first)) if len(of_first) > 1 else ""
+        row = [_label(results.study, arm), str(len(runs)), cells[0], deviation, *cells[1:]]
+        yield f"| {' | '.join(row)} |"
 
 
 def _differences(results: Results) -> Iterator[str]:
@@ -179,9 +212,8 @@ def _differences(results: Results) -> Iterator[str]:
     first, *others = study.ks
     yield f"| contrast | pairs | pass@{first} | detectable | p |{''.join(f' pass@{k} |' for k in others)}"
     yield f"|---|---:|---:|---:|---:|{'---:|' * len(others)}"
-    decisive = [pair for pair in study.contrasts if not study.exploratory(pair)]
-    arms = list(dict.fromkeys(arm for pair in decisive for arm in pair))
-    seeds = results.shared(arms) if arms else []
+    decisive, arms, seeds = study.decisive, study.decisive_arms, results.block_seeds
+    others_of = [pair for pair in study.contrasts if pair not in decisive]
     if len(seeds) > 1:
         values = torch.stack([results.means(arm, seeds) for arm in arms], dim=1)
         blocks = [Block(values[..., place]) for place in range(len(study.ks))]
@@ -191,12 +223,13 @@ def _differences(results: Results) -> Iterator[str]:
         for pair, found, p in zip(decisive, differences, corrected, strict=True):
             cells = [_signed(value, block.margin()) for value, block in zip(found, blocks, strict=True)]
             yield f"| {' | '.join([' - '.join(pair), str(len(seeds)), cells[0], power, f'{p:.2g}', *cells[1:]])} |"
-        decisive = []
-    for pair in study.contrasts:
+    else:
+        others_of = study.contrasts
+    for pair in others_of:
         both = results.shared(pair)
-        if both and (pair in decisive or study.exploratory(pair)):
+        if both:
             cells = [_signed(value) for value in _difference(results, pair, both)]
-            name = f"{' - '.join(pair)}{' (exploratory)' if study.exploratory(pair) else ''}"
+            name = f"{' - '.join(pair)}{'' if pair in decisive else ' (exploratory)'}"
             yield f"| {' | '.join([name, str(len(both)), cells[0], '', '', *cells[1:]])} |"
 
 
@@ -207,8 +240,10 @@ def _difference(results: Results, pair: Sequence[str], seeds: Sequence[int]) -> 
 
 
 def _signed(difference: float, margin: float | None = None) -> str:
-    interval = f" ({_points(difference - margin, '+')} to {_points(difference + margin, '+')})" if margin else ""
-    return f"{_points(difference, '+')}{interval}"
+    if margin is None:
+        return _points(difference, "+")
+    low, high = difference - margin, difference + margin
+    return f"{_points(difference, '+')} ({_points(low, '+')} to {_points(high, '+')})"
 
 
 def _points(rate: float, sign: str = "") -> str:

@@ -1,14 +1,15 @@
 """The statistics of scripts/study.py on literal figures, its order, its resumption, and one study of a step."""
 
 import fcntl
-import json
 import math
 import os
 import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ GIVEN: dict[str, Any] = {
     "question": "Which is better?",
     "seeds": [3, 1],
     "ks": [1, 2],
-    "train": ["trainer.total_training_steps=1"],
+    "train": ["rollout.val_kwargs.n=4"],
     "arms": {
         "a": {"overrides": ["experiment=grpo"]},
         "b": {"overrides": ["experiment=verl_grpo"]},
@@ -43,6 +44,9 @@ GIVEN: dict[str, Any] = {
 }
 
 
+DISJOINT = {arm: {"overrides": [], "seeds": seeds} for arm, seeds in {"a": [1], "b": [1], "c": [2], "d": [2]}.items()}
+
+
 def written(folder: Path, **changes: Any) -> Path:
     file = folder / "s.yaml"
     file.write_text(yaml.safe_dump(GIVEN | changes))
@@ -50,12 +54,12 @@ def written(folder: Path, **changes: Any) -> Path:
 
 
 def row(arm: str, seed: int, correct: list[int], **logged: Any) -> dict[str, Any]:
-    empty: dict[str, Any] = {name: [] for name in LOGGED} | {"code": "1f2e"}
+    empty: dict[str, Any] = {name: [] for name in LOGGED} | {"code": "1f2e", "problems": 5}
     return {"arm": arm, "seed": seed, "samples": 4, "correct": correct} | empty | {"reward": [0.5]} | logged
 
 
 def facts(read: Study) -> dict[str, Any]:
-    told = {"hardware": "a machine", "torch": "2", "vllm": "0", "date": "2026-11-23", "command": "python"}
+    told = {"hardware": "a machine", "date": "2026-11-23", "command": "python"}
     return told | {"study": asdict(read), "plot": "s.svg"}
 
 
@@ -65,7 +69,7 @@ def test_a_study_is_read_and_its_runs_are_seed_by_seed(tmp_path: Path):
     runs = runs_of(read, tmp_path)
     assert [(run.arm, run.seed) for run in runs] == [("a", 1), ("b", 1), ("a", 3), ("b", 3), ("c", 1)]
     assert runs[1].folder == tmp_path / "b/seed_1"
-    assert runs[1].options == ["trainer.total_training_steps=1", "experiment=verl_grpo", "seed=1"]
+    assert runs[1].options == ["rollout.val_kwargs.n=4", "experiment=verl_grpo", "seed=1"]
 
 
 @pytest.mark.parametrize("file", ["rank_shaping", "recipes"])
@@ -79,7 +83,12 @@ def test_shipped_studies_are_read(file: str):
         ({"contrasts": [["b", "d"]]}, "contrasts: ['b', 'd']: must be two of a, b, c"),
         ({"contrasts": [["b"]]}, "contrasts: ['b']: must be two of a, b, c"),
         ({"arms": {"a": {"overrides": []}, "b": {"overrides": [], "seeds": [9]}}}, "contrasts: ['b', 'a']: share no"),
-        ({"train": ["rollout.val_kwargs.n=1"]}, "ks: 2: must be at most rollout.val_kwargs.n=1"),
+        ({"train": []}, "ks: 2: a has rollout.val_kwargs.n=1; raise that"),
+        ({"arms": GIVEN["arms"] | {"b": {"overrides": ["rollout.val_kwargs.n=1"]}}}, "ks: 2: b has rollout"),
+        (
+            {"arms": DISJOINT, "contrasts": [["b", "a"], ["d", "c"]]},
+            "contrasts: b, a, d, c: share no seed; or call some",
+        ),
         ({"steps": 3}, "unexpected keyword argument 'steps'"),
         ({"arms": None}, "AttributeError"),
         ({"arms": {"a": {"override": []}}}, "unexpected keyword argument 'override'"),
@@ -114,6 +123,11 @@ def test_what_arms_and_seeds_add_is_no_error():
     assert literal.freedom == 2 and literal.error == pytest.approx(math.sqrt(2 * 1.0 / 2 / 2))
 
 
+def test_where_seeds_do_not_vary_any_difference_is_certain():
+    still = Block(torch.tensor([[0.25, 0.75], [0.5, 1.0], [0.1, 0.6]], dtype=torch.float64))
+    assert (still.error, still.margin(), still.p(0.5), still.p(0.0), still.detectable()) == (0.0, 0.0, 0.0, 1.0, 0.0)
+
+
 @pytest.mark.parametrize(("seeds", "arms", "level"), [(3, 7, 0.05 / 6), (5, 2, 0.05), (3, 2, 0.05)])
 def test_a_detectable_difference_is_found_in_four_of_five_studies(seeds: int, arms: int, level: float):
     studies = [Block(values) for values in block(6000 * seeds, arms).view(6000, seeds, arms)]
@@ -142,14 +156,42 @@ def test_the_page_compares_where_seeds_are_shared(tmp_path: Path):
     assert "Incomplete" not in text and "1 of 5 runs are missing" in page(facts(read), rows[1:])
     assert "different code" not in text and "different code" in page(facts(read), [*rows[:4], rows[4] | {"code": "2"}])
     # Over seeds, the problems have 0.375 and 0.625 in a, 0.625 and 0.75 in b. pass@2 of 1, 2 and 3 of 4 is 1/2, 5/6, 1.
-    assert "| a | 2 | 50.0% (37.5% to 62.5%) | 79.2%" in text and "| b | 2 | 68.8% (62.5% to 75.0%) |" in text
-    assert "| c (exploratory) | 1 | 50.0% (50.0% to 50.0%) |" in text
+    assert "| a | 2 | 50.0% (37.5% to 62.5%) | 0.0 | 79.2%" in text
+    assert "| b | 2 | 68.8% (62.5% to 75.0%) | 8.8 |" in text
+    assert "| c (exploratory) | 1 | 50.0% (50.0% to 50.0%) |  |" in text
     # Differences of seeds 0.25 and 0.125; t(1) is 12.7062, p is 2 atan(1 / 3) / pi. One contrast needs no correction,
     # and with one degree of freedom it takes 11.55 deviations.
     assert f"| b - a | 2 | +18.8 (-60.7 to +98.2) | {100 * 11.54989 * 0.125 / math.sqrt(2):.1f} | 0.2 |" in text
-    assert "| c - b (exploratory) | 1 | -25.0 |  |  |" in text
-    assert "| b - a | 1 | +25.0 |  |  |" in page(facts(read), [rows[0], rows[2]])
+    assert "| c - b (exploratory) | 1 | -25.0 |  |  |" in text and "corrected for the 1 contrasts" in text
     assert "| a | 50.0% |  |  |  |" in text and "| c | 50.0% | 0.5000 | 30.0% | 2.0% |" in text
+    # One seed of all arms allows no test.
+    alone = page(facts(read), [rows[0], rows[2], rows[3]])
+    assert "| b - a | 1 | +25.0 |  |  |" in alone and "p is of" not in alone
+    with pytest.raises(SystemExit, match="error: b: its seeds had different problems"):
+        page(facts(read), [*rows[:3], rows[3] | {"problems": 6}])
+
+
+def test_contrasts_share_one_deviation_for_each_k_and_are_corrected(tmp_path: Path):
+    arms = {arm: {"overrides": []} for arm in "abc"} | {"x": {"overrides": [], "exploratory": True}}
+    contrasts = [["b", "a"], ["c", "a"], ["x", "a"]]
+    read = Study.read(written(tmp_path, arms=arms, contrasts=contrasts, seeds=[1, 2, 3]))
+    correct = {"a": [[0, 1], [1, 2], [2, 0]], "b": [[3, 4], [2, 4], [4, 4]], "c": [[1, 0], [1, 3], [2, 1]]}
+    rows = [row(arm, seed, counts[seed - 1]) for arm, counts in correct.items() for seed in (1, 2, 3)]
+    rows += [row("x", 1, [4, 4]), row("a", 4, [4, 4])]
+    text = page(facts(read), rows)
+    # By k: seeds x arms, of the seeds that all have.
+    tables = torch.stack([rates(found, [1, 2]).mean(dim=0) for found in rows[:9]]).view(3, 3, 2)
+    first, second = (Block(tables[..., k].T) for k in (0, 1))
+    means = 100 * tables.mean(dim=1)
+    corrected = holm([first.p(float(means[arm, 0] - means[0, 0]) / 100) for arm in (1, 2)])
+    power = 100 * first.detectable(0.05 / 2)
+    for arm, p in zip((1, 2), corrected, strict=True):
+        one, two = (means[arm] - means[0]).tolist()
+        cells = [f"{one:+.1f} ({one - 100 * first.margin():+.1f} to {one + 100 * first.margin():+.1f})"]
+        cells += [f"{power:.1f}", f"{p:.2g}"]
+        cells += [f"{two:+.1f} ({two - 100 * second.margin():+.1f} to {two + 100 * second.margin():+.1f})"]
+        assert f"| {'abc'[arm]} - a | 3 | {' | '.join(cells)} |" in text
+    assert "corrected for the 2 contrasts" in text and "| x - a (exploratory) | 1 | +87.5 |  |  |" in text
 
 
 FINISHING = """
@@ -181,24 +223,68 @@ def test_a_complete_run_is_left_and_one_of_other_options_kept(
     assert run.train()
     assert not Run("a", 1, run.folder, ["seed=2"]).train() and run.complete
     assert "was made with ['seed=1'], not ['seed=2']; remove it, or name --runs" in capsys.readouterr().err
+    # What it says helps.
+    study.shutil.rmtree(run.folder)
+    monkeypatch.setattr(study, "TRAIN", [sys.executable, "-c", FINISHING])
+    assert Run("a", 1, run.folder, ["seed=2"]).train()
 
 
-def test_a_study_that_is_ended_ends_its_training(tmp_path: Path):
-    file = written(tmp_path)
-    folder = tmp_path / "runs/a/seed_1"
-    told = [str(file), "--runs", str(tmp_path / "runs")]
-    code = f"import sys, study; study.TRAIN = [sys.executable, '-c', {SLEEPING!r}]; study.main({told!r})"
+def started(tmp_path: Path, training: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """A study whose first training runs ``training``, once that has printed "started"; the folder of its arm."""
+    told = [str(written(tmp_path)), "--runs", str(tmp_path / "runs")]
+    code = f"import sys, study; study.TRAIN = [sys.executable, '-c', {training!r}]; study.main({told!r})"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    while not (log := folder.with_suffix(".log")).exists() or "started" not in log.read_text():
+    log = tmp_path / "runs/a/seed_1.log"
+    while not log.exists() or "started" not in log.read_text():
         assert process.poll() is None
         time.sleep(0.05)
-    process.terminate()
-    assert process.wait(60) == 128 + signal.SIGTERM
+    return process, log.parent
+
+
+def is_free(lock: Path) -> bool:
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_study_that_is_ended_ends_its_training(tmp_path: Path, number: signal.Signals):
+    process, arm = started(tmp_path, SLEEPING)
+    assert not is_free(arm / "lock")
+    process.send_signal(number)
+    assert process.wait(60) != 0
     # Nothing of the training is left: it would hold the lock.
-    with (folder.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert not folder.with_suffix(".json").exists()
+    assert is_free(arm / "lock") and not (arm / "seed_1/study.json").exists()
+
+
+def test_a_second_signal_ends_a_training_that_does_not_listen(tmp_path: Path):
+    process, arm = started(tmp_path, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + SLEEPING)
+    process.terminate()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM and is_free(arm / "lock")
+
+
+def test_the_next_study_waits_for_a_training_whose_study_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    waiting = """
+import pathlib, time
+print("started", flush=True)
+while not pathlib.Path("GO").exists():
+    time.sleep(0.05)
+""".replace("GO", str(tmp_path / "go"))
+    process, arm = started(tmp_path, waiting)
+    process.kill()
+    process.wait()
+    assert not is_free(arm / "lock")
+    finishing = FINISHING + f"assert pathlib.Path({str(tmp_path / 'go')!r}).exists()"
+    monkeypatch.setattr(study, "TRAIN", [sys.executable, "-c", finishing])
+    threading.Timer(1.0, (tmp_path / "go").touch).start()
+    assert Run("a", 1, arm / "seed_1", ["seed=1"]).train()
 
 
 def test_what_a_study_needs_is_made_in_whole_or_not_at_all(tmp_path: Path):
@@ -210,6 +296,13 @@ def test_what_a_study_needs_is_made_in_whole_or_not_at_all(tmp_path: Path):
     study.prepare(made, ["-c", code, "{out}", "0"])
     assert made.is_dir() and not made.with_name("made.part").exists()
     study.prepare(made, ["-c", code, "{out}", "1"])
+    # Two studies that need the same wait for each other.
+    made.rmdir()
+    slow = "import time; time.sleep(0.5); " + code
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(study.prepare, made, ["-c", slow, "{out}", "0"]) for _ in range(2)]:
+            one.result()
+    assert made.is_dir()
 
 
 def test_a_failed_run_names_its_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -255,5 +348,10 @@ def test_a_study_of_one_step(tmp_path: Path):
     assert [(found["arm"], found["samples"], len(found["correct"])) for found in rows] == [("a", 2, 8), ("b", 2, 8)]
     assert page(given, rows) == (tmp_path / "s.md").read_text()
     assert "| b | 1 |" in (tmp_path / "s.md").read_text() and "pass@2" in (tmp_path / "s.svg").read_text()
-    summary = json.loads((tmp_path / "runs/b/seed_7/summary.json").read_text())
-    assert summary and not list((tmp_path / "runs/b/seed_7").glob("global_step_*"))
+    assert all(len(found["entropy"]) == len(found["reward"]) == 1 for found in rows)
+    assert (
+        rows[0]["problems"] == rows[1]["problems"]
+        and rows[0]["code"] == rows[1]["code"]
+        and "torch 2" in rows[0]["code"]
+    )
+    assert not list((tmp_path / "runs").glob("*/seed_7/global_step_*"))

@@ -1,4 +1,7 @@
-"""The control of the study of rank shaping: every response is shaped by the metrics of another to the same prompt."""
+"""The control of the study of rank shaping: each response is shaped by the metrics of a random one of its group.
+
+Of n responses to a prompt, one in n keeps its own.
+"""
 
 from dataclasses import replace
 

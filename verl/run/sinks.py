@@ -94,9 +94,11 @@ def _check_wandb(field: str) -> None:
         settings = wandb.setup().settings
         # Without the server: what it says of the key comes when the run is opened, still before the workers start. A
         # login that is not silent asks it for the user's name, for as long as the network lets it wait.
-        spoken, settings.silent = settings.silent, True
-        logged_in = settings.mode != "online" or wandb.login(prompt=False, verify=False)
-        settings.silent = spoken
+        silent, settings.silent = settings.silent, True
+        try:
+            logged_in = settings.mode in ("offline", "dryrun", "disabled") or wandb.login(prompt=False, verify=False)
+        finally:
+            settings.silent = silent
     except (wandb.Error, ValueError) as error:  # a key that cannot be one; a WANDB_... that it does not know
         raise ConfigError(f"{field}: {in_one_line(error)}; {fix}") from error
     if not logged_in:
