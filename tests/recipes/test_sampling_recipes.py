@@ -7,7 +7,7 @@ from verl.config import PPOConfig, load_config
 from verl.trainer.ppo.hooks import SamplingHooks
 
 
-@pytest.mark.parametrize("name", ["ead", "ghpo", "pcl", "rorecomp"])
+@pytest.mark.parametrize("name", ["drive", "ead", "ghpo", "pcl", "rorecomp"])
 def test_a_recipe_can_start(name, tiny_model, tiny_tokenizer, arithmetic_prompts, tmp_path):
     overrides = [*small_overrides(tiny_model, arithmetic_prompts, tmp_path), f"experiment={name}"]
     config = load_config(PPOConfig, "ppo_trainer", overrides)
