@@ -1,0 +1,36 @@
+"""Confucius3's advantage and its entropy term, against numbers by hand."""
+
+import pytest
+import torch
+
+from tests.recipes.loss_inputs import loss_inputs
+from verl.algorithms.losses import MiniBatch, StepSize, ppo_clip_loss
+from verl.recipes.confucius3 import hardness_weighted, side_of_target, targeted_entropy_loss
+
+from .step_inputs import advantage_inputs
+
+
+def test_harder_prompts_weigh_more():
+    # Three of four correct: mu = 0.5 and D = 1.128. One of four: mu = -0.5 and D = 1.384. All: nothing to learn.
+    inputs = advantage_inputs([1, 1, 1, 0, 1, 0, 0, 0, 1, 1], groups=[0] * 4 + [1] * 4 + [2] * 2)
+    found = hardness_weighted(inputs).tolist()
+    easy, hard = [0.5 * 1.128] * 3 + [-1.5 * 1.128], [1.5 * 1.384] + [-0.5 * 1.384] * 3
+    assert found == pytest.approx([*easy, *hard, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(("target", "side"), [(0.5, 1.0), (0.75, -1.0), (0.625, 0.0)])
+def test_the_entropy_is_drawn_to_the_target(target: float, side: float):
+    mask = torch.tensor([[True, True, False], [True, True, False]])
+    before = torch.tensor([[0.5, 1.0, 9.0], [0.25, 0.75, 9.0]])  # of four tokens, 0.625
+    zeros = torch.zeros(2, 3)
+    mini = MiniBatch(mask, mask, zeros, zeros, {"old_entropy": before}, StepSize(4, 2, 3))
+    found = side_of_target(mini, target=target, coef=0.1)["side"]
+    assert found.tolist() == [side, side]
+    entropy = torch.full((2, 3), 0.5, requires_grad=True)
+    given = {"advantages": zeros + 1, "entropy": entropy, "prepared": {"side": found}}
+    inputs = loss_inputs([[0.0] * 3] * 2, mask.int().tolist(), **given)
+    losses, _ = targeted_entropy_loss(inputs, target=target, coef=0.1)
+    plain, _ = ppo_clip_loss(inputs.logprobs, inputs.old_logprobs, inputs.advantages, mask, 0.2, 0.2)
+    torch.testing.assert_close(losses - plain, mask * (0.1 * side * 0.5))
+    losses.sum().backward()
+    torch.testing.assert_close(entropy.grad, mask * (0.1 * side))

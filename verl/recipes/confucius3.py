@@ -1,0 +1,49 @@
+"""Confucius3-Math (arXiv 2506.18330): an entropy near a target (section 6.1), and harder prompts that weigh more (6.2).
+
+Its third part, Recent Sample Recovery (6.3), keeps for the next step what dynamic sampling has sampled too much. It is
+left out: that is gone before ``algorithm.recompose`` sees the batch.
+"""
+
+import torch
+from torch import Tensor
+
+from verl.algorithms.losses import LossInputs, MiniBatch, policy_loss, ppo_clip_loss
+from verl.data.signal_inputs import AdvantageInputs
+
+
+def hardness_weighted(inputs: AdvantageInputs, alpha: float = -0.256, constant: float = 1.256) -> Tensor:
+    """A = (R - mu) (alpha mu + constant) with R = 1 if the response is correct, else -1: [B] (eqs. 2 and 3).
+
+    mu is the mean of R over the prompt's responses, from -1, where the weight is 1.512, to 1, where it is 1.
+    """
+    signs = 2 * inputs.correct.double() - 1
+    mean = inputs.group_means(signs)
+    return (signs - mean) * (alpha * mean + constant)
+
+
+def side_of_target(mini_batch: MiniBatch, target: float = 0.55, **_: float) -> dict[str, Tensor]:
+    """``side`` [B]: 1 if the mean entropy of the mini-batch's tokens is above the target, -1 below, 0 at it."""
+    entropy = mini_batch.columns["old_entropy"][mini_batch.response_mask]
+    return {"side": (entropy.mean() - target).sign().expand(len(mini_batch.response_mask))}
+
+
+@policy_loss(columns=("old_entropy",), statistics=("entropy",), prepare=side_of_target)
+def targeted_entropy_loss(
+    inputs: LossInputs, target: float = 0.55, coef: float = 0.001, clip_low: float = 0.2, clip_high: float = 0.2
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Per-token clipped surrogate of PPO plus ``coef |H - target|``, H being the mean entropy in nats.
+
+    Its gradient is that of H, or of -H where H is below the target. Assumed: the side is that of the mini-batch's mean
+    entropy before the update, so that neither micro-batches nor workers change it; the constant is left out.
+
+    Args:
+        inputs: see :class:`verl.algorithms.losses.LossInputs`.
+        target: in nats; 0.55 in the paper. Read by :func:`side_of_target`.
+        coef: 0.001 in the paper.
+        clip_low: the ratio is clipped below at 1 - clip_low.
+        clip_high: and above at 1 + clip_high.
+    """
+    mask, side = inputs.response_mask, inputs.prepared["side"][:, None]
+    given = (inputs.logprobs, inputs.old_logprobs, inputs.advantages)
+    losses, metrics = ppo_clip_loss(*given, mask, clip_low, clip_high)
+    return torch.where(mask, losses + coef * side * inputs.entropy, 0.0), metrics
