@@ -48,7 +48,8 @@ Their 95% intervals and p are over seeds, for these problems, by t tests with on
 randomized block design with seeds as blocks, which is right if all arms vary alike; the table of pass rates has the
 deviation of each. p is of pass@{k} and corrected for the {tests} contrasts by Holm's method; intervals are not.
 Detectable is the difference at pass@{k} that {power:.0%} of such studies would find after a correction by Bonferroni,
-if seeds vary as they did here.
+if seeds vary as they did here. Where deviations differ, p alone is the safer one: of the paired t test of the two arms,
+not corrected.
 """
 EXPLORATORY = "Exploratory arms have too few seeds to decide anything."
 
@@ -210,8 +211,8 @@ def _rates(results: Results) -> Iterator[str]:
 def _differences(results: Results) -> Iterator[str]:
     study = results.study
     first, *others = study.ks
-    yield f"| contrast | pairs | pass@{first} | detectable | p |{''.join(f' pass@{k} |' for k in others)}"
-    yield f"|---|---:|---:|---:|---:|{'---:|' * len(others)}"
+    yield f"| contrast | pairs | pass@{first} | detectable | p | p alone |{''.join(f' pass@{k} |' for k in others)}"
+    yield f"|---|---:|---:|---:|---:|---:|{'---:|' * len(others)}"
     decisive, arms, seeds = study.decisive, study.decisive_arms, results.block_seeds
     others_of = [pair for pair in study.contrasts if pair not in decisive]
     if len(seeds) > 1:
@@ -222,7 +223,9 @@ def _differences(results: Results) -> Iterator[str]:
         power = _points(blocks[0].detectable(LEVEL / len(decisive)))
         for pair, found, p in zip(decisive, differences, corrected, strict=True):
             cells = [_signed(value, block.margin()) for value, block in zip(found, blocks, strict=True)]
-            yield f"| {' | '.join([' - '.join(pair), str(len(seeds)), cells[0], power, f'{p:.2g}', *cells[1:]])} |"
+            of_pair = values[:, [arms.index(arm) for arm in pair], 0]
+            told = [f"{p:.2g}", f"{Block(of_pair).p(found[0]):.2g}"]
+            yield f"| {' | '.join([' - '.join(pair), str(len(seeds)), cells[0], power, *told, *cells[1:]])} |"
     else:
         others_of = study.contrasts
     for pair in others_of:
@@ -230,7 +233,7 @@ def _differences(results: Results) -> Iterator[str]:
         if both:
             cells = [_signed(value) for value in _difference(results, pair, both)]
             name = f"{' - '.join(pair)}{'' if pair in decisive else ' (exploratory)'}"
-            yield f"| {' | '.join([name, str(len(both)), cells[0], '', '', *cells[1:]])} |"
+            yield f"| {' | '.join([name, str(len(both)), cells[0], '', '', '', *cells[1:]])} |"
 
 
 def _difference(results: Results, pair: Sequence[str], seeds: Sequence[int]) -> list[float]:

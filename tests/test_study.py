@@ -161,12 +161,12 @@ def test_the_page_compares_where_seeds_are_shared(tmp_path: Path):
     assert "| c (exploratory) | 1 | 50.0% (50.0% to 50.0%) |  |" in text
     # Differences of seeds 0.25 and 0.125; t(1) is 12.7062, p is 2 atan(1 / 3) / pi. One contrast needs no correction,
     # and with one degree of freedom it takes 11.55 deviations.
-    assert f"| b - a | 2 | +18.8 (-60.7 to +98.2) | {100 * 11.54989 * 0.125 / math.sqrt(2):.1f} | 0.2 |" in text
-    assert "| c - b (exploratory) | 1 | -25.0 |  |  |" in text and "corrected for the 1 contrasts" in text
+    assert f"| b - a | 2 | +18.8 (-60.7 to +98.2) | {100 * 11.54989 * 0.125 / math.sqrt(2):.1f} | 0.2 | 0.2 |" in text
+    assert "| c - b (exploratory) | 1 | -25.0 |  |  |  |" in text and "corrected for the 1 contrasts" in text
     assert "| a | 50.0% |  |  |  |" in text and "| c | 50.0% | 0.5000 | 30.0% | 2.0% |" in text
     # One seed of all arms allows no test.
     alone = page(facts(read), [rows[0], rows[2], rows[3]])
-    assert "| b - a | 1 | +25.0 |  |  |" in alone and "p is of" not in alone
+    assert "| b - a | 1 | +25.0 |  |  |  |" in alone and "p is of" not in alone
     with pytest.raises(SystemExit, match="error: b: its seeds had different problems"):
         page(facts(read), [*rows[:3], rows[3] | {"problems": 6}])
 
@@ -188,10 +188,11 @@ def test_contrasts_share_one_deviation_for_each_k_and_are_corrected(tmp_path: Pa
     for arm, p in zip((1, 2), corrected, strict=True):
         one, two = (means[arm] - means[0]).tolist()
         cells = [f"{one:+.1f} ({one - 100 * first.margin():+.1f} to {one + 100 * first.margin():+.1f})"]
-        cells += [f"{power:.1f}", f"{p:.2g}"]
+        by_itself = ttest_rel(tables[arm, :, 0].numpy(), tables[0, :, 0].numpy()).pvalue
+        cells += [f"{power:.1f}", f"{p:.2g}", f"{by_itself:.2g}"]
         cells += [f"{two:+.1f} ({two - 100 * second.margin():+.1f} to {two + 100 * second.margin():+.1f})"]
         assert f"| {'abc'[arm]} - a | 3 | {' | '.join(cells)} |" in text
-    assert "corrected for the 2 contrasts" in text and "| x - a (exploratory) | 1 | +87.5 |  |  |" in text
+    assert "corrected for the 2 contrasts" in text and "| x - a (exploratory) | 1 | +87.5 |  |  |  |" in text
 
 
 FINISHING = """
