@@ -84,13 +84,10 @@ def test_what_packed_rows_cannot_have_is_refused(options: dict[str, object], nam
         packed_attention(nn.Module(), states, states, states, None, implementation="sdpa", **ROWS, **options)
 
 
-def test_chunked_attention_is_refused():
-    states, layer = torch.zeros(1, 1, 6, 2), nn.Module()
-    layer.config, layer.layer_idx = SimpleNamespace(layer_types=["full_attention", "chunked_attention"]), 1
-    with pytest.raises(ConfigError, match="packed rows do not support chunked attention"):
-        packed_attention(layer, states, states, states, None, implementation="sdpa", **ROWS)
-    layer.layer_idx = 0
-    packed_attention(layer, states, states, states, None, implementation="sdpa", **ROWS)
+def test_a_mask_of_the_models_own_is_refused():
+    states = torch.zeros(1, 1, 6, 2)
+    with pytest.raises(ConfigError, match="packed rows do not support a mask of its own, which Module uses"):
+        packed_attention(nn.Module(), states, states, states, torch.zeros(1, 1, 6, 6), implementation="sdpa", **ROWS)
 
 
 NEEDS_FLASH = pytest.mark.skipif(find_spec("flash_attn") is None, reason="needs the package flash-attn")

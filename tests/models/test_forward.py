@@ -23,6 +23,10 @@ from verl.models.packing import position_ids
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
     "llama, tied head": transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
     "qwen2": transformers.Qwen2Config(**TINY),
+    # What stands in its config.json for other models has no effect on it.
+    "llama, a window that it does not use": transformers.LlamaConfig(
+        **TINY, sliding_window=3, use_sliding_window=False
+    ),
     "mistral, sliding window": transformers.MistralConfig(**TINY, sliding_window=3),
     # Soft caps on scores and on logits, and every other layer with a sliding window.
     "gemma2": transformers.Gemma2Config(

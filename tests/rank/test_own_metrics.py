@@ -93,7 +93,7 @@ def test_the_engine_loads_it_from_its_options(make_calculator, paths):
         ("one_number", "returned shape []; expected a tensor of 2 numbers, one for each spectrum"),
         ("unstable", "returned NaN or infinity for 3 rows with singular values [2.0, 2.0, 0.0]...; expected finite"),
         ("gone", "has no function or class 'gone'"),
-        ("Counting", "has a state_dict, but the state of this option is not saved; drop it"),
+        ("Counting", "has a state_dict, but the state of this option is not saved; remove it"),
     ],
 )
 def test_it_is_tried_before_training(paths, name, message):

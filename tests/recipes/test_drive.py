@@ -16,9 +16,9 @@ def test_prompts_that_fail_most_are_kept():
     focus = HardFocus()
     assert focus.select(Candidates(1, 10, RECORDS, 2)) == [0, 1]
     focus.update(StepOutcome(1, [0, 1, 2, 4], [0.0] * 4, [0.5, 0.25, 0.75, 0.0], {}, RECORDS))
-    # The third was never sampled; then the hardest. A prompt is known by its uid, wherever it stands.
-    assert focus.select(Candidates(2, 10, RECORDS, 3)) == [3, 4, 1]
-    assert focus.select(Candidates(2, 10, RECORDS[::-1], 3)) == [1, 0, 3]
+    # The fourth was never sampled, and counts as the mean, 0.375. A prompt is known by its uid, wherever it stands.
+    assert focus.select(Candidates(2, 10, RECORDS, 3)) == [4, 1, 3]
+    assert focus.select(Candidates(2, 10, RECORDS[::-1], 3)) == [0, 3, 1]
     focus.update(StepOutcome(2, [4, 3], [0.0] * 2, [1.0, 0.25], {}, RECORDS))
     again = HardFocus()
     again.load_state_dict(from_json(json.loads(json.dumps(to_json(focus.state_dict())))))

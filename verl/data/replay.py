@@ -118,7 +118,7 @@ class ReplayBuffer:
 
     @property
     def responses(self) -> Responses:
-        """What is held, the oldest first. Raises ``ValueError`` while that is nothing."""
+        """What is held, the oldest first. Raises ``ValueError`` while the buffer is empty."""
         if self._held is None:
             raise ValueError("the buffer is empty; ask for its len() first")
         return self._held
@@ -135,7 +135,7 @@ class ReplayBuffer:
         self._hold(held[torch.arange(first, len(held))])
 
     def take(self, places: Places) -> Responses:
-        """Those in these places of ``responses``, which the buffer then no longer holds."""
+        """Those in these places of ``responses``, which the buffer then no longer holds. Raises as these do."""
         held, rows = self.responses, _rows(places)
         left = torch.ones(len(held), dtype=torch.bool)
         left[rows] = False
@@ -186,8 +186,8 @@ class ReplayBuffer:
         found = from_json(state)
         if not all(0 <= uid < len(originals) for uid in found["uids"]):
             raise ConfigError(
-                f"data.train_files: the replay buffer of the checkpoint has prompts that are none of these "
-                f"{len(originals)}; set them back"
+                f"data.train_files: the replay buffer of the checkpoint has prompts that are not among these "
+                f"{len(originals)}; set it back to the files of that run"
             )
         saved = (found["input_ids"].shape[1], found["response_mask"].shape[1])
         if saved != shape:

@@ -12,7 +12,7 @@ Legend: H query heads, K key and value heads, T tokens, D head width.
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,9 @@ MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 UNSUPPORTED = ("s_aux", "position_bias", "indices", "block_indices")
 """Arguments of attention functions that change the result and that packed rows do not support."""
+
+WINDOWS_IN_MASKS = ("PhimoeAttention", "Qwen2MoeAttention")
+"""Attention of ``transformers`` whose sliding window is in its mask alone, which packed rows do not have."""
 
 FLASH_HEAD_WIDTH = 256
 """Largest head width of the variable-length kernel."""
@@ -116,8 +119,8 @@ def packed_attention(
         wrong.append("softcap")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         wrong.append("is_causal=False")
-    if _kind(module) == "chunked_attention":
-        wrong.append("chunked attention")
+    if attention_mask is not None and (cu_seq_lens_q is not None or places is not None):
+        wrong.append("a mask of its own")
     if wrong:
         raise ConfigError(
             f"model.attn_implementation={implementation!r}: packed rows do not support {', '.join(wrong)}, which "
@@ -151,16 +154,13 @@ def packed_attention(
 
 
 def window_in_mask(module: nn.Module) -> int | None:
-    """The sliding window that some models (PhiMoE, Qwen2-MoE, Doge) have in their mask alone; packed rows have none."""
-    if _kind(module) not in (None, "sliding_attention"):
+    """The sliding window of attention that has it in its mask alone; None for any other, and for layers without one."""
+    if type(module).__name__ not in WINDOWS_IN_MASKS:
         return None
-    return getattr(getattr(module, "config", None), "sliding_window", None)
-
-
-def _kind(module: nn.Module) -> str | None:
-    """What the layer's attention is, as the model's config calls it; None where all layers are alike."""
-    kinds = getattr(getattr(module, "config", None), "layer_types", None)
-    return None if kinds is None else str(kinds[module.layer_idx])
+    config: Any = module.config
+    kinds = getattr(config, "layer_types", None)
+    slides = kinds is None or kinds[cast(int, module.layer_idx)] == "sliding_attention"
+    return cast(int | None, config.sliding_window) if slides else None
 
 
 class Rows(NamedTuple):

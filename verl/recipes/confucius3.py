@@ -1,7 +1,7 @@
 """Confucius3-Math (arXiv 2506.18330): an entropy near a target (section 6.1), and harder prompts that weigh more (6.2).
 
-Its third part, Recent Sample Recovery (6.3), keeps for the next step what dynamic sampling has sampled too much. It is
-left out: that is gone before ``algorithm.recompose`` sees the batch.
+Its third part, Recent Sample Recovery (6.3), keeps the surplus of dynamic sampling for the next step. It is left out:
+the surplus is gone before ``algorithm.recompose`` sees the batch.
 """
 
 import torch
@@ -14,7 +14,8 @@ from verl.data.signal_inputs import AdvantageInputs
 def hardness_weighted(inputs: AdvantageInputs, alpha: float = -0.256, constant: float = 1.256) -> Tensor:
     """A = (R - mu) (alpha mu + constant) with R = 1 if the response is correct, else -1: [B] (eqs. 2 and 3).
 
-    mu is the mean of R over the prompt's responses, from -1, where the weight is 1.512, to 1, where it is 1.
+    mu is the mean of R over the prompt's responses, from -1, where the weight is 1.512, to 1, where it is 1. Penalties,
+    reward transforms and a reward model have no effect.
     """
     signs = 2 * inputs.correct.double() - 1
     mean = inputs.group_means(signs)
@@ -34,7 +35,8 @@ def targeted_entropy_loss(
     """Per-token clipped surrogate of PPO plus ``coef |H - target|``, H being the mean entropy in nats.
 
     Its gradient is that of H, or of -H where H is below the target. Assumed: the side is that of the mini-batch's mean
-    entropy before the update, so that neither micro-batches nor workers change it; the constant is left out.
+    entropy before the step, so that neither micro-batches nor workers change it, also in later updates of the step; the
+    constant is left out.
 
     Args:
         inputs: see :class:`verl.algorithms.losses.LossInputs`.

@@ -1,11 +1,12 @@
 """DRIVE's second stage (arXiv 2511.06307): 64 responses to each of the hardest prompts, which stay in training.
 
-Of k m candidates the m are sampled of which the smallest share of responses was correct when they were sampled last.
-Assumed: a prompt that was never sampled comes first, so that all are tried once; the authors retain the hardest of a
-small set in phases. Their first stage is GRPO with 8 responses to prompts of all difficulties: ``experiment=grpo
-rollout.n=8``, whose model this one starts from.
+Of k m candidates the m with the smallest share of correct responses are chosen, as it was when they were last sampled.
+Assumed: a prompt that was never sampled counts as one of mean difficulty, so in the first pass over the data the choice
+is nearly free; the authors retain the hardest prompts of a small set in phases. Their first stage is GRPO with 8
+responses to prompts of all difficulties: ``experiment=grpo rollout.n=8``, whose model this one starts from.
 """
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,8 +22,9 @@ class HardFocus:
         """By ``uid``, the share of correct responses, 0 to 1."""
 
     def select(self, candidates: Candidates) -> list[int]:
-        """Those that were never sampled, then by their accuracy; the first of those that are alike."""
-        known = [self.accuracy.get(str(record.uid), -1.0) for record in candidates.records]
+        """The hardest, and the first of those that are alike."""
+        mean = statistics.fmean(self.accuracy.values()) if self.accuracy else 0.0
+        known = [self.accuracy.get(str(record.uid), mean) for record in candidates.records]
         return sorted(range(len(known)), key=known.__getitem__)[: candidates.num_chosen]
 
     def update(self, outcome: StepOutcome) -> None:

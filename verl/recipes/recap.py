@@ -8,7 +8,7 @@ weighs
 of K objectives, 1 on average: c falls while it improves, i is large where it varies. General data is replayed by mixing
 its files into ``data.train_files``. Assumed: an objective is a data source, its loss in a step 1 less the mean
 correctness of its responses, and its weight multiplies their GRPO advantages; W = 10; ``EPS`` is added to the means;
-objectives of fewer than 2 W steps weigh 1.
+objectives of fewer than 2 W steps weigh 1, and one that no longer comes keeps its share.
 """
 
 import statistics

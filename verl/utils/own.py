@@ -56,7 +56,7 @@ class Own:
     def refuse_state(self) -> None:
         """Raise ``ConfigError`` for one with state, at an option whose state is not saved."""
         if self.has_state:
-            raise ConfigError(f"{self.where}: has a state_dict, but the state of this option is not saved; drop it")
+            raise ConfigError(f"{self.where}: has a state_dict, but the state of this option is not saved; remove it")
 
     def has(self, name: str) -> bool:
         """Whether there is a method of this name."""

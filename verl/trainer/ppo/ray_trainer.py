@@ -290,7 +290,7 @@ class RayPPOTrainer:
     def _resampled(self, rewards: Tensor, learned: Tensor) -> Tensor:
         """[B'] int64, the responses that PF-PPO learns from; the draw depends on the run's seed and the step alone."""
         options = self.config.algorithm.pf_ppo
-        # A generator of torch knows only the last 32 bits of its seed.
+        # A generator of torch uses only the low 32 bits of its seed.
         (seed,) = np.random.SeedSequence([self.config.seed, self.step]).generate_state(1)
         generator = torch.Generator().manual_seed(int(seed))
         return resampled_rows(rewards, learned, options.reweight_method, options.weight_pow, generator)
