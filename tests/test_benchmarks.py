@@ -15,11 +15,11 @@ import bench_shaping
 import bench_spectral
 import bench_step
 import bench_traffic
-import compare_algorithms
 import estimate_step
 import measure_spectral_accuracy as accuracy
 import plot_rank_along_response
 import pytest
+import study_page
 import torch
 from conftest import ROOT
 from torch.distributed.fsdp import fully_shard
@@ -32,7 +32,6 @@ PAGES = {
     **dict.fromkeys(HIDDEN_STATES, bench_hidden_states.page),
     "checkpoint": bench_checkpoint.page,
     "dealing": bench_dealing.page,
-    "learning": compare_algorithms.page,
     "measuring": bench_measuring.page,
     "products": bench_products.page,
     "sampler": bench_sampler.page,
@@ -41,6 +40,8 @@ PAGES = {
     "step_cpu": bench_step.page,
     "step_cpu_apart": bench_step.page,
     "step_estimate": estimate_step.page,
+    "studies/rank_shaping": study_page.page,
+    "studies/recipes": study_page.page,
     "traffic": bench_traffic.page,
 }
 
