@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from scipy.optimize import brentq
 from scipy.stats import nct
 from scipy.stats import t as student
@@ -318,5 +318,6 @@ def _curves(panel: Axes, results: Results) -> None:
         panel.plot(range(1, len(by_step) + 1), by_step, dashed, color=colour, linewidth=1.3, label=arm)
     panel.set_title("correct samples in training, mean over seeds")
     panel.set_xlabel("step")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
