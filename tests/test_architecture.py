@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 STOREYS = [
-    "config spectral algorithms rewards protocol utils",
+    "config spectral algorithms rewards batch protocol utils",
     "rank data models",
     "rollout recipes",
     "checkpoint",
@@ -36,7 +36,8 @@ BASE_IMPORTS = {
     "spectral": set(),
     "algorithms": set(),
     "rewards": {"config", "utils"},
-    "protocol": {"config", "utils"},
+    "batch": set(),
+    "protocol": {"config", "utils", "batch"},
     "utils": {"config"},
 }
 """What each package of the base floor may import of verl besides itself."""
