@@ -1,6 +1,6 @@
 """Train every arm of a study with every seed, and say what the figures show and what they could have shown.
 
-python benchmarks/study.py benchmarks/studies/rank_shaping.yaml runs# runs what is missing, then writes the results
+python benchmarks/study.py benchmarks/studies/rank_shaping.yaml          # runs what is missing, then writes the results
 python benchmarks/study.py benchmarks/studies/rank_shaping.yaml --report   # the results of what is there
 
 A study is a YAML file:
