@@ -26,12 +26,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, Qwen2Config
+from verl.single_controller.wire import num_bytes, pack
 
 from verl.models import gather
 from verl.models.fsdp import decoder_layers, full_parameters, sharding_mesh
 from verl.models.gather import WeightDtype, as_it_is
 from verl.protocol import PolicyBatch, PolicyScores, PromptBatch, RankMetrics, RolloutBatch
-from verl.single_controller.wire import num_bytes, pack
 
 MIB, GIB = 1 << 20, 1 << 30
 
