@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.chromium import READY, press
-from tests.report.example_runs import metrics_of, write_run
-from verl.report import serve
-from verl.report.serve import LivePage, make_server
+from tests.verl_pages.example_runs import metrics_of, write_run
+from verl_pages import serve
+from verl_pages.serve import LivePage, make_server
 
 
 @pytest.fixture

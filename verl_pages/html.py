@@ -22,7 +22,7 @@ from verl.utils.portable import finite_or_null, printable
 CHUNK_BYTES = 1 << 19
 """Uncompressed size at which a chunk is closed. What is opened unpacks its chunk."""
 
-SHARED = files("verl.report") / "assets"
+SHARED = files("verl_pages") / "assets"
 """Assets of all pages."""
 
 

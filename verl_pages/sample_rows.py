@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl.report.run_folder import RunFolder
 from verl.run.samples import METRIC_PREFIX, SAMPLES, SampleFile
+from verl_pages.run_folder import RunFolder
 
 MAX_RAW_BYTES = 64 << 20
 """Of the samples of a page as they are in memory. Beyond it some prompts are left out, the same at every step."""

@@ -1,18 +1,32 @@
 """``verl-report RUN [RUN ...]``: one page of one or several training runs; ``--serve`` while they go on."""
 
 import argparse
+import ctypes
+import os
+import resource
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from verl.config.errors import ConfigError
-from verl.report.beside import MEMORY_BYTES, limited_memory
-from verl.report.page import PAGE, write_page
-from verl.report.serve import HOST, make_server
+from verl_pages import PAGE
+from verl_pages.run_page import write_page
+from verl_pages.serve import HOST, make_server
+
+MEMORY_BYTES = 4 << 30
+"""Most memory of a process that makes a page: a file of some kilobytes may unpack to any size."""
+
+PR_SET_PDEATHSIG = 1
+"""Linux ``prctl`` option: the signal that this process gets when the thread that started it ends."""
 
 
 def main() -> None:
     """The command line."""
     arguments = _parser().parse_args()
+    if arguments.background:
+        stay_in_background()
     with limited_memory():
         if arguments.serve:
             serve(arguments.runs, arguments.port)
@@ -52,6 +66,26 @@ def serve(folders: list[Path], port: int) -> None:
         server.server_close()
 
 
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    """Within the block, what would take more than ``MEMORY_BYTES`` fails."""
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = MEMORY_BYTES if soft == resource.RLIM_INFINITY else min(MEMORY_BYTES, soft)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def stay_in_background() -> None:
+    """Run at the lowest priority, ignore Ctrl-C, and end with the process that started this one."""
+    os.nice(19)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="verl-report", description="Make a page of training runs.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, with metrics.jsonl")
@@ -63,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--serve", action="store_true", help="show it to a browser on this machine while runs go on")
     parser.add_argument("--port", type=int, default=8321, help="of --serve; 0: any free one; default: 8321")
+    # For a run that trains: it writes its page without slowing its steps down.
+    parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 

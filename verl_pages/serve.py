@@ -11,9 +11,9 @@ from time import monotonic
 from typing import Any
 
 from verl.config.errors import ConfigError
-from verl.report.page import make_page
 from verl.run.samples import SAMPLES
 from verl.run.tracking import METRICS
+from verl_pages.run_page import make_page
 
 HOST = "127.0.0.1"
 

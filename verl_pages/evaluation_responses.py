@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl.evaluation.results import PROMPT_TOO_LONG, ProblemResult, ScoredSample, TaskResult, row_labels
-from verl.report.html import CHUNK_BYTES, ascii_json, pack
+from verl_pages.html import CHUNK_BYTES, ascii_json, pack
 
 MAX_TEXT = 20_000
 """Characters of a question or an answer that are shown."""

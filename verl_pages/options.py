@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from verl.report.run_folder import RunFolder
+from verl_pages.run_folder import RunFolder
 
 OWN_OPTIONS = ("seed", "trainer.default_local_dir", "trainer.experiment_name", "trainer.project_name")
 """Options in which the seeds of one setting may differ."""

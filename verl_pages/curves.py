@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from verl.report.run_folder import RunFolder, Series
+from verl_pages.run_folder import RunFolder, Series
 
 MAX_POINTS = 400
 """Points of a curve. With more steps, each point stands for as many steps as it needs to."""

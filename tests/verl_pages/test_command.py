@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.example_runs import write_run
-from verl.cli import report
-from verl.cli.report import main
+from tests.verl_pages.example_runs import write_run
+from verl_pages import command
+from verl_pages.command import main
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
@@ -58,7 +58,7 @@ def test_folders_that_unpack_to_any_size_are_read_within_a_limit(tmp_path, monke
         assert resource.getrlimit(resource.RLIMIT_DATA)[0] == 4 << 30
         raise MemoryError
 
-    monkeypatch.setattr(report, "write_page", write)
+    monkeypatch.setattr(command, "write_page", write)
     with pytest.raises(SystemExit, match="error: the page needs more than 4 GiB; name fewer runs"):
         run(monkeypatch, tmp_path)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before

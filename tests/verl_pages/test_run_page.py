@@ -10,12 +10,12 @@ import pytest
 
 from tests.chromium import PageText, press, shows
 from tests.evaluation.example_results import HOSTILE
-from tests.report.example_runs import long_run, of_tokens, response, write_metrics, write_run, write_samples
+from tests.verl_pages.example_runs import long_run, of_tokens, response, write_metrics, write_run, write_samples
 from verl.config.errors import ConfigError
-from verl.report.page import MAX_PAGE_BYTES, make_page
-from verl.report.run_folder import read_run
-from verl.report.sample_rows import gather_samples
 from verl.utils.portable import valid_unicode
+from verl_pages.run_folder import read_run
+from verl_pages.run_page import MAX_PAGE_BYTES, make_page
+from verl_pages.sample_rows import gather_samples
 
 COUNT = "document.getElementById('count').textContent"
 HEADING = "document.querySelector('#detail h3').textContent"

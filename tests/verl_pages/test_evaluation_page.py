@@ -7,11 +7,11 @@ import pytest
 
 from tests.chromium import READY, PageText, press, shows
 from tests.evaluation.example_results import HOSTILE, TWO_RUNS, hostile_result, problem, result, sample
-from verl.evaluation.report.page import build_page
-from verl.evaluation.report.page_responses import LIMITS
 from verl.evaluation.results import ProblemResult, TaskResult
 from verl.evaluation.statistics.summary import summarise
 from verl.utils.portable import valid_unicode
+from verl_pages.evaluation_page import build_page
+from verl_pages.evaluation_responses import LIMITS
 
 COUNT = "document.getElementById('count').textContent"
 ITEM = "document.querySelector('.item[aria-selected=true] .where').textContent"

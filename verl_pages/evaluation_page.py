@@ -1,10 +1,17 @@
 """The page of an evaluation: tables, curves and every response."""
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
-from verl.evaluation.report.page_responses import (
+from verl.evaluation.report.plots import MARKERS, label_styles
+from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
+from verl.evaluation.results import TaskResult, metric_names
+from verl.evaluation.statistics.bootstrap import Estimate
+from verl.evaluation.statistics.responses import GROUPS
+from verl.evaluation.statistics.summary import Summary, SummaryRow
+from verl.utils.portable import printable
+from verl_pages.colours import SHAPES, lighter
+from verl_pages.evaluation_responses import (
     MAX_TEXT,
     OTHER_VERDICT,
     VERDICT_CODES,
@@ -12,15 +19,7 @@ from verl.evaluation.report.page_responses import (
     fit_responses,
     verdict_code,
 )
-from verl.evaluation.report.plots import MARKERS, label_styles
-from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
-from verl.evaluation.results import TaskResult, metric_names
-from verl.evaluation.statistics.bootstrap import Estimate
-from verl.evaluation.statistics.responses import GROUPS
-from verl.evaluation.statistics.summary import Summary, SummaryRow
-from verl.report.colours import SHAPES, lighter
-from verl.report.html import SHARED, PageAssets, ascii_json, pack, read_assets
-from verl.utils.portable import printable
+from verl_pages.html import SHARED, PageAssets, ascii_json, pack, read_assets
 
 MAX_PAGE_BYTES = 64 << 20
 """Responses are shortened and, if need be, left out to keep the page within this size. Figures, verdicts and questions
@@ -29,16 +28,14 @@ stay."""
 AVERAGE_PLACE = -1
 """Stands for a benchmark's number in rows of averages; data.js calls it AVERAGE."""
 
-OWN = files("verl.evaluation.report") / "assets"
-
 
 def page_assets() -> PageAssets:
     """The page before its data."""
-    shared, own = ("base.js", "list.js"), ("data.js", "tables.js", "curves.js", "browser.js", "start.js")
+    own = [f"evaluation_{name}.js" for name in ("data", "tables", "curves", "browser", "start")]
     return PageAssets(
-        read_assets(OWN, "body.html"),
-        read_assets(SHARED, "base.css") + read_assets(OWN, "page.css"),
-        read_assets(SHARED, *shared) + "\n" + read_assets(OWN, *own),
+        read_assets(SHARED, "evaluation_body.html"),
+        read_assets(SHARED, "base.css", "evaluation_page.css"),
+        read_assets(SHARED, "base.js", "list.js", *own),
     )
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from verl.report.html import CHUNK_BYTES, ascii_json, pack
-from verl.report.sample_rows import FIGURES, GatheredSamples, PromptSamples, Row, utf16_length
 from verl.run.samples import METRIC_PREFIX
+from verl_pages.html import CHUNK_BYTES, ascii_json, pack
+from verl_pages.sample_rows import FIGURES, GatheredSamples, PromptSamples, Row, utf16_length
 
 MAX_TEXT = 12_000
 """Characters of a response that are shown; longer ones lose their middle."""

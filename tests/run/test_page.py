@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.example_runs import write_run
-from verl.report.beside import PageWriter
+from tests.verl_pages.example_runs import write_run
+from verl.run.page import PageWriter
 
 pytestmark = pytest.mark.slow
 

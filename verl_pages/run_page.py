@@ -7,18 +7,15 @@ from typing import Any
 import numpy as np
 
 from verl.config.errors import ConfigError
-from verl.report.colours import COLOURS, SHAPES, lighter
-from verl.report.curves import Panel, bucket_steps, make_panels, thin
-from verl.report.html import CHUNK_BYTES, SHARED, PageAssets, ascii_json, pack, read_assets
-from verl.report.options import group_names, option_rows, seed_groups
-from verl.report.page_samples import pack_samples
-from verl.report.run_folder import RunFolder, is_run, read_run
-from verl.report.sample_rows import CHANGES, gather_samples
 from verl.utils.files import replace_text
 from verl.utils.portable import printable
-
-PAGE = "report.html"
-"""File in a run's folder."""
+from verl_pages.colours import COLOURS, SHAPES, lighter
+from verl_pages.curves import Panel, bucket_steps, make_panels, thin
+from verl_pages.html import CHUNK_BYTES, SHARED, PageAssets, ascii_json, pack, read_assets
+from verl_pages.options import group_names, option_rows, seed_groups
+from verl_pages.page_samples import pack_samples
+from verl_pages.run_folder import RunFolder, is_run, read_run
+from verl_pages.sample_rows import CHANGES, gather_samples
 
 MAX_PAGE_BYTES = 24 << 20
 """Samples are left out to keep the page within this size; curves and options stay."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from verl.report.html import SHARED, read_assets
+from verl_pages.html import SHARED, read_assets
 
 OWN_STYLE = """
 figure { margin: 1rem 0 1.6rem; }

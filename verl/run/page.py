@@ -1,9 +1,5 @@
 """The page of a run while it trains: made in a process of its own, so that no step waits for it."""
 
-import ctypes
-import os
-import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,14 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
-from verl.report.page import PAGE, write_page
 from verl.run.sinks import Sink
-
-PR_SET_PDEATHSIG = 1
-"""Linux ``prctl`` option: the signal that this process gets when the thread that started it ends."""
-
-MEMORY_BYTES = 4 << 30
-"""Most memory of a process that makes a page: a file of some kilobytes may unpack to any size."""
+from verl_pages import PAGE
 
 LAST_PAGE_S = 120.0
 """Most seconds that the end of a run waits for its page."""
@@ -90,35 +80,9 @@ class PageWriter:
 
     def _start(self) -> None:
         quiet = subprocess.DEVNULL
-        command = [sys.executable, "-m", "verl.report.beside", str(self._folder)]
+        command = [sys.executable, "-m", "verl_pages.command", "--background", str(self._folder)]
         try:
             self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
         except OSError as error:
             self._process = None
             self._say(f"warning: the page of the run cannot be made ({error.strerror})")
-
-
-@contextmanager
-def limited_memory() -> Iterator[None]:
-    """Within the block, what would take more than ``MEMORY_BYTES`` fails."""
-    before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = MEMORY_BYTES if soft == resource.RLIM_INFINITY else min(MEMORY_BYTES, soft)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def main(folder: Path) -> None:
-    """The process: write the page, out of the training's way."""
-    os.nice(19)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    with limited_memory():
-        write_page([folder], folder / PAGE)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
