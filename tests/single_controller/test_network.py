@@ -5,10 +5,10 @@ import pytest
 from verl.single_controller.network import (
     address_towards,
     interface_towards,
-    listening_socket,
     loopback_interface,
     reachable,
 )
+from verl.utils.distributed import listening_socket
 
 
 def test_a_port_that_answers_and_one_that_does_not():
