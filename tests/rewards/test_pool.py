@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import scoring
 
-from verl.config.signal import RewardScoreConfig
+from verl.config.rewards import RewardScoreConfig
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import VERIFIERS
 from verl.rewards.score import Score
@@ -228,7 +228,7 @@ def test_processes_do_not_outlive_a_killed_parent(misbehaving: Path, tmp_path: P
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent(f"""
-        from verl.config.signal import OverlongBufferConfig, RewardScoreConfig
+        from verl.config.rewards import OverlongBufferConfig, RewardScoreConfig
         from verl.rewards import register_verifier
         from verl.rewards.pool import VerifierPool
 

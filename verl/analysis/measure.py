@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from verl.config.analysis import AnalysisConfig
+from verl.config.calculator import CalculatorConfig
 from verl.config.errors import ConfigError
-from verl.config.signal import CalculatorConfig
 from verl.evaluation.json_lines import append_lines, open_to_append, read_lines
 from verl.evaluation.store import SampleStore
 from verl.evaluation.tasks import EvaluationTask

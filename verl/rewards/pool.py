@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 from pebble import ProcessExpired, ProcessPool
 
 from verl.config.checks import require
-from verl.config.signal import RewardScoreConfig
+from verl.config.rewards import RewardScoreConfig
 from verl.rewards.answers import THINK, after_thinking, extract_boxed
 from verl.rewards.custom import CustomFunctionError, load_function
 from verl.rewards.registry import (

@@ -17,8 +17,8 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
-from verl.data.reward_model_inputs import reward_model_batch
 from verl.data.samplers import StepOutcome
+from verl.models.reward_model_inputs import reward_model_batch
 from verl.protocol import RolloutBatch
 from verl.rewards import Score
 from verl.rewards.extras import extra_metrics
