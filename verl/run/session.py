@@ -28,17 +28,17 @@ from verl.run.page import PageWriter
 from verl.run.preemption import Preemption
 from verl.run.probe import INTERFACES, survey
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
-from verl.single_controller import MachineError, WorkerError, WorkerGroup
 from verl.single_controller.cluster import ray_cluster, store_megabytes
-from verl.single_controller.failures import REQUEUE, HeadLost, NoRoom, RequeueError
+from verl.single_controller.failures import HeadLost, MachineError, NoRoom, RequeueError, WorkerError
 from verl.single_controller.machines import gather_machines, wait_for_machines
+from verl.single_controller.network import LOOPBACK, loopback_interface
 from verl.single_controller.out_of_memory import OutOfMemory
+from verl.single_controller.ray_head import cluster_address
+from verl.single_controller.scheduler import REQUEUE
 from verl.single_controller.supervision import Supervision
-from verl.single_controller.worker_group import cpu_threads
-from verl.utils.cores import own_cores
-from verl.utils.network import LOOPBACK, loopback_interface
-from verl.utils.ray_head import cluster_address
-from verl.utils.variables import passed_variables
+from verl.single_controller.variables import passed_variables
+from verl.single_controller.worker_group import WorkerGroup, cpu_threads
+from verl.utils.process import available_cores
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class RaySession(ExitStack):
     def busy_cores(self) -> int:
         """Cores of this machine that its workers compute on."""
         on_gpu = self.device_type == "cuda"
-        return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, own_cores()))
+        return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, available_cores()))
 
     def start_ray(self) -> None:
         """Start Ray or connect to it, unless that was done before."""

@@ -18,9 +18,9 @@ from verl.protocol import ConversationBatch
 from verl.run.session import TrainingRun
 from verl.run.sinks import check_trackers
 from verl.run.tracking import Tracker
-from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import resolve_device
 from verl.single_controller.roles import SFTWorkers
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.speed import UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.logging.step_profiler import StepProfiler, check_profile_steps
 from verl.trainer.logging.timing import PhaseTimer, Work

@@ -12,12 +12,12 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.trainer import TrainerConfig
 from verl.data.prompts import PromptDataset, train_loader, val_batches
-from verl.data.reward_model_inputs import check_reward_model_template
 from verl.data.templates import stop_strings
 from verl.models.hidden_states import resolve_layers
 from verl.models.hub import fetch_models
 from verl.models.info import ModelInfo, check_length, check_sequence_fits
 from verl.models.loading import check_model
+from verl.models.reward_model_inputs import check_reward_model_template
 from verl.models.tokenizer import check_embeds_tokens, check_reads_tokens, load_tokenizer
 from verl.models.value_models import check_value_architecture
 from verl.rank.calculator import RepresentationMetricsCalculator

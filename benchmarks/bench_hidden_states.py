@@ -1,6 +1,6 @@
 """Measure what capturing hidden states costs in decoding speed.
 
-python scripts/bench_hidden_states.py --out benchmarks/hidden_states
+python benchmarks/bench_hidden_states.py --out benchmarks/hidden_states
 
 Every variant is an engine in its own process. They take turns, one generation each per round, so a drift of the
 machine's speed affects all alike. A variant's cost is the median over rounds of its speed divided by the speed of the

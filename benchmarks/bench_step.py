@@ -1,7 +1,7 @@
 """Measure the time of a training step, ours and TRL's, on the same model, prompts, sizes and cores.
 
-python scripts/bench_step.py --peer trl --out benchmarks/step_cpu                              # on a CPU
-python scripts/bench_step.py --peer trl --out benchmarks/step_h100 --device cuda --shape 1.5b  # on a GPU
+python benchmarks/bench_step.py --peer trl --out benchmarks/step_cpu                              # on a CPU
+python benchmarks/bench_step.py --peer trl --out benchmarks/step_h100 --device cuda --shape 1.5b  # on a GPU
 
 Three trainings take turns, step by step and in random order, so a drift of the machine's speed affects all alike:
 GRPO and VERL-GRPO as `train.sh` runs them, and TRL's GRPOTrainer. All sample the same number of responses to the same
@@ -38,7 +38,7 @@ from bench_shaping import make_model, median_interval
 from turns import Player
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ROOT / "scripts"
+SCRIPTS = ROOT / "benchmarks"
 TRAIN_FILE = ROOT / "data/arithmetic/train.parquet"
 
 OURS = {"GRPO": ["experiment=grpo", "calculator.enable=false"], "VERL-GRPO": ["experiment=verl_grpo"]}

@@ -1,4 +1,4 @@
-"""A study's file (scripts/study.py): what is asked, and which trainings answer it."""
+"""A study's file (benchmarks/study.py): what is asked, and which trainings answer it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

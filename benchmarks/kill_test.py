@@ -1,6 +1,6 @@
 """Kill training again and again, resume it each time, and compare with a run that was left alone.
 
-python scripts/kill_test.py --out benchmarks/kill_test.md
+python benchmarks/kill_test.py --out benchmarks/kill_test.md
 
 A small random model learns arithmetic on CPU workers. At random moments the driver or a worker gets SIGKILL, every
 third time while a checkpoint is being written; the same command then resumes the run. Prints a table. Exits with 1 if
@@ -170,7 +170,7 @@ def report(rows: list[list[str]], equal: bool, steps: int, arguments: argparse.N
         "# Killed and resumed",
         "",
         f"A run of {steps} steps on {arguments.workers} CPU workers, killed {len(rows)} times by SIGKILL and resumed "
-        f"each time by the same command; {hardware()}, {today()}. Made by `python scripts/kill_test.py`, "
+        f"each time by the same command; {hardware()}, {today()}. Made by `python benchmarks/kill_test.py`, "
         f"seed {arguments.seed}, `trainer.save_freq={arguments.save_freq}`, "
         f"`trainer.async_save={str(not arguments.synchronous).lower()}`.",
         "",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl.utils import cores
+from verl.utils import process
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ def test_a_containers_share_of_time_counts(files, expected, tmp_path, monkeypatc
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    monkeypatch.setattr(cores, "CGROUPS", tmp_path)
-    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert cores.own_cores() == expected
+    monkeypatch.setattr(process, "CGROUPS", tmp_path)
+    monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert process.available_cores() == expected

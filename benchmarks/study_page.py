@@ -1,4 +1,4 @@
-"""The page and the figure of a study (scripts/study.py), which follow from its results."""
+"""The page and the figure of a study (benchmarks/study.py), which follow from its results."""
 
 import math
 import statistics

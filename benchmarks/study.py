@@ -1,7 +1,7 @@
 """Train every arm of a study with every seed, and say what the figures show and what they could have shown.
 
-python scripts/study.py benchmarks/studies/rank_shaping.yaml            # runs what is missing, then writes the results
-python scripts/study.py benchmarks/studies/rank_shaping.yaml --report   # the results of what is there
+python benchmarks/study.py benchmarks/studies/rank_shaping.yaml          # runs what is missing, then writes the results
+python benchmarks/study.py benchmarks/studies/rank_shaping.yaml --report   # the results of what is there
 
 A study is a YAML file:
 

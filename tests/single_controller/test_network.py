@@ -2,7 +2,13 @@ import socket
 
 import pytest
 
-from verl.utils.network import address_towards, interface_towards, listening_socket, loopback_interface, reachable
+from verl.single_controller.network import (
+    address_towards,
+    interface_towards,
+    loopback_interface,
+    reachable,
+)
+from verl.utils.distributed import listening_socket
 
 
 def test_a_port_that_answers_and_one_that_does_not():
@@ -15,7 +21,7 @@ def test_a_port_that_answers_and_one_that_does_not():
 
 def test_the_loopback_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch):
     # A machine's own name that resolves to 127.0.1.1, as on Debian, and its address.
-    monkeypatch.setattr("verl.utils.network.own_addresses", lambda: {"10.1.2.3": "ib0"})
+    monkeypatch.setattr("verl.single_controller.network.own_addresses", lambda: {"10.1.2.3": "ib0"})
     monkeypatch.setattr("socket.gethostbyname", lambda host: {"own": "10.1.2.3", "debian": "127.0.1.1"}[host])
     assert (address_towards("own"), interface_towards("own")) == ("10.1.2.3", "ib0")
     assert not address_towards("debian").startswith("127.")

@@ -8,9 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from verl.config.errors import ConfigError
+from verl.utils.process import UMASK
 
-VARIABLE = "VERL_UMASK"
-"""Tells processes that start under a stricter mask which one the user has; scripts/cluster.sh sets it too."""
 PRIVATE = 0o077
 LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 """Characters of the private folder: the system allows 107 for the path of a socket."""
@@ -22,18 +21,12 @@ def private_files() -> Iterator[None]:
     # First, so that no process starts under the stricter mask without knowing the user's.
     before = os.umask(PRIVATE)
     os.umask(before)
-    os.environ.setdefault(VARIABLE, f"{before:o}")
+    os.environ.setdefault(UMASK, f"{before:o}")
     os.umask(PRIVATE)
     try:
         yield
     finally:
         os.umask(before)
-
-
-def restore_umask() -> None:
-    """Create files with the user's own permissions again, in a process that started within such a block."""
-    if VARIABLE in os.environ:
-        os.umask(int(os.environ[VARIABLE], 8))
 
 
 def private_folder() -> Path:

@@ -1,6 +1,6 @@
 """Measure the speed and the accuracy of "effective rank of every prefix", method by method.
 
-python scripts/bench_spectral.py --out benchmarks/spectral
+python benchmarks/bench_spectral.py --out benchmarks/spectral
 
 Writes OUT.jsonl (how it was made, then each shape's measurements) and OUT.md (one table per stride), after every shape.
 A method estimated to take longer than ``--limit`` does not run and appears as "> limit". Estimates, per method, width

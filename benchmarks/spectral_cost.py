@@ -1,6 +1,6 @@
 """What the rank metrics of one response cost, by its length, against generating it.
 
-python scripts/spectral_cost.py --out benchmarks/spectral_cost
+python benchmarks/spectral_cost.py --out benchmarks/spectral_cost
 
 Operations and bytes are computed by the formulas of ``verl.spectral.bounds``; seconds are measured on a CPU where the
 operations are at most ``--limit``. Writes OUT.jsonl and OUT.md.

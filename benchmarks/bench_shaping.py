@@ -1,7 +1,7 @@
 """Measure what rank shaping costs: time per step of GRPO against VERL-GRPO on the same prompts and responses.
 
-python scripts/bench_shaping.py --out benchmarks/shaping_cpu                  # the embedded task, on a CPU
-python scripts/bench_shaping.py --out benchmarks/shaping_h100 --device cuda   # a random model of 1.5B parameters
+python benchmarks/bench_shaping.py --out benchmarks/shaping_cpu                  # the embedded task, on a CPU
+python benchmarks/bench_shaping.py --out benchmarks/shaping_h100 --device cuda   # a random model of 1.5B parameters
 
 Both are the real trainer with its own workers. Only rank shaping differs: GRPO captures no hidden states and computes
 no metrics. The learning rate is so small that no weight moves, and the end-of-turn token does not end a response, so
@@ -43,8 +43,8 @@ from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
-from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import ray_cluster, resolve_device
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler

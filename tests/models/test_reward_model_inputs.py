@@ -3,7 +3,7 @@ import copy
 import pytest
 
 from verl.config.errors import ConfigError
-from verl.data.reward_model_inputs import check_reward_model_template, reward_model_batch
+from verl.models.reward_model_inputs import check_reward_model_template, reward_model_batch
 
 PROMPT = [{"role": "user", "content": "1+2"}]
 

@@ -1,9 +1,9 @@
 """Estimate the seconds of a step on many GPUs, ours before and now, and veRL's: 7B on 8 H100s, 32B on 64.
 
-python scripts/estimate_step.py --out benchmarks/step_estimate
+python benchmarks/estimate_step.py --out benchmarks/step_estimate
 
 Nothing is timed. Operations follow from the sizes of the models and the lengths of the responses, bytes from what
-scripts/bench_traffic.py counted, and both become seconds by the rates below, which are assumptions.
+benchmarks/bench_traffic.py counted, and both become seconds by the rates below, which are assumptions.
 Writes OUT.jsonl and OUT.md.
 """
 

@@ -1,6 +1,6 @@
 """Measure how decoding goes on while the hidden states of a long response are measured.
 
-python scripts/bench_measuring.py --out benchmarks/measuring
+python benchmarks/bench_measuring.py --out benchmarks/measuring
 
 A vLLM engine decodes ``--sequences`` responses without end. In each round it decodes ``--steps`` steps three times:
 alone; while a response is measured in the background; and with a response that is measured at once, between two steps.

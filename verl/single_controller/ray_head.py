@@ -15,7 +15,7 @@ from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[att
 from ray.exceptions import AuthenticationError, RpcError
 
 from verl.config.errors import ConfigError
-from verl.utils.network import reachable
+from verl.single_controller.network import reachable
 
 TOKEN_FIX = (
     "set RAY_AUTH_TOKEN to the cluster's token, or RAY_AUTH_TOKEN_PATH to a file that holds it; the head has it there "

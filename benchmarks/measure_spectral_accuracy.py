@@ -1,6 +1,6 @@
 """Errors of the rank metrics against a float64 SVD of every centred prefix, for easy and hard spectra.
 
-python scripts/measure_spectral_accuracy.py --out benchmarks/spectral_accuracy.md
+python benchmarks/measure_spectral_accuracy.py --out benchmarks/spectral_accuracy.md
 
 Writes one table: for each kind of spectrum the largest error over the prefixes of three shapes, of the nested method
 and of eigenvalues of the float32 Gram matrix, as in the paper's release.
@@ -144,7 +144,7 @@ def main() -> None:
     lines = [
         "# Accuracy of the rank metrics",
         "",
-        f"`python scripts/measure_spectral_accuracy.py`, {today()}, torch {torch.__version__}, {hardware()}.",
+        f"`python benchmarks/measure_spectral_accuracy.py`, {today()}, torch {torch.__version__}, {hardware()}.",
         "",
         f"Largest error over the prefixes of stride {STRIDE} of T x D = {', '.join(f'{t} x {d}' for t, d in SHAPES)},",
         "against a float64 SVD of each centred prefix. ER, log ER and entropy: relative; ERV and ERA: in units of ER.",

@@ -1,7 +1,7 @@
 """Measure what drawing a step's tokens costs: from streams, by vLLM without seeds, and by vLLM with a seed per request.
 
-python scripts/bench_sampler.py --out benchmarks/sampler                       # on a CPU
-python scripts/bench_sampler.py --out benchmarks/sampler_gpu --device cuda
+python benchmarks/bench_sampler.py --out benchmarks/sampler                       # on a CPU
+python benchmarks/bench_sampler.py --out benchmarks/sampler_gpu --device cuda
 
 Timed is the part of vLLM's sampler that truncates, draws and returns log-probabilities, with random logits of --vocab
 tokens for --rows sequences. The three ways take turns in random order, so that a drift of the machine's speed affects

@@ -1,6 +1,6 @@
 """Count what a training step moves between processes: bytes and messages, before they were packed and now.
 
-python scripts/bench_traffic.py --out benchmarks/traffic
+python benchmarks/bench_traffic.py --out benchmarks/traffic
 
 No GPU and no network take part. Weights go through the code that gathers them for the engine, over models on the meta
 device in a world of fake ranks, with the collective replaced by a counter. Batches are random ones of the full size:

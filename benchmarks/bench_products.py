@@ -1,6 +1,6 @@
 """Measure float32 products on a CPU: oneDNN against the library that torch's matrix product calls.
 
-python scripts/bench_products.py --out benchmarks/products
+python benchmarks/bench_products.py --out benchmarks/products
 
 Each product of a linear layer [N, K] in training, for M tokens: forward, the gradient of the states and that of the
 weights. Rates are the best of several calls on one thread, in 10^9 operations a second, so that what else runs on the

@@ -1,6 +1,6 @@
 """Simulate how long engines take for the responses of a step: dealt from the queue, and in fixed shares.
 
-python scripts/bench_dealing.py --out benchmarks/dealing
+python benchmarks/bench_dealing.py --out benchmarks/dealing
 
 The queue and the loop are those of training (verl/rollout/queue.py, verl/single_controller/generation.py). Engines are
 simulated: each decodes one token of every response that has a slot in one step of its clock.

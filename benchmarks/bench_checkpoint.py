@@ -1,6 +1,6 @@
 """Count what the workers of a checkpoint write and read, and time its verification.
 
-python scripts/bench_checkpoint.py --out benchmarks/checkpoint
+python benchmarks/bench_checkpoint.py --out benchmarks/checkpoint
 
 A random model in bfloat16 with AdamW's moments, sharded over gloo workers, is saved with its export. What a worker
 reads and writes comes from the kernel's counters (/proc/self/io), from the start of a save to its end. Then the

@@ -1,6 +1,6 @@
 import pytest
 
-from verl.utils.variables import is_secret, passed_variables
+from verl.single_controller.variables import is_secret, passed_variables
 
 
 def test_what_reaches_the_workers(monkeypatch: pytest.MonkeyPatch):

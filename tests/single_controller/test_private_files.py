@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from verl.config.errors import ConfigError
-from verl.utils.umask import VARIABLE, make_private, private_files, private_folder, restore_umask
+from verl.single_controller.private_files import make_private, private_files, private_folder
+from verl.utils.process import UMASK, restore_umask
 
 
 def mode(path: Path) -> int:
@@ -15,7 +16,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture(autouse=True)
 def of_a_user(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(UMASK, raising=False)
     before = os.umask(0o022)
     yield
     os.umask(before)
