@@ -43,8 +43,8 @@ from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
-from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import ray_cluster, resolve_device
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler

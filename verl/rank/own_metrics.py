@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from verl.config.signal import name_of
+from verl.config.calculator import name_of
 from verl.spectral import SpectralMeasure, SpectrumBatch
 from verl.utils.user_code import UserFunction, check_finite, check_tensor
 

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from verl.config.signal import name_of
+from verl.config.calculator import name_of
 from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
 from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_import_path
 

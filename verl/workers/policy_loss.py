@@ -3,7 +3,7 @@
 Legend: b responses of a micro-batch, B of a mini-batch, R response columns.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
