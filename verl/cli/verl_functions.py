@@ -46,7 +46,7 @@ def bypass_mode(option: Option, value: str, line: CommandLine) -> list[str]:
 
 def rollout_is(option: Option, value: str, line: CommandLine) -> list[str]:
     clipped = bypasses(line) and loss_of(line) == "ppo_clip"
-    return option.assign("none" if clipped or is_null(value) else unquoted(value))
+    return option.assign("none" if clipped or is_null(value) else value)
 
 
 def clip_ratio_c(option: Option, value: str, line: CommandLine) -> list[str]:

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from verl.config.calculator import name_of
 from verl.config.errors import ConfigError
-from verl.config.signal import name_of
 from verl.spectral import SpectralMeasure, SpectrumBatch
 from verl.utils.own import OwnCall
 

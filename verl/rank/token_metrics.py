@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from verl.config.calculator import name_of
 from verl.config.errors import ConfigError
-from verl.config.signal import name_of
 from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
 from verl.utils.own import OwnCall
 from verl.utils.user_code import is_own
