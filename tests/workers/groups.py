@@ -16,8 +16,8 @@ from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import PromptDataset
 from verl.models.learner import Learner
 from verl.rollout import engine_environment
-from verl.single_controller import WorkerGroup
 from verl.single_controller.generation import generate_responses
+from verl.single_controller.worker_group import WorkerGroup
 
 
 def start_group(

@@ -16,8 +16,8 @@ from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout import end_tokens
 from verl.rollout.queue import EngineRoom
-from verl.single_controller import WorkerGroup
 from verl.single_controller.roles import RoleWorkers
+from verl.single_controller.worker_group import WorkerGroup
 from verl.workers.hybrid import HybridWorker
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from verl.config.errors import ConfigError
 from verl.models.learner import Learner
 from verl.models.micro_batches import MicroBatching, join_parts
 from verl.models.policy import Policy, scoring_batches
-from verl.utils.own_kl import kl_estimator
+from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss
 
 

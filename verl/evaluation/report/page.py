@@ -1,51 +1,38 @@
-"""The page of an evaluation: tables, curves and every response."""
+"""What the page of an evaluation shows: tables, curves and every response."""
 
+import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
-from verl.evaluation.report.page_responses import (
-    MAX_TEXT,
-    OTHER_VERDICT,
-    VERDICT_CODES,
-    BenchmarkSamples,
-    fit_responses,
-    verdict_code,
-)
 from verl.evaluation.report.plots import MARKERS, label_styles
-from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
-from verl.evaluation.results import TaskResult, metric_names
+from verl.evaluation.report.tables import DEFINITIONS, LEGEND, all_rows, baseline_sentence
+from verl.evaluation.results import PROMPT_TOO_LONG, ScoredSample, TaskResult, metric_names, row_labels
 from verl.evaluation.statistics.bootstrap import Estimate
 from verl.evaluation.statistics.responses import GROUPS
-from verl.evaluation.statistics.summary import Summary, SummaryRow
-from verl.report.colours import SHAPES, lighter
-from verl.report.html import SHARED, PageAssets, ascii_json, pack, read_assets
-from verl.utils.portable import printable
+from verl.evaluation.statistics.summary import AVERAGE, Summary, SummaryRow
+from verl.utils.portable import finite_or_null, printable
+from verl_pages.colours import COLOURS, SHAPES, lighter
+from verl_pages.evaluation import MAX_PAGE_BYTES, build_page
+from verl_pages.samples import PromptSamples, Row
 
-MAX_PAGE_BYTES = 64 << 20
-"""Responses are shortened and, if need be, left out to keep the page within this size. Figures, verdicts and questions
-stay."""
-
-AVERAGE_PLACE = -1
-"""Stands for a benchmark's number in rows of averages; data.js calls it AVERAGE."""
-
-OWN = files("verl.evaluation.report") / "assets"
-
-
-def page_assets() -> PageAssets:
-    """The page before its data."""
-    shared, own = ("base.js", "list.js"), ("data.js", "tables.js", "curves.js", "browser.js", "start.js")
-    return PageAssets(
-        read_assets(OWN, "body.html"),
-        read_assets(SHARED, "base.css") + read_assets(OWN, "page.css"),
-        read_assets(SHARED, *shared) + "\n" + read_assets(OWN, *own),
-    )
+VERDICT_CODES = {
+    "correct": "c",
+    "wrong": "w",
+    "no_answer": "n",
+    "unparsed": "u",
+    "timeout": "t",
+    "memory": "m",
+    "crash": "x",
+    "error": "e",
+    PROMPT_TOO_LONG: "l",
+}
+OTHER_VERDICT = "o"
 
 
-def build_page(
+def make_page(
     summary: Summary, results: Sequence[TaskResult], title: str = "Evaluation", max_bytes: int = MAX_PAGE_BYTES
 ) -> str:
-    """The text of the page; everything that was evaluated is ASCII.
+    """The text of the page.
 
     Args:
         summary: of ``results``.
@@ -53,59 +40,69 @@ def build_page(
         title: of the page.
         max_bytes: its size, unless figures, verdicts and questions alone are larger.
     """
-    benchmarks = [BenchmarkSamples.gather(name, results, summary.labels) for name in summary.benchmarks]
     metrics = metric_names(problem for result in results for problem in result.problems)
-    chunks = [
-        pack(ascii_json([[p.index, p.question[:MAX_TEXT], p.answer[:MAX_TEXT]] for p in benchmark.problems]))
-        for benchmark in benchmarks
-    ]
-    index, assets = _index(summary, benchmarks, metrics), page_assets()
-    room = max_bytes - len(assets.fill(title, index, chunks)) - 4096
-    limits, places, responses = fit_responses(benchmarks, metrics, len(chunks), room)
-    for entry, of_benchmark in zip(index["benchmarks"], places, strict=True):
-        entry["chunks"] = of_benchmark
-    index["limits"] = limits.sentence() if benchmarks else ""
-    return assets.fill(title, index, chunks + responses)
-
-
-def _index(summary: Summary, benchmarks: Sequence[BenchmarkSamples], metrics: Sequence[str]) -> dict[str, Any]:
-    """Everything that the page shows before a problem is opened."""
-    styles = label_styles(summary.labels)
     names = [*VERDICT_CODES, *sorted(set(summary.reasons()) - VERDICT_CODES.keys())]
-    return {
-        "labels": [
-            {
-                "name": printable(label),
-                "light": styles[label]["color"],
-                "dark": lighter(styles[label]["color"], 0.3),
-                "dashed": styles[label]["linestyle"] != "-",
-                "shape": SHAPES[MARKERS.index(styles[label]["marker"]) % len(SHAPES)],
-            }
-            for label in summary.labels
-        ],
-        "benchmarks": [
-            {
-                "name": printable(benchmark.name),
-                "count": len(benchmark.problems),
-                "questions": place,
-                "verdicts": [
-                    run and ["".join(map(verdict_code, samples)) for samples in run] for run in benchmark.samples
-                ],
-            }
-            for place, benchmark in enumerate(benchmarks)
-        ],
-        "rows": [_row(row, summary, summary.benchmarks.index(row.benchmark)) for row in summary.rows]
-        + [_row(row, summary, AVERAGE_PLACE) for row in summary.averages],
-        "verdicts": [[VERDICT_CODES.get(name, OTHER_VERDICT), name] for name in names],
-        "metrics": list(metrics),
+    runs, prompts = _gather(summary, results)
+    index = {
+        "runs": [{"name": printable(name), **_style(place)} for place, name in enumerate(runs)],
+        "labels": [{"name": printable(label), **_label_style(summary, label)} for label in summary.labels],
+        "benchmarks": [printable(name) for name in summary.benchmarks],
+        "rows": [_row(row, summary) for row in all_rows(summary)],
+        "reasons": names,
         "legend": [text for text in (LEGEND, printable(baseline_sentence(summary)), DEFINITIONS) if text],
+    }
+    verdicts = {VERDICT_CODES.get(name, OTHER_VERDICT): name for name in reversed(names)}
+    return build_page(title, index, prompts, metrics, dict(reversed(verdicts.items())), max_bytes)
+
+
+def _gather(summary: Summary, results: Sequence[TaskResult]) -> tuple[list[str], list[PromptSamples]]:
+    """The runs, and every problem with the samples that each of them has at each step."""
+    labels = row_labels(results)
+    # A run at two temperatures is two.
+    names = [result.run + label.removeprefix(result.label) for result, label in zip(results, labels, strict=True)]
+    order = {label: place for place, label in enumerate(summary.labels)}
+    runs = list(dict.fromkeys(names[i] for i in sorted(range(len(names)), key=lambda i: order[labels[i]])))
+    # Runs may have been evaluated on different versions of a benchmark: only equal texts are the same problem.
+    prompts: dict[tuple[int, int, str], PromptSamples] = {}
+    for name, result in zip(names, results, strict=True):
+        for problem in result.problems:
+            key = (summary.benchmarks.index(result.benchmark), problem.index, problem.question)
+            empty = PromptSamples("", problem.index, problem.question, printable(result.benchmark), problem.answer)
+            cells = prompts.setdefault(key, empty).cells
+            cells[runs.index(name), result.step] = [_response(sample) for sample in problem.samples]
+    return runs, [prompts[key] for key in sorted(prompts, key=lambda key: key[:2])]
+
+
+def _response(sample: ScoredSample) -> Row:
+    return {
+        **sample.metrics,
+        "response": sample.response,
+        "truncated": sample.truncated,
+        "verdict": "c" if sample.correct else VERDICT_CODES.get(sample.reason, OTHER_VERDICT),
+        "reason": "",
+        "answer": sample.answer,
+        "extra": json.dumps(finite_or_null(sample.extras), ensure_ascii=False) if sample.extras else "",
+        "num_tokens": sample.num_tokens,
     }
 
 
-def _row(row: SummaryRow, summary: Summary, benchmark: int) -> dict[str, Any]:
+def _style(place: int) -> dict[str, str]:
+    colour = COLOURS[place % len(COLOURS)]
+    return {"light": colour, "dark": lighter(colour, 0.3)}
+
+
+def _label_style(summary: Summary, label: str) -> dict[str, Any]:
+    style = label_styles(summary.labels)[label]
+    shape = SHAPES[MARKERS.index(style["marker"]) % len(SHAPES)]
+    dark = lighter(style["color"], 0.3)
+    return {"light": style["color"], "dark": dark, "dashed": style["linestyle"] != "-", "shape": shape}
+
+
+def _row(row: SummaryRow, summary: Summary) -> dict[str, Any]:
+    """The figures of one run on one benchmark, -1 for the average."""
     return {
         "label": summary.labels.index(row.label),
-        "benchmark": benchmark,
+        "benchmark": -1 if row.benchmark == AVERAGE else summary.benchmarks.index(row.benchmark),
         "problems": row.num_problems,
         "missing": row.num_missing,
         "samples": row.samples,

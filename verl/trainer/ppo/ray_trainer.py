@@ -26,7 +26,7 @@ from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
-from verl.single_controller import WorkerGroup
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
@@ -218,8 +218,7 @@ class RayPPOTrainer:
             with self.timer.phase("old_log_prob"):
                 scores.append(self.policy.compute_logprobs(rest))
             self.timer.count("old_log_prob", Work.of(rest.attention_mask.sum(dim=1)))
-        joined: Any = torch.cat(cast(Any, scores))
-        return joined
+        return cast(PolicyScores, torch.cat(cast(Any, scores)))
 
     def _collect_scores(self, sample: StepSample, rank_metrics: RankMetrics) -> Tensor:
         """Wait for the verifiers; their scores [B]."""

@@ -1,0 +1,272 @@
+"""What is in a run's folder, read without trust: it may be somebody else's, damaged, or still being written.
+
+Whatever cannot be read costs itself and one line in ``troubles``.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from verl.config.errors import ConfigError
+from verl.config.run_file import RUN_CONFIG, read_run_config
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+SAMPLES = "samples"
+"""Folder of the samples, a parquet file for each training step and validation that is kept."""
+
+MAX_SUMMARY_BYTES = 16 << 20
+MAX_METRICS_BYTES = 1 << 30
+MAX_LINE_BYTES = 4 << 20
+"""Of one step of the metrics."""
+
+MAX_NAMES = 4000
+"""Metrics with names of their own."""
+
+MAX_OPTIONS = 5000
+MAX_DEPTH = 16
+"""Of nested options."""
+
+MAX_VALUE = 400
+"""Characters of an option's value that are shown."""
+
+MAX_STEP = 10**9
+
+
+class SampleFile(NamedTuple):
+    """One file of samples. The order of files is that of the steps; the validation after a step follows it."""
+
+    step: int
+    split: str
+    """``train`` or ``val``."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}_{self.step:06d}.parquet"
+
+
+@dataclass
+class Series:
+    """One metric over steps, in the order of the steps."""
+
+    steps: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+    """NaN where the value was not finite."""
+
+
+@dataclass
+class RunFolder:
+    """What was found in the folder of a run."""
+
+    path: Path
+    name: str
+    """Distinct among the runs of a page."""
+    metrics: dict[str, Series] = field(default_factory=dict)
+    num_steps: int = 0
+    """Records of steps in the metrics."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Flat: ``actor.optim.lr`` -> the value as JSON."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """Empty until the run is complete."""
+    samples: list[SampleFile] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+    @property
+    def last_step(self) -> int:
+        """The last step with a record; 0 without any."""
+        return max((int(series.steps[-1]) for series in self.metrics.values()), default=0)
+
+    def option(self, name: str) -> str | None:
+        """The value of an option as text; None if it is not there."""
+        text = self.options.get(name)
+        return None if text is None else text.strip('"')
+
+
+def sample_files(folder: Path) -> list[SampleFile]:
+    """The complete files of samples in ``folder``, in order."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    found = [re.fullmatch(r"(train|val)_([0-9]{6}|[1-9][0-9]{6,11})\.parquet", name) for name in names]
+    return sorted(SampleFile(int(match[2]), match[1]) for match in found if match)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether there is anything of a run in ``folder``."""
+    return (folder / METRICS).is_file() or (folder / RUN_CONFIG).is_file() or bool(sample_files(folder / SAMPLES))
+
+
+def read_run(folder: Path, name: str) -> RunFolder:
+    """Everything but the samples themselves."""
+    run = RunFolder(folder, name)
+    run.options = _read_options(folder / RUN_CONFIG, run.troubles)
+    run.summary = _read_summary(folder / SUMMARY, run.troubles)
+    run.metrics, run.num_steps = _read_metrics(folder / METRICS, run.troubles)
+    try:
+        run.samples = sample_files(folder / SAMPLES)
+    except OSError as error:
+        run.troubles.append(f"{SAMPLES}: cannot be read ({error.strerror})")
+    return run
+
+
+def _read_text(path: Path, limit: int, troubles: list[str]) -> str | None:
+    """The text of a regular file of at most ``limit`` bytes."""
+    try:
+        if not path.is_file():
+            return None
+        if path.stat().st_size > limit:
+            troubles.append(f"{path.name}: larger than {limit >> 20} MiB, not read")
+            return None
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        troubles.append(f"{path.name}: cannot be read ({error.strerror})")
+        return None
+
+
+def _read_options(path: Path, troubles: list[str]) -> dict[str, str]:
+    try:
+        tree = read_run_config(path)
+    except ConfigError as error:
+        troubles.append(f"{str(error).removeprefix(f'{path.parent}/')}; the options of this run are not known")
+        return {}
+    found: dict[str, str] = {}
+    for name, value in _flat(tree):
+        if len(found) == MAX_OPTIONS:
+            troubles.append(f"{path.name}: more than {MAX_OPTIONS} options; the others are not shown")
+            break
+        found[name] = value
+    return found
+
+
+def _flat(tree: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Every option below ``tree`` by its dotted name."""
+    for key, value in tree.items():
+        name = f"{prefix}{key}"[:MAX_VALUE]
+        if isinstance(value, Mapping) and value and depth < MAX_DEPTH:
+            yield from _flat(value, f"{name}.", depth + 1)
+        else:
+            yield name, _short_json(value)
+
+
+def _short_json(value: Any) -> str:
+    """``value`` as JSON of at most ``MAX_VALUE`` characters, written no further than that."""
+    parts: list[str] = []
+    size = 0
+    try:
+        for part in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_VALUE:
+                break
+    except (ValueError, TypeError, RecursionError):
+        parts.append("…")
+    text = "".join(parts)
+    return text if len(text) <= MAX_VALUE else text[:MAX_VALUE] + "…"
+
+
+def _read_summary(path: Path, troubles: list[str]) -> dict[str, Any]:
+    text = _read_text(path, MAX_SUMMARY_BYTES, troubles)
+    if text is None:
+        return {}
+    try:
+        summary = json.loads(text)
+    except (ValueError, RecursionError):
+        summary = None
+    if not isinstance(summary, dict):
+        troubles.append(f"{path.name}: is damaged, not used")
+        return {}
+    return summary
+
+
+def _read_metrics(path: Path, troubles: list[str]) -> tuple[dict[str, Series], int]:
+    """Every metric by its name, and the number of records. Of a step that was recorded twice, the last counts."""
+    records: dict[int, dict[str, float]] = {}
+    damaged: list[int] = []
+    try:
+        if not path.is_file():
+            troubles.append(f"{path.name}: missing, so there are no curves")
+            return {}, 0
+        with path.open("rb") as file:
+            for number, line in enumerate(_lines(file), start=1):
+                record = None if line is None else _record(line)
+                if record is None:
+                    damaged.append(number)
+                else:
+                    records[record[0]] = record[1]
+            if file.tell() >= MAX_METRICS_BYTES:
+                troubles.append(f"{path.name}: only the first {MAX_METRICS_BYTES >> 20} MiB are read")
+    except OSError as error:
+        troubles.append(f"{path.name}: cannot be read to its end ({error.strerror})")
+    if damaged:
+        places = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
+        lines = "line" if len(damaged) == 1 else "lines"
+        troubles.append(f"{path.name}: {len(damaged)} damaged {lines} left out ({lines} {places})")
+    return _series(records, troubles), len(records)
+
+
+def _lines(file: Any) -> Iterator[bytes | None]:
+    """The lines of a file, None for one that is too long."""
+    left = MAX_METRICS_BYTES
+    too_long = False
+    while left > 0 and (line := file.readline(MAX_LINE_BYTES)):
+        left -= len(line)
+        complete = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
+        if complete and not too_long:
+            if line.strip():
+                yield line
+        elif complete:
+            too_long = False
+        elif not too_long:
+            too_long = True
+            yield None
+
+
+def _record(line: bytes) -> tuple[int, dict[str, float]] | None:
+    """Step and numbers of one line; None if it is damaged."""
+    try:
+        values = json.loads(line)
+        step = values.pop("step")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
+        return None
+    return step, {name: _number(value) for name, value in values.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _number(value: Any) -> float:
+    """NaN for what is not finite; trackers write it as null."""
+    try:
+        number = math.nan if value is None else float(value)
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _series(records: Mapping[int, Mapping[str, float]], troubles: list[str]) -> dict[str, Series]:
+    steps: dict[str, list[int]] = {}
+    values: dict[str, list[float]] = {}
+    left_out = False
+    for step in sorted(records):
+        for name, value in records[step].items():
+            if name not in steps:
+                if len(steps) == MAX_NAMES:
+                    left_out = True
+                    continue
+                steps[name], values[name] = [], []
+            steps[name].append(step)
+            values[name].append(value)
+    if left_out:
+        troubles.append(f"{METRICS}: more than {MAX_NAMES} metrics; the others are not shown")
+    return {
+        name: Series(np.array(steps[name], dtype=np.int64), np.array(values[name], dtype=np.float64))
+        for name in sorted(steps)
+    }
