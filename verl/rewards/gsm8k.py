@@ -7,9 +7,8 @@ from typing import Any
 
 from verl.rewards.answers import NUMBER, SEPARATORS, extract_answer, quick_equal
 from verl.rewards.equations import is_name
+from verl.rewards.lexicon import SHORT_UNITS, UNITS, is_unit, modifiers_in, numerals_in, with_factors
 from verl.rewards.math import verdict_of
-from verl.rewards.measures import bases_in, modifiers_in, with_factors
-from verl.rewards.notation import SHORT_UNITS, UNITS, keep_variable
 from verl.rewards.score import Verdict
 
 MAX_CHARS = 1000
@@ -68,7 +67,7 @@ def verify_gsm8k(
     if equal is None:
         if not boxed:
             answer = _REASON.split(answer, maxsplit=1)[0].rstrip("! ")
-        if bases_in(answer) or modifiers_in(answer) != modifiers_in(ground_truth):
+        if numerals_in(answer) or modifiers_in(answer) != modifiers_in(ground_truth):
             equal = False
         else:
             number = _only_number(answer)
@@ -130,4 +129,4 @@ def _keeps_variable(after: str) -> bool:
     if attached and len(attached.group()) <= 2 and attached.group().lower() not in UNITS:
         return True
     # The last of several words is one.
-    return len(words) == 1 and keep_variable(f"1{after.rstrip(' .')}", short=True) != f"1{after.rstrip(' .')}"
+    return len(words) == 1 and len(words[0]) <= 2 and not is_unit(words[0], short=True)

@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl.rewards.algebra import compare_latex
 from verl.rewards.answers import SENTENCE_END, TAIL_CHARS, boxed_in_place, quick_equal
-from verl.rewards.math import equivalent, verdict_of, verify_math
+from verl.rewards.math import verdict_of, verify_math
 from verl.rewards.score import Verdict
 
 MAX_LETTERS_CHARS = 200
@@ -165,7 +166,7 @@ def _equals_another(answer: str, right: str, options: Mapping[str, str]) -> bool
     Algebra ignores units and takes ``8 \\mathrm{i}`` for 8, so it cannot tell options that differ only in that.
     """
     others = [text for text in options.values() if not quick_equal(_unwrap(text), _unwrap(options[right]))]
-    return any(equivalent(answer, text) for text in others)
+    return any(compare_latex(answer, text) for text in others)
 
 
 def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:

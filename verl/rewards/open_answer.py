@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from verl.rewards.algebra import compare_latex
 from verl.rewards.answers import MAX_ALGEBRA_CHARS, boxes_in, extract_answer, quick_equal
-from verl.rewards.math import REASONS, compare_latex
-from verl.rewards.measures import arcs_in, modifiers_in, units_in, with_factors
-from verl.rewards.notation import Quantity, read_quantity, split_answers, squeeze, unify, words_in
+from verl.rewards.lexicon import Quantity, arcs_in, modifiers_in, read_quantity, units_in, with_factors
+from verl.rewards.math import REASONS
+from verl.rewards.notation import split_answers, squeeze, unify, words_in
 from verl.rewards.score import Verdict
 from verl.rewards.truths import read_tolerance
 
