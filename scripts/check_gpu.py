@@ -73,12 +73,14 @@ def run_stage(number: int, stage: Stage, options: argparse.Namespace) -> Record:
     command = [sys.executable, str(options.stages), stage.name, "--device", options.device]
     command += ["--out", str(path), "--result", str(result)] + ["--toy"] * options.toy
     identity = uuid.uuid4().hex
+    # Some stages import the scripts that measure.
+    paths = os.pathsep.join(filter(None, [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH")]))
     started = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | OFFLINE | {MARKER: identity},
+            env=os.environ | OFFLINE | {MARKER: identity, "PYTHONPATH": paths},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from verl.config import DataConfig, PPOConfig, load_config
-from verl.config.signal import RewardScoreConfig
+from verl.config.rewards import RewardScoreConfig
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.protocol import RankMetrics

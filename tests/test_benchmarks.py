@@ -105,7 +105,7 @@ def test_a_training_is_compared_in_turns_or_apart():
 
 def test_a_report_says_how_it_was_made(tmp_path):
     facts = bench_report.provenance("bench_spectral.py", ["--out", "a b"])
-    assert facts["command"] == "python scripts/bench_spectral.py --out 'a b'"
+    assert facts["command"] == "python benchmarks/bench_spectral.py --out 'a b'"
     assert re.fullmatch(r".+, [1-9]\d* cores", facts["hardware"])
     row = {"seconds": 1234567.8, "count": 1234567, "peak": None, "inner": [{"share": 1 / 3}]}
     bench_report.write_report(tmp_path / "sub" / "new", facts, [row], lambda *read: f"{read}\n")

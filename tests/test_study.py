@@ -1,4 +1,4 @@
-"""The statistics of scripts/study.py on literal figures, its order, its resumption, and one study of a step."""
+"""The statistics of benchmarks/study.py on literal figures, its order, its resumption, and one study of a step."""
 
 import fcntl
 import math

@@ -21,7 +21,7 @@ sys.exit(3)
 
 def player(tmp_path: Path, name: str, program: str = PROGRAM, timeout_s: float = 60) -> Player:
     command = [sys.executable, "-c", program, str(tmp_path / "done"), name]
-    return Player(command, tmp_path / name, {"PYTHONPATH": str(ROOT / "scripts")}, timeout_s)
+    return Player(command, tmp_path / name, {"PYTHONPATH": str(ROOT / "benchmarks")}, timeout_s)
 
 
 def test_only_who_has_the_turn_works(tmp_path: Path):

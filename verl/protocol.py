@@ -5,12 +5,11 @@ Prompts are padded on the left to the same P and responses on the right to the s
 first response token of every row.
 """
 
-from collections.abc import Mapping, Sequence
-
 import torch
-import torch.nn.functional as F
 from tensordict import TensorClass, TensorDict
 from torch import Tensor
+
+from verl.batch import RankMetrics as RankMetrics
 
 
 class PromptBatch(TensorClass):
@@ -22,66 +21,6 @@ class PromptBatch(TensorClass):
     """[B, P] int64, 1 on real tokens."""
     uid: Tensor
     """[B] int64, what distinguishes the prompt's random draws from all others of the run."""
-
-
-class RankMetrics(TensorClass):
-    """Rank metrics of responses, as they travel from where the hidden states are to the log."""
-
-    by_name: TensorDict
-    """Metric name -> [B, L] float64, layers in the order they were captured."""
-    mean_states: Tensor
-    """[B, L, D] float32, mean hidden state of each response."""
-    by_prefix: TensorDict | None = None
-    """Metric name -> [B, L, T] float32, at each token the metric of the response up to it, NaN where it was not
-    measured; None without ``calculator.keep_prefixes``."""
-
-    @classmethod
-    def none(cls, num_responses: int) -> "RankMetrics":
-        """Those of responses whose hidden states nobody captured: L = 0 and no names."""
-        size = [num_responses]
-        return cls(TensorDict({}, batch_size=size), torch.zeros(num_responses, 0, 0), batch_size=size)
-
-    @property
-    def metric_names(self) -> list[str]:
-        """The metrics, in the order the calculator gives them."""
-        return [str(name) for name in self.by_name.keys()]
-
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return int(self.mean_states.shape[1])
-
-    def by_layer(self) -> list[dict[str, Tensor]]:
-        """Metric name -> [B], for each layer."""
-        return [{name: self.by_name[name][:, i] for name in self.metric_names} for i in range(self.num_layers)]
-
-    def to_rows(self) -> list[dict[str, Tensor]]:
-        """One mapping of named tensors per response, the form in which a rollout engine hands out what it measured."""
-        fields = {f"metric.{name}": self.by_name[name] for name in self.metric_names}
-        if self.by_prefix is not None:
-            fields |= {f"prefix.{name}": values for name, values in self.by_prefix.items()}
-        fields["mean_states"] = self.mean_states
-        return [{name: field[row] for name, field in fields.items()} for row in range(len(self.mean_states))]
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[Mapping[str, Tensor]], num_columns: int) -> "RankMetrics":
-        """The batch, on the CPU, of at least one mapping that :meth:`to_rows` gives, with T = ``num_columns``."""
-        size = [len(rows)]
-        by_prefix = {
-            name.removeprefix("prefix."): torch.stack([_widened(row[name], num_columns) for row in rows]).cpu()
-            for name in rows[0]
-            if name.startswith("prefix.")
-        }
-        fields = {name: torch.stack([row[name] for row in rows]).cpu() for name in rows[0] if "prefix." not in name}
-        mean_states = fields.pop("mean_states")
-        by_name = {name.removeprefix("metric."): field for name, field in fields.items()}
-        prefixes = TensorDict(by_prefix, batch_size=size) if by_prefix else None
-        return cls(TensorDict(by_name, batch_size=size), mean_states, prefixes, batch_size=size)
-
-
-def _widened(values: Tensor, num_columns: int) -> Tensor:
-    """``values [L, T]`` with as many columns as given; NaN in those that are added."""
-    return F.pad(values[:, :num_columns], (0, num_columns - values.shape[1]), value=torch.nan)
 
 
 class RolloutBatch(TensorClass):

@@ -16,7 +16,7 @@ ACCURACY = 1e-6
 def report(context: Context, script: str, *options: str) -> list[Record]:
     """Run a script; the rows that it wrote."""
     out = context.out / script
-    run_command([f"scripts/{script}.py", "--out", str(out), *options], out.with_suffix(".log"))
+    run_command([f"benchmarks/{script}.py", "--out", str(out), *options], out.with_suffix(".log"))
     return read_report(out.with_suffix(".jsonl"))[1]
 
 

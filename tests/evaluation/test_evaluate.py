@@ -20,7 +20,7 @@ from verl.rewards.pool import VerifierPool
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import EngineModel
 from verl.run.session import RaySession
-from verl.single_controller import WorkerError
+from verl.single_controller.failures import WorkerError
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2
 from tests.conftest import changed
 from tests.models.models_in_worlds import example, rollout_of
 from verl.config import ConfigError
-from verl.data.reward_model_inputs import reward_model_batch
+from verl.models.reward_model_inputs import reward_model_batch
 from verl.models.value_models import check_value_architecture, load_sharded_value_model
 from verl.protocol import RolloutBatch, ValueBatch
 from verl.workers.critic import Critic

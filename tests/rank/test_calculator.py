@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl.config import ConfigError
-from verl.config.signal import BASE_METRICS
+from verl.config.calculator import BASE_METRICS
 from verl.protocol import RankMetrics
 from verl.rank.calculator import RepresentationMetricsCalculator, capture_options, reduce_states
 from verl.spectral import effective_rank

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from verl.config.signal import BASE_METRICS
+from verl.config.calculator import BASE_METRICS
 from verl.rank.dynamics import acceleration, base_metrics, curvature, prefix_counts, prefix_rows, velocity
 from verl.spectral import SpectralOptions
 

@@ -8,7 +8,7 @@ import torch
 from conftest import rank_metrics as measured
 
 from verl.config import PPOConfig, load_config
-from verl.config.signal import RewardManagerConfig
+from verl.config.rewards import RewardManagerConfig
 from verl.protocol import RankMetrics
 from verl.rank.reward_manager import RewardManager
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import scoring
 
 from verl.config.errors import ConfigError
-from verl.config.signal import RewardScoreConfig
+from verl.config.rewards import RewardScoreConfig
 from verl.rewards import check_ground_truth, compute_score, use_custom_functions
 from verl.rewards.custom import CustomFunctionError, custom_verdict, load_function
 from verl.rewards.pool import VerifierPool

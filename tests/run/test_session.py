@@ -16,8 +16,7 @@ from verl.config import ConfigError, PPOConfig
 from verl.run import session as session_module
 from verl.run.preemption import Preempted
 from verl.run.session import RaySession, TrainingRun
-from verl.single_controller import MachineError, WorkerError
-from verl.single_controller.failures import HeadLost, NoRoom, RequeueError
+from verl.single_controller.failures import HeadLost, MachineError, NoRoom, RequeueError, WorkerError
 from verl.single_controller.out_of_memory import OutOfMemory
 
 

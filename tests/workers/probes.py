@@ -10,8 +10,8 @@ from groups import gradients_of  # beside this file, which a worker imports by i
 from torch import Tensor
 
 from verl.config.actor import ActorConfig
+from verl.config.calculator import CalculatorConfig
 from verl.config.ppo import PPOConfig
-from verl.config.signal import CalculatorConfig
 from verl.models.fsdp import full_parameters
 from verl.models.packing import position_ids
 from verl.models.policy import scoring_batches

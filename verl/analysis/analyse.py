@@ -43,8 +43,9 @@ from verl.rollout.requests import MeasuredPrompt
 from verl.run.session import RaySession
 from verl.run.sinks import check_trackers
 from verl.run.tracking import SUMMARY
-from verl.single_controller import WorkerError, WorkerGroup
 from verl.single_controller.cluster import resolve_device
+from verl.single_controller.failures import WorkerError
+from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.portable import valid_unicode
 
 SCORED_AT_ONCE = 1024

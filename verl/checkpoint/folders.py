@@ -17,8 +17,8 @@ from typing import Any
 
 from verl.checkpoint.attempts import Attempt
 from verl.config.errors import ConfigError
-from verl.utils.cores import own_cores
 from verl.utils.files import FileRecord, file_record, flush, replace_text, write_recorded
+from verl.utils.process import available_cores
 
 POINTER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
@@ -121,7 +121,7 @@ def verify_checkpoint(folder: Path, threads: int | None = None) -> None:
     if foreign is not None:
         raise ForeignFile(f"{foreign} is not listed in {MANIFEST}, so it is not of this checkpoint; remove it")
     # Sizes first: they cost nothing, while the checksums read everything.
-    readers = ThreadPoolExecutor(threads or own_cores(), thread_name_prefix="verify")
+    readers = ThreadPoolExecutor(threads or available_cores(), thread_name_prefix="verify")
     try:
         found = {name: readers.submit(file_record, folder / name) for name in expected}
         for name, record in expected.items():

@@ -14,10 +14,10 @@ from omegaconf import DictConfig, ListConfig
 
 from verl.cli.values import FlagError, listed, literal, nearest, note, override_key, quoted, scalar
 from verl.cli.verl_options import translate_overrides
+from verl.config.calculator import BASE_METRICS
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR, compose_config
 from verl.config.ppo import PPOConfig
-from verl.config.signal import BASE_METRICS
 
 HYDRA_FLAGS_WITH_VALUE = {
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),

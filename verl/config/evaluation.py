@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl.config.calculator import CalculatorConfig
 from verl.config.checks import require, require_distinct, require_positive
 from verl.config.common import (
     Device,
@@ -20,7 +21,7 @@ from verl.config.common import (
 )
 from verl.config.data import check_chat_arguments
 from verl.config.load import parse_config
-from verl.config.signal import CalculatorConfig, RewardScoreConfig
+from verl.config.rewards import RewardScoreConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 """Names that are part of a folder of results."""

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from verl.config.actor import ActorConfig
+from verl.config.calculator import CalculatorConfig, name_of
 from verl.config.checks import require, require_positive
 from verl.config.common import (
     Device,
@@ -17,17 +18,9 @@ from verl.config.common import (
     require_seed,
 )
 from verl.config.data import DataConfig
+from verl.config.rewards import RewardManagerConfig, RewardModelConfig, RewardScoreConfig
 from verl.config.rollout import RolloutConfig
-from verl.config.signal import (
-    GROUP_ESTIMATORS,
-    TOKEN_BASELINES,
-    AlgorithmConfig,
-    CalculatorConfig,
-    RewardManagerConfig,
-    RewardModelConfig,
-    RewardScoreConfig,
-    name_of,
-)
+from verl.config.signal import GROUP_ESTIMATORS, TOKEN_BASELINES, AlgorithmConfig
 from verl.config.trainer import TrainerConfig
 
 

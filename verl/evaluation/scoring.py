@@ -15,7 +15,7 @@ from typing import Any
 
 import verl.rewards
 from verl.config.errors import ConfigError
-from verl.config.signal import RewardScoreConfig
+from verl.config.rewards import RewardScoreConfig
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.json_lines import append_lines, open_to_append, parse_record, read_lines
 from verl.evaluation.results import PROMPT_TOO_LONG, ProblemResult, ScoredSample, TaskResult

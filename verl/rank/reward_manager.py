@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.config.signal import RewardManagerConfig
+from verl.config.rewards import RewardManagerConfig
 from verl.protocol import RankMetrics
 from verl.rank.shaping import (
     auxiliary_signal,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from verl.config.signal import CalculatorConfig
+from verl.config.calculator import CalculatorConfig
 from verl.rank.dynamics import acceleration, base_metrics, velocity, with_whole
 from verl.spectral import SpectralOptions
 

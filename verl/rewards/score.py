@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict, get_args
 
 from verl.config.checks import require_choice
-from verl.config.signal import ScoreMode
+from verl.config.rewards import ScoreMode
 
 MAX_LOGGED_ANSWER = 200
 """Maximum number of characters of an answer in a score."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from verl.config.calculator import CalculatorConfig
 from verl.config.ppo import PPOConfig
-from verl.config.signal import CalculatorConfig
 from verl.models.gather import WeightDtype
 from verl.protocol import PromptBatch, RankMetrics, RolloutBatch
 from verl.rollout.queue import EngineRoom

@@ -1,6 +1,6 @@
 """What an engine keeps free for the hidden states that it captures."""
 
-from verl.config.signal import CalculatorConfig
+from verl.config.calculator import CalculatorConfig
 from verl.rank.calculator import capture_options
 from vllm_patches import capture
 from vllm_patches.options import CaptureOptions

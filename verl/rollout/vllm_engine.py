@@ -14,9 +14,9 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from verl.config.calculator import CalculatorConfig
 from verl.config.common import EngineConfig
 from verl.config.errors import ConfigError
-from verl.config.signal import CalculatorConfig
 from verl.rank import own_metrics
 from verl.rank.calculator import capture_options
 from verl.rollout.queue import EngineRoom

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from verl.config.calculator import CalculatorConfig
 from verl.config.common import ModelConfig
-from verl.config.signal import CalculatorConfig
 from verl.models.micro_batches import MicroBatching
 from verl.models.policy import Policy
 from verl.protocol import PolicyScores, PromptBatch, RankMetrics, RolloutBatch

@@ -6,8 +6,8 @@ from typing import Any
 from vllm import LLM, CompletionOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from verl.config.calculator import CalculatorConfig
 from verl.config.evaluation import EvaluationEngineConfig
-from verl.config.signal import CalculatorConfig
 from verl.data.responses import decode_responses, special_tags
 from verl.models.hub import local_folder
 from verl.models.tokenizer import load_tokenizer

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from verl.config.signal import RewardModelConfig
+from verl.config.rewards import RewardModelConfig
 from verl.models.forward import ValueForward
 from verl.models.fsdp import offloaded_parameters
 from verl.models.value_models import load_sharded_value_model

@@ -6,7 +6,7 @@ The release's first and its later versions name some numbers differently; both n
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from verl.config.signal import RewardManagerConfig
+from verl.config.rewards import RewardManagerConfig
 
 GROUP = "(overall|correct|incorrect)"
 

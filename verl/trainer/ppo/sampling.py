@@ -17,15 +17,15 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompts import TokenizedPrompts
-from verl.data.reward_model_inputs import reward_model_batch
 from verl.data.samplers import StepOutcome
+from verl.models.reward_model_inputs import reward_model_batch
 from verl.protocol import RolloutBatch
 from verl.rewards import Score
 from verl.rewards.extras import extra_metrics
 from verl.rewards.pool import PendingScores, VerifierPool
 from verl.rollout.requests import ResponseSettings
-from verl.single_controller import WorkerGroup
 from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.rollout_metrics import group_metrics, with_prefix
 from verl.trainer.logging.source_metrics import metrics_by_source, verdict_figures
 from verl.trainer.logging.timing import PhaseTimer, Work

@@ -1,0 +1,216 @@
+"""Train every arm of a study with every seed, and say what the figures show and what they could have shown.
+
+python benchmarks/study.py benchmarks/studies/rank_shaping.yaml          # runs what is missing, then writes the results
+python benchmarks/study.py benchmarks/studies/rank_shaping.yaml --report   # the results of what is there
+
+A study is a YAML file:
+
+    question: Does rank shaping raise pass@1 of the embedded task?
+    ks: [1, 8, 32]                            # the first is the one that decides
+    seeds: [0, 1, 2, 3, 4]
+    train: [trainer.total_training_steps=30, rollout.val_kwargs.n=32]
+    arms:
+      grpo: {overrides: [experiment=grpo]}
+      weight_3: {overrides: [experiment=verl_grpo, reward_manager.aux_reward_global_weight=3]}
+      rank_alone: {overrides: [...], seeds: [0, 1], exploratory: true}
+    contrasts:                                # the first less the second, seed by seed
+      - [weight_3, grpo]
+      - [rank_alone, grpo]
+    prepare:                                  # optional: a folder, and how Python makes it, as {out}, if it is missing
+      outputs/studies/hard: [scripts/prepare_data.py, arithmetic, --out, '{out}']
+
+What is compared is the validation at the end of each training, all of whose samples count. Runs follow one another,
+seed by seed, so that a study that is stopped has complete seeds first; exploratory arms come last. Each run is kept in
+RUNS/ARM/seed_N, with its options in study.json once it has ended well, where studies find each other's, and its output
+beside it; one that is complete is not run again, one that fails does not stop the others. A training whose study was
+killed goes on to its end, but counts for nothing. Beside the study's file go NAME.md, the tables; NAME.jsonl, how they
+were made and what each run got right; NAME.svg, pass@k and the training's rewards.
+
+With trainer.n_gpus_per_node=1 and OMP_NUM_THREADS=1, as many studies can run side by side as there are cores.
+
+Statistics need scipy: `pip install -r requirements/analysis.txt`.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+from zlib import crc32
+
+import pandas as pd
+from bench_report import provenance, read_report, write_report
+from study_file import Study
+from study_page import LOGGED, Results, draw, page
+
+from verl.utils.files import replace_text
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TRAIN = [sys.executable, "-m", "verl.trainer.main_ppo"]
+"""What trains, before its overrides."""
+
+PATIENCE_S = 60
+"""What a training that is told to end may take to end its engines."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm with one seed."""
+
+    arm: str
+    seed: int
+    folder: Path
+    options: list[str]
+    """Overrides of the training."""
+
+    @property
+    def made(self) -> list[str] | None:
+        """The options of the run that is complete in its folder; None if none is."""
+        return json.loads(self._record.read_text()) if self._record.exists() else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the training has ended well."""
+        return self.made == self.options
+
+    def train(self) -> bool:
+        """Train from the start; wait while another study trains this arm, and leave what that has completed.
+
+        Returns:
+            Whether it is complete; if not, a line has said why.
+        """
+        arm = self.folder.parent
+        arm.mkdir(parents=True, exist_ok=True)
+        with (arm / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.made is None:
+                self._train(lock)
+            elif not self.complete:
+                self._tell(f"{self.folder} was made with {self.made}, not {self.options}; remove it, or name --runs")
+        return self.complete
+
+    def _train(self, lock: IO[str]) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        log = self.folder.with_suffix(".log")
+        command = [*TRAIN, *self.options, f"trainer.default_local_dir={self.folder}"]
+        with log.open("w") as output:
+            # It keeps the lock, so that a study that is killed leaves no training beside the next one's.
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=output, pass_fds=[lock.fileno()], start_new_session=True
+            )
+            try:
+                code = process.wait()
+            finally:
+                end(process)
+        for checkpoint in self.folder.glob("global_step_*"):
+            shutil.rmtree(checkpoint)
+        if code:
+            self._tell(f"ended with exit code {code}; see {log}")
+        else:
+            replace_text(self._record, json.dumps(self.options) + "\n")
+
+    def _tell(self, why: str) -> None:
+        print(f"error: {self.arm} with seed={self.seed}: {why}", file=sys.stderr, flush=True)
+
+    def results(self) -> dict[str, Any]:
+        """What it got right: the number of correct samples of each problem; its log, and what it ran with."""
+        *_, last = sorted(self.folder.glob("samples/val_*.parquet"))
+        correct = pd.read_parquet(last, columns=["uid", "correct"]).groupby("uid")["correct"]
+        (samples,) = correct.count().unique().tolist()
+        problems = crc32(correct.sum().index.to_numpy("int64").tobytes())
+        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        # A figure that was not finite is null.
+        logged = {name: [line[key] for line in lines if line.get(key) is not None] for name, key in LOGGED.items()}
+        summary = json.loads((self.folder / "summary.json").read_text())
+        packages = [f"{name} {version}" for name, version in summary["versions"].items()]
+        code = ", ".join([str(summary["git_revision"]), *packages])
+        found = {"samples": samples, "correct": correct.sum().tolist(), "problems": problems, "code": code}
+        return {"arm": self.arm, "seed": self.seed, **found, **logged}
+
+    @property
+    def _record(self) -> Path:
+        return self.folder / "study.json"
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a training that still runs, and whatever it has left of its group."""
+    try:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # also where a second signal ends the wait
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def runs_of(study: Study, folder: Path) -> list[Run]:
+    """All runs, seed by seed, those of exploratory arms last."""
+    pairs = [(arm.exploratory, seed, name) for name, arm in study.arms.items() for seed in arm.seeds]
+    return [
+        Run(name, seed, folder / name / f"seed_{seed}", [*study.train, *study.arms[name].overrides, f"seed={seed}"])
+        for _, seed, name in sorted(pairs, key=lambda pair: pair[:2])
+    ]
+
+
+def prepare(folder: Path, arguments: Sequence[str]) -> None:
+    """Make a folder that is missing; it is there in whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            part = folder.with_name(f"{folder.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            command = [sys.executable, *(argument.format(out=part) for argument in arguments)]
+            subprocess.run(command, cwd=ROOT, check=True)
+            part.rename(folder)
+
+
+def report(study: Study, runs: Sequence[Run], out: Path, argv: Sequence[str]) -> None:
+    """Write the results of the runs that are complete."""
+    rows = [run.results() for run in runs if run.complete]
+    if not rows:
+        raise SystemExit("error: no run of this study has finished yet")
+    facts = provenance("study.py", argv) | {"study": asdict(study), "plot": f"{out.name}.svg"}
+    write_report(out, facts, rows, page)
+    draw(Results.of_report(*read_report(out.with_name(f"{out.name}.jsonl"))), out.with_name(f"{out.name}.svg"))
+    print(out.with_name(f"{out.name}.md").read_text())
+
+
+def main(argv: list[str]) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--runs", type=Path, default=ROOT / "outputs/studies", help="default: outputs/studies")
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    options = parser.parse_args(argv)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+    study = Study.read(options.study)
+    runs = runs_of(study, options.runs.resolve())
+    missing = [] if options.report else [run for run in runs if not run.complete]
+    if missing:
+        for folder, arguments in study.prepare.items():
+            prepare(ROOT / folder, arguments)
+    failed = 0
+    for number, run in enumerate(missing, start=1):
+        print(f"run {number} of {len(missing)}: {run.arm}, seed {run.seed}", flush=True)
+        failed += not run.train()
+    report(study, runs, options.study.with_suffix(""), [argument for argument in argv if argument != "--report"])
+    if failed:
+        raise SystemExit(f"error: {failed} of {len(missing)} runs failed; the same command tries them again")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

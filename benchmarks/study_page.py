@@ -1,0 +1,323 @@
+"""The page and the figure of a study (benchmarks/study.py), which follow from its results."""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from scipy.optimize import brentq
+from scipy.stats import nct
+from scipy.stats import t as student
+from study_file import Arm, Study
+from torch import Tensor
+
+from verl.evaluation.report.plots import STYLE
+from verl.evaluation.statistics.bootstrap import Estimate, mean_estimates
+from verl.rewards.pass_at_k import pass_at_k
+from verl_pages.colours import COLOURS
+
+POWER, LEVEL = 0.8, 0.05
+"""How often a detectable difference would be found, and how often one would be where there is none."""
+
+ROUNDING = 1e-12
+"""What differs by less is equal."""
+
+LOGGED = {
+    "reward": "train/pass@1",
+    "shaped_share": "reward_manager/shaped_token_share",
+    "shaped_change": "reward_manager/shaped_relative_change",
+    "entropy": "actor/entropy",
+}
+"""What is kept of a run's log -> its name there."""
+
+RATES = """\
+Pass rates are means over seeds, with 95% bootstrap intervals over problems. Differences are in percentage points and
+paired by seed.
+"""
+TESTS = """\
+Their 95% intervals and p are over seeds, for these problems, by t tests with one deviation for all arms: that of a
+randomized block design with seeds as blocks, which is right if all arms vary alike; the table of pass rates has the
+deviation of each. p is of pass@{k} and corrected for the {tests} contrasts by Holm's method; intervals are not.
+Detectable is the difference at pass@{k} that {power:.0%} of such studies would find after a correction by Bonferroni,
+if seeds vary as they did here. Where deviations differ, p alone is the safer one: of the paired t test of the two arms,
+not corrected.
+"""
+EXPLORATORY = "Exploratory arms have too few seeds to decide anything."
+
+
+@dataclass(frozen=True)
+class Block:
+    """What arms got with each of the seeds that all of them have: a randomized block design, whose blocks are seeds.
+
+    An arm and a seed each shift a result by something of their own, and what remains has one variance for all.
+    """
+
+    values: Tensor
+    """[S, A] float64, for at least two seeds and two arms."""
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of what remains."""
+        seeds, arms = self.values.shape
+        return (seeds - 1) * (arms - 1)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the difference between two arms' means."""
+        values = self.values
+        rest = values - values.mean(dim=0) - values.mean(dim=1, keepdim=True) + values.mean()
+        error = math.sqrt(2 * float(rest.square().sum()) / self.freedom / len(values))
+        return error if error > ROUNDING else 0.0
+
+    def margin(self) -> float:
+        """Half of the 95% interval of a difference."""
+        return float(student.ppf(1 - LEVEL / 2, self.freedom)) * self.error
+
+    def p(self, difference: float) -> float:
+        """Of the two-sided test that there is no difference."""
+        if self.error == 0:
+            return float(abs(difference) <= ROUNDING)
+        return 2 * float(student.sf(abs(difference) / self.error, self.freedom))
+
+    def detectable(self, level: float = LEVEL) -> float:
+        """The true difference that this test at ``level`` finds with probability 0.8, if ``error`` is the true one.
+
+        From the noncentral t distribution.
+        """
+        critical = student.ppf(1 - level / 2, self.freedom)
+
+        def lack(noncentrality: float) -> float:
+            # The other tail adds less than 1e-6.
+            return float(POWER - nct.sf(critical, self.freedom, noncentrality))
+
+        # At three times the critical value, noise does not hide it.
+        return self.error * float(brentq(lack, 0.0, 3 * critical))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """p values corrected for their number, so that any of them is below 0.05 by chance in 5% of studies (Holm 1979)."""
+    order = sorted(range(len(ps)), key=ps.__getitem__)
+    corrected, least = [0.0] * len(ps), 0.0
+    for rank, place in enumerate(order):
+        least = max(least, min(1.0, (len(ps) - rank) * ps[place]))
+        corrected[place] = least
+    return corrected
+
+
+def rates(run: Mapping[str, Any], ks: Sequence[int]) -> Tensor:
+    """pass@k of each problem of a run's results, [P, K] float64."""
+    correct = torch.tensor(run["correct"])
+    samples = torch.full_like(correct, run["samples"])
+    return torch.stack([pass_at_k(samples, correct, k) for k in ks], dim=1)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the runs of a study found."""
+
+    study: Study
+    rows: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of_report(cls, facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> "Results":
+        """Of the study that the facts of a report hold."""
+        given = facts["study"]
+        return cls(Study(**(given | {"arms": {name: Arm(**arm) for name, arm in given["arms"].items()}})), rows)
+
+    @cached_property
+    def by_arm(self) -> dict[str, dict[int, Mapping[str, Any]]]:
+        """Arm -> seed -> what its run found, for arms of which there is a run, in the order of the study."""
+        found = {name: {row["seed"]: row for row in self.rows if row["arm"] == name} for name in self.study.arms}
+        return {name: runs for name, runs in found.items() if runs}
+
+    @cached_property
+    def rates(self) -> dict[str, dict[int, Tensor]]:
+        """Arm -> seed -> pass@k of each problem, [P, K]."""
+        return {
+            name: {seed: rates(run, self.study.ks) for seed, run in runs.items()} for name, runs in self.by_arm.items()
+        }
+
+    def estimates(self, arm: str) -> list[Estimate]:
+        """pass@k of an arm: its mean over seeds and problems for each k, with an interval over problems.
+
+        Raises:
+            SystemExit: its seeds had different problems.
+        """
+        if len({run["problems"] for run in self.by_arm[arm].values()}) > 1:
+            raise SystemExit(f"error: {arm}: its seeds had different problems; set data.val_sample_size=-1")
+        return mean_estimates(torch.stack(list(self.rates[arm].values())).mean(dim=0))
+
+    @cached_property
+    def block_seeds(self) -> list[int]:
+        """The seeds that all arms of decisive contrasts have been run with."""
+        return self.shared(self.study.decisive_arms)
+
+    def means(self, arm: str, seeds: Sequence[int]) -> Tensor:
+        """pass@k of an arm with these seeds, [seeds, K]."""
+        return torch.stack([self.rates[arm][seed].mean(dim=0) for seed in seeds])
+
+    def shared(self, arms: Iterable[str]) -> list[int]:
+        """The seeds that all of these arms have been run with."""
+        found = [set(self.by_arm.get(arm, {})) for arm in arms]
+        return sorted(set.intersection(*found)) if found else []
+
+
+def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """The results as Markdown."""
+    results = Results.of_report(facts, rows)
+    study = results.study
+    missing = sum(len(arm.seeds) for arm in study.arms.values()) - len(rows)
+    lines = [f"# {study.question}", ""]
+    if study.note:
+        lines += [study.note, ""]
+    codes = list(dict.fromkeys(row["code"] for row in rows))
+    lines += [f"{facts['hardware']}, {facts['date']}. Code: {'; '.join(codes)}.", ""]
+    if missing:
+        lines += [f"**Incomplete: {missing} of {missing + len(rows)} runs are missing.**", ""]
+    if len(codes) > 1:
+        lines += ["**The runs are of different code or packages, so they do not differ by their arms alone.**", ""]
+    lines += ["Regenerate with", "", f"    {facts['command']}", "", f"![pass@k of the arms]({facts['plot']})", ""]
+    told = RATES
+    if len(results.block_seeds) > 1:
+        told += TESTS.format(k=study.ks[0], tests=len(study.decisive), power=POWER)
+    if any(arm.exploratory for arm in study.arms.values()):
+        told += EXPLORATORY + "\n"
+    lines += [told, "## Pass rates", "", *_rates(results), ""]
+    lines += ["## Differences", "", *_differences(results), "", "## Training", "", *_training(results), ""]
+    return "\n".join([*lines, "## Arms", "", *_arms(study), ""])
+
+
+def _rates(results: Results) -> Iterator[str]:
+    first, *others = results.study.ks
+    yield f"| arm | seeds | pass@{first} | deviation over seeds |{''.join(f' pass@{k} |' for k in others)}"
+    yield f"|---|---:|---:|---:|{'---:|' * len(others)}"
+    for arm, runs in results.by_arm.items():
+        cells = [f"{found.value:.1%} ({found.low:.1%} to {found.high:.1%})" for found in results.estimates(arm)]
+        of_first = results.means(arm, list(runs))[:, 0].tolist()
+        deviation = _points(statistics.stdev(of_first)) if len(of_first) > 1 else ""
+        row = [_label(results.study, arm), str(len(runs)), cells[0], deviation, *cells[1:]]
+        yield f"| {' | '.join(row)} |"
+
+
+def _differences(results: Results) -> Iterator[str]:
+    study = results.study
+    first, *others = study.ks
+    yield f"| contrast | pairs | pass@{first} | detectable | p | p alone |{''.join(f' pass@{k} |' for k in others)}"
+    yield f"|---|---:|---:|---:|---:|---:|{'---:|' * len(others)}"
+    decisive, arms, seeds = study.decisive, study.decisive_arms, results.block_seeds
+    others_of = [pair for pair in study.contrasts if pair not in decisive]
+    if len(seeds) > 1:
+        values = torch.stack([results.means(arm, seeds) for arm in arms], dim=1)
+        blocks = [Block(values[..., place]) for place in range(len(study.ks))]
+        differences = [_difference(results, pair, seeds) for pair in decisive]
+        corrected = holm([blocks[0].p(found[0]) for found in differences])
+        power = _points(blocks[0].detectable(LEVEL / len(decisive)))
+        for pair, found, p in zip(decisive, differences, corrected, strict=True):
+            cells = [_signed(value, block.margin()) for value, block in zip(found, blocks, strict=True)]
+            of_pair = values[:, [arms.index(arm) for arm in pair], 0]
+            told = [f"{p:.2g}", f"{Block(of_pair).p(found[0]):.2g}"]
+            yield f"| {' | '.join([' - '.join(pair), str(len(seeds)), cells[0], power, *told, *cells[1:]])} |"
+    else:
+        others_of = study.contrasts
+    for pair in others_of:
+        both = results.shared(pair)
+        if both:
+            cells = [_signed(value) for value in _difference(results, pair, both)]
+            name = f"{' - '.join(pair)}{'' if pair in decisive else ' (exploratory)'}"
+            yield f"| {' | '.join([name, str(len(both)), cells[0], '', '', '', *cells[1:]])} |"
+
+
+def _difference(results: Results, pair: Sequence[str], seeds: Sequence[int]) -> list[float]:
+    """Of the means over seeds, for each k."""
+    first, second = (results.means(arm, seeds).mean(dim=0) for arm in pair)
+    return (first - second).tolist()
+
+
+def _signed(difference: float, margin: float | None = None) -> str:
+    if margin is None:
+        return _points(difference, "+")
+    low, high = difference - margin, difference + margin
+    return f"{_points(difference, '+')} ({_points(low, '+')} to {_points(high, '+')})"
+
+
+def _points(rate: float, sign: str = "") -> str:
+    return f"{100 * rate:{sign}.1f}"
+
+
+def _label(study: Study, arm: str) -> str:
+    return f"{arm} (exploratory)" if study.arms[arm].exploratory else arm
+
+
+def _training(results: Results) -> Iterator[str]:
+    yield "Means over steps and seeds. Tokens shaped: those whose advantage shaping changed. Change: how much it did,"
+    yield "relative to the advantage."
+    yield ""
+    yield "| arm | pass@1 of the samples | entropy of the policy, nats | tokens shaped | change |"
+    yield "|---|---:|---:|---:|---:|"
+    forms = {"reward": ".1%", "entropy": ".4f", "shaped_share": ".1%", "shaped_change": ".1%"}
+    for arm, runs in results.by_arm.items():
+        values = {key: [value for run in runs.values() for value in run[key]] for key in forms}
+        cells = [f"{statistics.fmean(values[key]):{form}}" if values[key] else "" for key, form in forms.items()]
+        yield f"| {arm} | {' | '.join(cells)} |"
+
+
+def _arms(study: Study) -> Iterator[str]:
+    yield f"All: `{' '.join(study.train)}`"
+    yield ""
+    yield "| arm | overrides | seeds |"
+    yield "|---|---|---|"
+    for name, arm in study.arms.items():
+        seeds = ", ".join(str(seed) for seed in arm.seeds)
+        yield f"| {_label(study, name)} | `{' '.join(arm.overrides)}` | {seeds} |"
+
+
+def draw(results: Results, file: Path) -> None:
+    """pass@k of each arm, a panel for each k; below, the share of correct samples of each training step."""
+    ks = results.study.ks
+    with rc_context(STYLE):
+        rows = len(results.by_arm)
+        figure = Figure(figsize=(3.2 * len(ks) + 2, 0.35 * rows + 4.6), layout="constrained")
+        above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[0.35 * rows + 0.8, 3.8])[:, 0]
+        panels = above.subplots(1, len(ks), sharey=True, squeeze=False)[0]
+        for row, arm in enumerate(results.by_arm):
+            _dots(panels, results, arm, row)
+        for panel, k in zip(panels, ks, strict=True):
+            panel.set_title(f"pass@{k}")
+            panel.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panels[0].set_yticks(range(rows), list(results.by_arm))
+        panels[0].invert_yaxis()
+        _curves(below.subplots(), results)
+        FigureCanvasAgg(figure).print_figure(file, metadata={"Date": None})
+
+
+def _dots(panels: Sequence[Axes], results: Results, arm: str, row: int) -> None:
+    """A dot for each seed, the mean, and its interval over problems."""
+    colour = COLOURS[row % len(COLOURS)]
+    means = results.means(arm, list(results.by_arm[arm]))
+    for place, (panel, estimate) in enumerate(zip(panels, results.estimates(arm), strict=True)):
+        panel.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=5, alpha=0.35)
+        panel.plot([estimate.value], [row], marker="|", markersize=12, color=colour)
+        of_k = means[:, place].tolist()
+        panel.plot(of_k, [row] * len(of_k), linestyle="", marker="o", markersize=3.5, color="#333333")
+
+
+def _curves(panel: Axes, results: Results) -> None:
+    for row, (arm, runs) in enumerate(results.by_arm.items()):
+        by_step = [statistics.fmean(step) for step in zip(*(run["reward"] for run in runs.values()), strict=False)]
+        dashed = "-" if row < len(COLOURS) else "--"
+        colour = COLOURS[row % len(COLOURS)]
+        panel.plot(range(1, len(by_step) + 1), by_step, dashed, color=colour, linewidth=1.3, label=arm)
+    panel.set_title("correct samples in training, mean over seeds")
+    panel.set_xlabel("step")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)

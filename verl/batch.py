@@ -1,0 +1,437 @@
+"""The one batch: what a response is, from the engine to the loss and the checkpoint.
+
+A response is an episode: a prompt, then tokens that the policy sampled and, in a conversation, tokens that an
+environment wrote. A batch holds B of them in flat columns, so that what travels between processes is what exists. Each
+stage of a training step fills the columns that it knows. Padding exists only in :meth:`Batch.padded` and
+:meth:`Batch.rows`, for pure functions and models that need rows of one length.
+
+Legend: B episodes, N tokens, M of them in responses (everything after the prompt), P and R the columns of padded
+prompts and responses, L captured layers, D hidden width.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tensordict import TensorClass, TensorDict
+from torch import Tensor
+
+TOKEN, RESPONSE_TOKEN, EPISODE = "token", "response token", "episode"
+"""What a column has one entry for."""
+
+PerToken = Annotated[Tensor, TOKEN]
+PerResponseToken = Annotated[Tensor, RESPONSE_TOKEN]
+PerEpisode = Annotated[Tensor, EPISODE]
+EpisodeList = Annotated[list[Any], EPISODE]
+
+POLICY, ENVIRONMENT = 0, 1
+"""Who wrote a token, in the column ``source``."""
+
+
+class RankMetrics(TensorClass):
+    """Rank metrics of responses, as they travel from where the hidden states are to the log."""
+
+    by_name: TensorDict
+    """Metric name -> [B, L] float64, layers in the order they were captured."""
+    mean_states: Tensor
+    """[B, L, D] float32, mean hidden state of each response."""
+    by_prefix: TensorDict | None = None
+    """Metric name -> [B, L, T] float32, at each token the metric of the response up to it, NaN where it was not
+    measured; None without ``calculator.keep_prefixes``."""
+
+    @classmethod
+    def none(cls, num_responses: int) -> "RankMetrics":
+        """Metrics of responses without captured hidden states: L = 0 and no names."""
+        size = [num_responses]
+        return cls(TensorDict({}, batch_size=size), torch.zeros(num_responses, 0, 0), batch_size=size)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics, in the order the calculator gives them."""
+        return [str(name) for name in self.by_name.keys()]
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return int(self.mean_states.shape[1])
+
+    def by_layer(self) -> list[dict[str, Tensor]]:
+        """Metric name -> [B], for each layer."""
+        return [{name: self.by_name[name][:, i] for name in self.metric_names} for i in range(self.num_layers)]
+
+    def to_rows(self) -> list[dict[str, Tensor]]:
+        """One mapping of named tensors per response, the form in which a rollout engine hands out what it measured."""
+        fields = {f"metric.{name}": self.by_name[name] for name in self.metric_names}
+        if self.by_prefix is not None:
+            fields |= {f"prefix.{name}": values for name, values in self.by_prefix.items()}
+        fields["mean_states"] = self.mean_states
+        return [{name: field[row] for name, field in fields.items()} for row in range(len(self.mean_states))]
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Mapping[str, Tensor]], num_columns: int) -> "RankMetrics":
+        """The batch, on the CPU, of at least one mapping that :meth:`to_rows` gives, with T = ``num_columns``."""
+        size = [len(rows)]
+        by_prefix = {
+            name.removeprefix("prefix."): torch.stack([_widened(row[name], num_columns) for row in rows]).cpu()
+            for name in rows[0]
+            if name.startswith("prefix.")
+        }
+        fields = {name: torch.stack([row[name] for row in rows]).cpu() for name in rows[0] if "prefix." not in name}
+        mean_states = fields.pop("mean_states")
+        by_name = {name.removeprefix("metric."): field for name, field in fields.items()}
+        prefixes = TensorDict(by_prefix, batch_size=size) if by_prefix else None
+        return cls(TensorDict(by_name, batch_size=size), mean_states, prefixes, batch_size=size)
+
+
+def _widened(values: Tensor, num_columns: int) -> Tensor:
+    """``values [L, T]`` with as many columns as given; NaN in those that are added."""
+    return F.pad(values[:, :num_columns], (0, num_columns - values.shape[1]), value=torch.nan)
+
+
+class Batch:
+    """B episodes. ``batch[rows]`` has some of them; ``name in batch`` says whether a column is filled."""
+
+    # --- Filled by the data set and the engine ---
+    tokens: PerToken
+    """[N] int64, prompt then response of each episode. Engine."""
+    source: PerResponseToken
+    """[M] uint8, ``POLICY`` or ``ENVIRONMENT``. Engine; not filled where the policy wrote every token."""
+    version: PerResponseToken
+    """[M] int32, the version of the weights that sampled the token. Engine; not filled where all are of this step."""
+    rollout_logprobs: PerResponseToken
+    """[M] float32, log-probability in nats under the distribution that the token was sampled from. Engine."""
+    truncated: PerEpisode
+    """[B] bool, the response was cut at its maximal length. Engine."""
+    rank_metrics: Annotated[RankMetrics, EPISODE]
+    """Of the hidden states and tokens of each response. Engine, or the policy's pass with ``calculator.source=actor``;
+    no names where nothing is captured."""
+    group: PerEpisode
+    """[B] int64, equal for the responses to one prompt. Sampler."""
+    step: PerEpisode
+    """[B] int64, the training step in which the response was sampled. Sampler."""
+    learned: PerEpisode
+    """[B] bool, false for responses that only fill up a batch or enter the statistics of their group. Sampler."""
+
+    # --- Filled by the verifiers; these stay on the driver ---
+    records: EpisodeList
+    """B :class:`verl.data.prompt_rows.PromptRecord`, the prompt as it was sampled."""
+    texts: EpisodeList
+    """B texts, what verifiers read of each response."""
+    verdicts: EpisodeList
+    """B :class:`verl.rewards.Score`."""
+
+    # --- Filled by the models, before the update ---
+    logprobs: PerResponseToken
+    """[M] float32, log-probability under the policy. NaN where the update computes it (``PPOConfig.scores_in_update``);
+    not filled where ``actor.bypass_mode`` saves that."""
+    entropy: PerResponseToken
+    """[M] float32 in nats, of the policy's distribution. As ``logprobs``."""
+    old_logprobs: PerResponseToken
+    """[M] float32, the denominator of the policy's ratios: ``logprobs``, or the engine's with ``actor.bypass_mode``."""
+    ref_logprobs: PerResponseToken
+    """[M] float32, under the reference policy; not filled without one."""
+    values: PerResponseToken
+    """[M] float32, the critic's, in units of reward; not filled without a critic."""
+
+    # --- Filled by the algorithms ---
+    rewards: PerEpisode
+    """[B] float64, what advantages are estimated from: verifier, reward model, overlong penalty, Phi, KL divergence."""
+    phi: PerEpisode
+    """[B] float64, the auxiliary signal of rank shaping; not filled where the reward manager gives none."""
+    learn_mask: PerResponseToken
+    """[M] bool, whether the token enters the losses and their denominators."""
+    unshaped_advantages: PerResponseToken
+    """[M] float32, before rank shaping."""
+    advantages: PerResponseToken
+    """[M] float32, what the policy learns from."""
+    returns: PerResponseToken
+    """[M] float32, the critic's targets; not filled without a critic."""
+
+    KINDS: ClassVar[dict[str, str]] = {}
+    """Name of a declared column -> what it has one entry for."""
+
+    def __init__(
+        self, prompt_lengths: Tensor, response_lengths: Tensor, width: int | None = None, **columns: Any
+    ) -> None:
+        """
+        Args:
+            prompt_lengths, response_lengths: [B] int64, tokens of each.
+            width: R, at least the longest response; None: that.
+            columns: as :meth:`fill` takes them.
+        """
+        self.prompt_lengths = prompt_lengths
+        self.response_lengths = response_lengths
+        self.width = self.longest_response if width is None else width
+        self._columns: dict[str, Any] = {}
+        self._kinds: dict[str, str] = {}
+        self.fill(**columns)
+
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], **columns: Any) -> Self:
+        """Episodes with these tokens; ``columns`` as :meth:`fill` takes them."""
+        pairs = zip(prompts, responses, strict=True)
+        tokens = torch.tensor([t for prompt, response in pairs for part in (prompt, response) for t in part])
+        prompt_lengths, response_lengths = (
+            torch.tensor([len(part) for part in parts]) for parts in (prompts, responses)
+        )
+        return cls(prompt_lengths.long(), response_lengths.long(), tokens=tokens.long(), **columns)
+
+    # --- Shape ---
+
+    def __len__(self) -> int:
+        return len(self.response_lengths)
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B] int64, tokens of each episode."""
+        return self.prompt_lengths + self.response_lengths
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the longest response."""
+        return int(self.response_lengths.max()) if len(self) else 0
+
+    @property
+    def mask(self) -> Tensor:
+        """[B, R] bool, true on response tokens."""
+        return torch.arange(self.width, device=self.response_lengths.device) < self.response_lengths[:, None]
+
+    @property
+    def in_response(self) -> Tensor:
+        """[N] bool, whether a token is after its prompt."""
+        lengths = torch.stack([self.prompt_lengths, self.response_lengths], dim=1).flatten()
+        return torch.arange(len(lengths), device=lengths.device).remainder(2).bool().repeat_interleave(lengths)
+
+    @property
+    def response_tokens(self) -> Tensor:
+        """[M] int64."""
+        return self.tokens[self.in_response]
+
+    # --- Columns ---
+
+    def fill(self, **columns: Any) -> Self:
+        """Set columns, in place; returns the batch. None leaves a column as it is.
+
+        A response-token column may be given padded, [B, R, ...]; what is on padding is dropped. A column that the class
+        does not declare has one entry for each episode where there are B, otherwise one for each response token.
+
+        Raises:
+            ValueError: a column fits neither.
+        """
+        for name, values in columns.items():
+            if values is None:
+                continue
+            kind = self.KINDS.get(name)
+            padded = isinstance(values, Tensor) and values.shape[:2] == (len(self), self.width)
+            if padded and kind in (RESPONSE_TOKEN, None):
+                kind, values = RESPONSE_TOKEN, values[self.mask.to(values.device)]
+            kind = kind or (EPISODE if len(values) == len(self) else RESPONSE_TOKEN)
+            if len(values) != self._size(kind):
+                shape = tuple(values.shape) if isinstance(values, Tensor) else len(values)
+                raise ValueError(f"column {name}: {shape}; expected one entry for each of {self._size(kind)} {kind}s")
+            self._columns[name], self._kinds[name] = values, kind
+        return self
+
+    def columns(self, *names: str) -> Self:
+        """A batch of the same episodes with the columns named, as far as they are filled."""
+        chosen = {name: self._columns[name] for name in names if name in self._columns}
+        return self._like(self.prompt_lengths, self.response_lengths, chosen)
+
+    def without(self, *names: str) -> Self:
+        """A batch of the same episodes without the columns named."""
+        return self.columns(*(name for name in self._columns if name not in names))
+
+    def merge(self, other: "Batch") -> Self:
+        """Take over the columns of ``other``, which has the same episodes; returns the batch."""
+        return self.fill(**other._columns)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._columns:
+            raise AttributeError(f"the batch has no column {name!r}; it has {', '.join(self.__dict__['_columns'])}")
+        return self._columns[name]
+
+    def padded(self, name: str, fill: float = 0.0) -> Tensor:
+        """A response-token column as [B, R, ...], ``fill`` on padding."""
+        values = self.response_tokens if name == "response_tokens" else self._columns[name]
+        return self.pad(values, fill)
+
+    def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
+        """``values [M, ...]`` of response tokens as [B, R, ...], ``fill`` on padding."""
+        rows = values.new_full((len(self), self.width, *values.shape[1:]), fill)
+        rows[self.mask.to(values.device)] = values
+        return rows
+
+    def rows(self, pad_token_id: int = 0) -> tuple[Tensor, Tensor]:
+        """Token ids and attention mask [B, P + R] int64; prompts padded on the left, responses on the right.
+
+        Position P is the first response token of every row.
+        """
+        longest_prompt = int(self.prompt_lengths.max())
+        places = torch.arange(-longest_prompt, self.width, device=self.tokens.device)
+        there = (places >= -self.prompt_lengths[:, None]) & (places < self.response_lengths[:, None])
+        input_ids = torch.full(there.shape, pad_token_id, dtype=torch.int64, device=self.tokens.device)
+        input_ids[there] = self.tokens
+        return input_ids, there.long()
+
+    # --- Episodes ---
+
+    def __getitem__(self, rows: Tensor | slice | Sequence[int]) -> Self:
+        """The episodes of these indices or of this mask [B] bool, in that order."""
+        if isinstance(rows, slice):
+            rows = torch.arange(len(self))[rows]
+        index = torch.as_tensor(rows)
+        index = index.nonzero().flatten() if index.dtype == torch.bool else index.long()
+        places = {
+            TOKEN: spans(self.lengths, index),
+            RESPONSE_TOKEN: spans(self.response_lengths, index),
+            EPISODE: index,
+        }
+        chosen = {name: _take(values, places[self._kinds[name]]) for name, values in self._columns.items()}
+        return self._like(self.prompt_lengths[index], self.response_lengths[index], chosen)
+
+    def split(self, num_rows: int) -> Iterator[Self]:
+        """Consecutive parts of ``num_rows`` episodes, the last of what is left."""
+        return (self[start : start + num_rows] for start in range(0, len(self), num_rows))
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """The episodes of all parts, one after another, with the columns that all of them have."""
+        shared = [name for name in parts[0]._columns if all(name in part for part in parts)]
+        columns = {name: _concat([part._columns[name] for part in parts]) for name in shared}
+        joined = cls(
+            torch.cat([part.prompt_lengths for part in parts]),
+            torch.cat([part.response_lengths for part in parts]),
+            max(part.width for part in parts),
+        )
+        joined._columns, joined._kinds = columns, {name: parts[0]._kinds[name] for name in shared}
+        return joined
+
+    def trimmed(self) -> Self:
+        """The same episodes with R = the longest response."""
+        return self._like(self.prompt_lengths, self.response_lengths, self._columns, self.longest_response)
+
+    def to(self, device: str | torch.device) -> Self:
+        """The batch with its tensors on ``device``."""
+        moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in self._columns.items()}
+        return self._like(self.prompt_lengths.to(device), self.response_lengths.to(device), moved)
+
+    def _size(self, kind: str) -> int:
+        counted = {TOKEN: self.lengths, RESPONSE_TOKEN: self.response_lengths}
+        return int(counted[kind].sum()) if kind in counted else len(self)
+
+    def _like(self, prompts: Tensor, responses: Tensor, columns: Mapping[str, Any], width: int | None = None) -> Self:
+        """A batch with other episodes or columns, which are not checked again."""
+        batch = type(self)(prompts, responses, self.width if width is None else width)
+        batch._columns = dict(columns)
+        batch._kinds = {name: self._kinds[name] for name in columns}
+        return batch
+
+    # --- Travel between processes ---
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: numpy arrays, which Ray reads in place, in few bytes (:class:`Packed`)."""
+        token_lengths = {TOKEN: self.lengths.numpy(), RESPONSE_TOKEN: self.response_lengths.numpy()}
+        packed = {n: Packed.of(v, token_lengths.get(self._kinds[n])) for n, v in self._columns.items()}
+        lengths = (self.prompt_lengths.numpy(), self.response_lengths.numpy())
+        return {"lengths": lengths, "width": self.width, "columns": packed, "kinds": self._kinds}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.prompt_lengths, self.response_lengths = (torch.from_numpy(np.array(a)) for a in state["lengths"])
+        self.width, self._kinds = state["width"], state["kinds"]
+        lengths = {TOKEN: self.lengths.numpy(), RESPONSE_TOKEN: self.response_lengths.numpy()}
+        self._columns = {n: p.restore(lengths.get(self._kinds[n])) for n, p in state["columns"].items()}
+
+
+def _kind_of(hint: Any) -> str | None:
+    return next((note for note in getattr(hint, "__metadata__", ()) if note in (TOKEN, RESPONSE_TOKEN, EPISODE)), None)
+
+
+Batch.KINDS = {
+    name: kind for name, hint in get_type_hints(Batch, include_extras=True).items() if (kind := _kind_of(hint))
+}
+
+
+class Packed(NamedTuple):
+    """A column in transit: every bit of it, in as few bytes as cost no thought.
+
+    A column of tokens that is one number throughout each episode, such as the advantages of GRPO, travels as that
+    number. Bools travel as bits; token ids as 16 bits and the one or two bits above those.
+    """
+
+    values: Any
+    """A numpy array; or what the column is, where it is not a tensor that numpy knows."""
+    dtype: str = ""
+    """numpy's name of the column's type; empty: ``values`` is the column."""
+    constant: bool = False
+    """``values`` has one entry for each episode."""
+    high: Any = None
+    """[k, n / 8] uint8, of integers with k bits above their low 16: those bits, eight numbers to a byte."""
+
+    @classmethod
+    def of(cls, column: Any, lengths: Any) -> "Packed":
+        """``lengths``: [B], the entries of each episode; None where each has one."""
+        if not isinstance(column, Tensor) or column.dtype == torch.bfloat16:  # numpy has none
+            return cls(column)
+        values = column.detach().cpu().contiguous().numpy()
+        dtype, constant = values.dtype.name, False
+        if lengths is not None and values.ndim == 1 and (lengths > 0).all():
+            # Bits are compared: NaN equals itself, and -0.0 is not 0.0.
+            bits = values.view(f"u{values.itemsize}")
+            starts = lengths.cumsum() - lengths
+            constant = bool(np.array_equal(bits, bits[starts].repeat(lengths)))
+            values = values[starts] if constant else values
+        if dtype == "bool" and values.ndim == 1:
+            return cls((np.packbits(values), len(values)), dtype, constant)
+        if dtype == "int64" and values.size and 0 <= values.min() and values.max() < 1 << 24:
+            above = (values >> 16).astype(np.uint8)
+            bits = np.arange(int(values.max()).bit_length() - 16, dtype=np.uint8)
+            high = np.packbits(above >> bits[:, None] & 1, axis=1) if values.ndim == 1 else above
+            return cls(values.astype(np.uint16), dtype, constant, high if above.any() else None)
+        return cls(values, dtype, constant)
+
+    def restore(self, lengths: Any) -> Any:
+        """The column; ``lengths`` as :meth:`of` takes them."""
+        if not self.dtype:
+            return self.values
+        if self.dtype == "bool" and isinstance(self.values, tuple):
+            packed, count = self.values
+            values = np.unpackbits(packed, count=count).astype(bool)
+        else:
+            # Ray's arrays are read-only views of shared memory: a tensor needs its own.
+            values = np.array(self.values, dtype=self.dtype)
+        if self.high is not None and values.ndim > 1:
+            values |= self.high.astype(np.int64) << 16
+        elif self.high is not None:
+            for place, bits in enumerate(self.high):
+                values |= np.unpackbits(bits, count=len(values)).astype(np.int64) << (16 + place)
+        return torch.from_numpy(values.repeat(lengths) if self.constant else values)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays."""
+        arrays = [self.values[0] if isinstance(self.values, tuple) else self.values, self.high]
+        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+
+
+def spans(lengths: Tensor, rows: Tensor) -> Tensor:
+    """The indices, in a flat column with ``lengths [B]`` entries for each episode, of those of ``rows [b]``."""
+    starts, sizes = (lengths.cumsum(dim=0) - lengths)[rows], lengths[rows]
+    first = sizes.cumsum(dim=0) - sizes
+    within = torch.arange(int(sizes.sum()), device=sizes.device) - first.repeat_interleave(sizes)
+    return starts.repeat_interleave(sizes) + within
+
+
+def _take(values: Any, index: Tensor) -> Any:
+    return [values[i] for i in index.tolist()] if isinstance(values, list) else values[index]
+
+
+def _concat(values: list[Any]) -> Any:
+    if isinstance(values[0], list):
+        return [value for part in values for value in part]
+    joined: Any = torch.cat(values)
+    return joined

@@ -1,0 +1,192 @@
+"""Groups that make rewards: ``reward_score`` (verifiers), ``reward_model`` and ``reward_manager`` (rank shaping)."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from verl.config.checks import require, require_literals, require_not_negative, require_positive, require_seconds
+from verl.config.common import ModelConfig
+
+ScoreMode = Literal["independent", "mix"]
+
+
+@dataclass(frozen=True)
+class OverlongBufferConfig:
+    """Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13): the score falls before a response is cut off."""
+
+    enable: bool
+    """Lower the score of responses that reach into the last ``len`` tokens of ``data.max_response_length``."""
+    len: int
+    """Length of that range in tokens, at least 1 and below ``data.max_response_length``."""
+    penalty_factor: float
+    """Penalty of a response of full length, at least 0; within the range it grows linearly from 0."""
+
+    def __post_init__(self) -> None:
+        require_positive("reward_score.overlong_buffer.len", self.len)
+        require_not_negative("reward_score.overlong_buffer.penalty_factor", self.penalty_factor)
+
+
+@dataclass(frozen=True)
+class RewardScoreConfig:
+    """How verifiers turn a response into a score."""
+
+    mode: ScoreMode
+    """``independent``: 1 correct and boxed, 0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed; ``mix``: 1 or
+    0."""
+    num_workers: int
+    """Verifier processes, at most 4096. 0: as many as this machine's cores leave beside the workers, at least 1 and at
+    most 32; a worker on a GPU counts as one core, one on a CPU as its threads."""
+    timeout_s: float
+    """Seconds per response; a verifier that takes longer is killed, and the response counts as wrong."""
+    memory_limit_mb: int
+    """Memory in MiB that one verifier process may allocate."""
+    overlong_buffer: OverlongBufferConfig
+    custom_functions: list[str]
+    """Your own reward functions, each as ``data_source=module:function`` or ``data_source=path/to/file.py:function``;
+    on the command line each entry needs its own quotes: ``["my_set=my_rewards:score"]``. They take precedence over the
+    verifiers; ``*`` stands for every data source without a function of its own. A function is called with
+    ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with
+    ``score`` and optionally ``correctness`` or ``acc``. A response is correct if that is above 0, or without it if the
+    score is. The score is used as it is, whatever ``mode`` says. Numbers among the dict's other entries are logged, and
+    all are kept with the sample (docs/rewards.md). A response on which the function exceeds the limits scores 0."""
+    on_function_error: Literal["fail", "zero"]
+    """What an exception in one of ``custom_functions``, or a result that is no score, does: ``fail`` ends the run;
+    ``zero`` gives the response the score 0 with the reason ``error``, which ``verifier/error`` counts."""
+    custom_kwargs: dict[str, Any]
+    """Further keyword arguments of ``custom_functions``, the same for each response and each function."""
+
+    def __post_init__(self) -> None:
+        workers = self.num_workers
+        require(0 <= workers <= 4096, "reward_score.num_workers", workers, "must be from 0 to 4096")
+        require_seconds("reward_score.timeout_s", self.timeout_s)
+        require_positive("reward_score.memory_limit_mb", self.memory_limit_mb)
+        field, own = "reward_score.custom_kwargs", ("data_source", "solution_str", "ground_truth", "extra_info")
+        for name, value in self.custom_kwargs.items():
+            require(name.isidentifier() and name not in own, f"{field}.{name}", value, "must be a name of your own")
+        require(
+            not self.custom_kwargs or bool(self.custom_functions),
+            field,
+            self.custom_kwargs,
+            "are used only with reward_score.custom_functions; set that",
+        )
+        self.paths_of_custom_functions()
+
+    def paths_of_custom_functions(self) -> dict[str, str]:
+        """``custom_functions`` as data source -> path of the function. Raises ``ConfigError`` for a malformed entry."""
+        field, paths = "reward_score.custom_functions", dict[str, str]()
+        for entry in self.custom_functions:
+            source, _, path = entry.partition("=")
+            module, _, function = path.rpartition(":")
+            importable = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
+            well_formed = bool(source.strip()) and importable and function.isidentifier()
+            require(
+                well_formed,
+                field,
+                entry,
+                "must have the form data_source=module:function, or file.py:function",
+            )
+            require(source not in paths, field, entry, f"{source} already has {paths.get(source)}; name one function")
+            paths[source] = path
+        return paths
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    """A learned reward model, used together with the verifiers."""
+
+    enable: bool
+    """Load it, and add its score to the verifier's."""
+    model: ModelConfig
+    """A sequence classification model with one output (``AutoModelForSequenceClassification``, ``num_labels=1``) whose
+    head is called ``score``, as in Llama, Mistral and Qwen. It uses its own tokenizer and chat template, so it may be
+    of another family than the policy. ``none``: no model."""
+    micro_batch_size_per_gpu: int
+    """Responses per forward pass on one worker; changes memory and speed, never the scores."""
+    max_length: int
+    """Most tokens of prompt and response, by its own tokenizer; longer texts lose their first tokens."""
+    rule_weight: float
+    """Weight of the verifier's score in the reward. At 0 the policy learns from the reward model alone; verifiers still
+    decide what is correct, in the log and for ``algorithm.filter_groups``."""
+    weight: float
+    """Weight of the reward model's score in the reward."""
+
+    def __post_init__(self) -> None:
+        for field in ("micro_batch_size_per_gpu", "max_length"):
+            require_positive(f"reward_model.{field}", getattr(self, field))
+        weights = (self.rule_weight, self.weight)
+        require(not self.enable or any(weights), "reward_model.weight", self.weight, "both weights are 0; set one")
+
+
+@dataclass(frozen=True)
+class RewardManagerConfig:
+    """Rank shaping: how rank metrics become the auxiliary signal Phi and where Phi goes."""
+
+    add_reward: bool
+    """Add Phi to the reward of the response's last token."""
+    add_adv: bool
+    """Add min(relu(Phi), |A| / kappa) to the advantage."""
+    shaping_placement: Literal["all_tokens", "last_token"]
+    """Where ``add_adv`` acts: ``all_tokens`` of the response or its ``last_token``."""
+    phi_without_reward: bool
+    """Compute Phi even if ``add_reward`` is off. False is the paper's first release: without ``add_reward`` Phi is 0
+    and the baselines do not move, so ``add_adv`` alone changes nothing."""
+    baseline_start: Literal["first_batch", "zero"]
+    """``first_batch``: the first batch sets the baselines, each later one moves them. ``zero``, as in the paper's
+    release: baselines and score average start at 0, so the first step has no signal and in the second every deviation
+    is at its limit of 5; each step then moves the baselines, after its signal, towards the batch of the previous
+    step."""
+    indicator_names: list[str]
+    """Metrics that enter Phi; the first one (the acceleration) is the guide, unless ``guidance_metric`` names it."""
+    guidance_metric: str | None
+    """The guide, the metric whose deviation sets beta; it need not be among ``indicator_names``. null: the first of
+    these. The paper's later release always takes "Effective Rank diff 2"."""
+    w_explore: list[float]
+    """Weight of each indicator when exploring (beta = 1), aligned with ``indicator_names``."""
+    w_exploit: list[float]
+    """Weight of each indicator when exploiting (beta = 0), aligned with ``indicator_names``."""
+    hypothesis_type: Literal["PlanB", "FixTwo", "FixOne"]
+    """``PlanB``: beta = sigmoid(gain * d_guide); ``FixTwo``: beta = 0.5; ``FixOne``: w = w_explore + w_exploit."""
+    gain: float
+    """Slope of the sigmoid in ``PlanB``."""
+    kappa: float
+    """The bonus is at most |A| / kappa, so that no advantage changes its sign; at least 1."""
+    ema_alpha: float
+    """Weight of the newest batch mean in the baselines mu and in the score average, in (0, 1]."""
+    aux_reward_global_weight: float
+    """The constant c in Phi."""
+    aux_fix: bool
+    """Keep c constant; false multiplies c by 1 - (ema_score + 1) / 2, so that Phi fades as the score rises."""
+
+    def __post_init__(self) -> None:
+        require_literals("reward_manager", self)
+        names = self.indicator_names
+        require(len(names) > 0, "reward_manager.indicator_names", names, "name at least the guide")
+        for field in ("w_explore", "w_exploit"):
+            weights = getattr(self, field)
+            require(
+                len(weights) == len(names),
+                f"reward_manager.{field}",
+                weights,
+                f"needs one weight per indicator, {len(names)}: {names}",
+            )
+        require(self.kappa >= 1, "reward_manager.kappa", self.kappa, "must be at least 1")
+        require(0 < self.ema_alpha <= 1, "reward_manager.ema_alpha", self.ema_alpha, "must be in (0, 1]")
+
+    @property
+    def guide(self) -> str:
+        """The metric that sets beta."""
+        return self.guidance_metric or self.indicator_names[0]
+
+    @property
+    def followed_names(self) -> list[str]:
+        """The metrics that need a baseline: the indicators, and the guide if it is none of them."""
+        return list(dict.fromkeys([*self.indicator_names, self.guide]))
+
+    @property
+    def active(self) -> bool:
+        """Whether Phi reaches the learning signal at all."""
+        return self.add_reward or self.add_adv
+
+    @property
+    def computes_phi(self) -> bool:
+        """Whether Phi is computed; otherwise it is 0 and the baselines do not move."""
+        return self.add_reward or self.phi_without_reward
