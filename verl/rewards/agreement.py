@@ -52,10 +52,10 @@ def _match(left: Sequence[Any], right: Sequence[Any], allows: Allows | None) -> 
     """Whether the entries of the two agree in some order."""
     rest = list(left)
     for entry in right:
-        found = next((i for i, other in enumerate(rest) if agree(other, entry, allows)), None)
-        if found is None:
+        index = next((i for i, other in enumerate(rest) if agree(other, entry, allows)), None)
+        if index is None:
             return False
-        del rest[found]
+        del rest[index]
     return True
 
 

@@ -118,14 +118,14 @@ def measures_differ(answer: str, truth: str) -> bool:
     """Whether both have units, or both a base, and these differ; or one has words that change its value."""
     numerals = [numerals_in(text) for text in (answer, truth)]
     # A digit that is too large for its base, 18_5, makes no number.
-    invalid = [any(int(digit, 36) >= base for digits, base in found for digit in digits) for found in numerals]
+    invalid = [any(int(digit, 36) >= base for digits, base in pairs for digit in digits) for pairs in numerals]
     if modifiers_in(answer) != modifiers_in(truth) or invalid[0] > invalid[1]:
         return True
     if ("=" in answer) == ("=" in truth) and _names_differ(answer, truth):
         return True
-    pairs = [[find(text) for text in (answer, truth)] for find in (units_in, arcs_in, _HALF_OF_DAY.findall)]
-    pairs.append([[base for _, base in found] for found in numerals])
-    return any(ours and theirs and ours != theirs for ours, theirs in pairs)
+    measures = [[find(text) for text in (answer, truth)] for find in (units_in, arcs_in, _HALF_OF_DAY.findall)]
+    measures.append([[base for _, base in pairs] for pairs in numerals])
+    return any(ours and theirs and ours != theirs for ours, theirs in measures)
 
 
 def _names_differ(answer: str, truth: str) -> bool:
@@ -140,7 +140,7 @@ def _names_differ(answer: str, truth: str) -> bool:
 def without_text(latex: str) -> str:
     """LaTeX without ``\\text{}`` and the like around numbers, signs and single variables, which algebra would drop, and
     with ``'`` for ``^{\\prime}``."""
-    latex = _PRIME.sub(lambda found: "'" * found[0].count("prime"), latex)
+    latex = _PRIME.sub(lambda match: "'" * match[0].count("prime"), latex)
     return _VARIABLE_IN_TEXT.sub(r" \1", _NUMBER_IN_TEXT.sub(r"\1", latex))
 
 
@@ -156,10 +156,10 @@ def keep_variable(latex: str, short: bool = False) -> str:
     in ``UNITS`` stay units; with ``short`` so do those of ``SHORT_UNITS`` after a single number.
     """
     latex = _CONSTANT.sub(r" \1 ", latex)
-    found = _LAST_LETTERS.search(latex)
-    if found is None:
+    match = _LAST_LETTERS.search(latex)
+    if match is None:
         return latex
-    letters, rest = found[1], latex[: found.start()].rstrip()
+    letters, rest = match[1], latex[: match.start()].rstrip()
     if not rest or is_unit(letters, short and not has_variables(rest) and not _SUM.search(rest)):
         return latex
     # After a sign, braces would make it a set.

@@ -94,13 +94,13 @@ def read_truth(ground_truth: Any) -> Problem:
     target, numbers = (truth.get("target"), truth.get("numbers")) if isinstance(truth, Mapping) else (None, None)
     listed = list(numbers) if isinstance(numbers, Iterable) and not isinstance(numbers, str | Mapping) else []
     whole = [_whole(number) for number in [target, *listed]]
-    goal, given = whole[0], [number for number in whole[1:] if number is not None and number >= 0]
-    if goal is None or not 1 <= len(given) <= MAX_NUMBERS or len(given) < len(listed):
+    goal, usable = whole[0], [number for number in whole[1:] if number is not None and number >= 0]
+    if goal is None or not 1 <= len(usable) <= MAX_NUMBERS or len(usable) < len(listed):
         raise ValueError(
             f"{ground_truth!r:.200} must give a target and 1 to {MAX_NUMBERS} numbers, all whole and up to "
             f'{MAX_NUMBER:.0e}, for example {{"target": 24, "numbers": [3, 3, 8, 8]}}'
         )
-    return Problem(goal, given)
+    return Problem(goal, usable)
 
 
 def _whole(value: Any) -> int | None:

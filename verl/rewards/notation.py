@@ -5,35 +5,14 @@ Every function takes time linear in the length of the text, with a fixed number 
 
 import re
 
-from verl.rewards.lexicon import SHORT_UNITS, TEXT
+from verl.rewards.lexicon import SHORT_UNITS, TEXT, WORDS
 
-_SIGNS = {
-    **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
-    **dict(zip("　。、【】￥“”‘’′", [" ", ".", ",", "[", "]", "¥", "", "", "'", "'", "'"], strict=True)),
-    **dict(zip("−–—‐×·⋅∙÷∕", ["-", "-", "-", "-", r"\times ", r"\cdot ", r"\cdot ", r"\cdot ", "/", "/"], strict=True)),
-    **dict(
-        zip(
-            "≤⩽≥⩾≠∞∪∩∈±∅",
-            [*[r"\le "] * 2, *[r"\ge "] * 2, r"\neq ", r"\infty ", r"\cup ", r"\cap ", r"\in ", r"\pm ", r"\emptyset "],
-            strict=True,
-        )
-    ),
-    **dict(
-        zip(
-            "πθαβγωφλ",
-            [rf"\{name} " for name in ("pi", "theta", "alpha", "beta", "gamma", "omega", "phi", "lambda")],
-            strict=True,
-        )
-    ),
-    **dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹", [f"^{digit}" for digit in "0123456789"], strict=True)),
-    **{chr(0x2460 + i): f"({i + 1})" for i in range(20)},
-    **dict(zip("½⅓¼⅔¾", [r"\frac{1}{2}", r"\frac{1}{3}", r"\frac{1}{4}", r"\frac{2}{3}", r"\frac{3}{4}"], strict=True)),
-    "°": r"^\circ ",
-    "ℝ": r"\mathbb{R}",
-    "\u00a0": " ",
-    "\u200b": "",
-}
-_TRANSLATION = str.maketrans(_SIGNS)
+_TRANSLATION = str.maketrans(
+    {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full-width signs
+    | {chr(0x2460 + i): f"({i + 1})" for i in range(20)}  # circled numbers
+    | {sign: f"^{digit}" for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+    | WORDS["signs"]
+)
 
 WRAPPER = re.compile(TEXT + r"\{([^{}]*)\}")
 _CIRCLED = re.compile(r"\\textcircled\s*\{\s*(\w)\s*\}")
@@ -94,8 +73,8 @@ def unify(text: str) -> str:
     return text
 
 
-def _unwrapped(found: re.Match[str]) -> str:
-    content, before = found.group(1).strip(" ~\t\n"), found.string[max(0, found.start() - 9) : found.start()]
+def _unwrapped(match: re.Match[str]) -> str:
+    content, before = match.group(1).strip(" ~\t\n"), match.string[max(0, match.start() - 9) : match.start()]
     # 5\\text{ m} is a length, 5m is 5 times m: the brackets keep the difference.
     if content.lower() in SHORT_UNITS and before.rstrip(" ~\\,$")[-1:].isdigit():
         return f" ({content}) "
@@ -142,15 +121,15 @@ def split_answers(text: str, thousands: bool = True) -> tuple[list[str], bool]:
     """
     inner = text[2:-2] if text.startswith(r"\{") and text.endswith(r"\}") else text
     parts, depth, start, ordered = [], 0, 0, False
-    for found in _SPLIT.finditer(inner):
-        if found.lastgroup == "open":
+    for match in _SPLIT.finditer(inner):
+        if match.lastgroup == "open":
             depth += 1
-        elif found.lastgroup == "close":
+        elif match.lastgroup == "close":
             depth -= 1
-        elif depth == 0 and not (thousands and found.group() == "," and _is_thousands(inner, found.start())):
-            ordered = ordered or found.group() == ";"
-            parts.append(inner[start : found.start()])
-            start = found.end()
+        elif depth == 0 and not (thousands and match.group() == "," and _is_thousands(inner, match.start())):
+            ordered = ordered or match.group() == ";"
+            parts.append(inner[start : match.start()])
+            start = match.end()
     parts.append(inner[start:])
     return [part.strip() for part in parts if part.strip()], ordered
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
-from verl.config.checks import require, require_choice
+from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
 from verl.rewards import countdown, knights_and_knaves, truths
 from verl.rewards.answers import after_thinking
@@ -75,17 +75,6 @@ class Verifier(Protocol):
     def __call__(
         self, solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
     ) -> Verdict | None: ...
-
-
-def register_verifier(data_source: str, path: str) -> None:
-    """Register ``path``, a ``module:function`` that verifier processes can import, as the verifier of ``data_source``.
-
-    Raises ``ConfigError`` if ``path`` does not have that form or ``data_source`` already has another verifier.
-    """
-    module, _, function = path.partition(":")
-    require(bool(module and function), f"verifier of {data_source}", path, "must have the form module:function")
-    known = VERIFIERS.setdefault(data_source, path)
-    require(known == path, "data_source", data_source, f"already scored by {known}; choose another name")
 
 
 def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | None = None) -> None:
