@@ -1,8 +1,10 @@
-"""maj@k: the probability that a vote among k of a problem's samples elects the correct answer, from seeded draws."""
+"""maj@k: the probability that a vote among k of a problem's samples elects the correct answer."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import combinations
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from verl.rewards.answers import normalise, plain_number
 
 DRAWS = 4096
-"""Votes drawn per problem and k. The standard error of one problem is at most 0.008, far below that of its samples."""
+"""Most votes per problem and k. The standard error of one problem is at most 0.008, far below that of its samples."""
 
 SEED = 0
 
@@ -30,8 +32,8 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
     """Probability that a vote among k samples, drawn without replacement, elects the correct answer.
 
     Every sample votes for its answer's class, and the class with the most votes wins; ties are broken at random with
-    equal chances. Without votes nothing is elected. Exact for k = 1 and for all samples, otherwise the mean over
-    ``DRAWS`` draws, the same ones whenever the votes are the same.
+    equal chances. Without votes nothing is elected. The mean over all choices of k samples if these are at most
+    ``DRAWS``, otherwise over as many seeded draws, the same ones whenever the votes are the same.
 
     Args:
         classes: one id per sample, equal for equivalent answers; a negative id marks a sample without an answer, which
@@ -54,10 +56,13 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
 @lru_cache(maxsize=65536)
 def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float:
     """Share of elections that ``supporters`` of n samples win against rival classes of these sizes, ties by halves."""
-    silent = n - supporters - sum(rivals)
-    rng = np.random.default_rng(SEED)
-    draws = rng.multivariate_hypergeometric([supporters, *rivals, silent], k, DRAWS if k < n else 1, method="count")
-    votes = draws[:, :-1]
+    sizes = [supporters, *rivals, n - supporters - sum(rivals)]
+    if math.comb(n, k) <= DRAWS:
+        chosen = np.array(list(combinations(np.repeat(np.arange(len(sizes)), sizes), k)))
+        counts = (chosen[:, :, None] == np.arange(len(sizes))).sum(axis=1)
+    else:
+        counts = np.random.default_rng(SEED).multivariate_hypergeometric(sizes, k, DRAWS, method="count")
+    votes = counts[:, :-1]  # the last did not vote
     leads = votes == votes.max(axis=1, keepdims=True)
     return float(np.mean(leads[:, 0] * (votes[:, 0] > 0) / leads.sum(axis=1)))
 
