@@ -13,7 +13,7 @@ from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
 from verl.rank.calculator import workspace_bytes
 from verl.rollout.hidden_states import reserved_bytes
-from verl.single_controller.out_of_memory import FIXES
+from verl.single_controller.failures import FIXES
 
 GB = 1e9
 CONTEXT_GB = 2.0

@@ -26,10 +26,9 @@ from verl.run.page import PageWriter
 from verl.run.preemption import Preemption
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller.cluster import ray_cluster, store_megabytes
-from verl.single_controller.failures import HeadLost, MachineError, NoRoom, RequeueError, WorkerError
+from verl.single_controller.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
 from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.network import LOOPBACK, loopback_interface
-from verl.single_controller.out_of_memory import OutOfMemory
 from verl.single_controller.probe import INTERFACES, survey
 from verl.single_controller.ray_head import cluster_address
 from verl.single_controller.scheduler import REQUEUE

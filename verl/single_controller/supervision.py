@@ -122,7 +122,7 @@ class Supervisor:
             by_node.setdefault(identity.node_id, []).append(identity.pid)
         calls = {node: (pids,) for node, pids in by_node.items()}
         with suppress(ray.exceptions.RayError):
-            return run_on(calls, _signal_workers)
+            return set(run_on(calls, _signal_workers))
         return set()
 
 

@@ -20,9 +20,16 @@ from tensordict import TensorDictBase, is_tensorclass
 from torch.profiler import record_function
 
 from verl.config.errors import ConfigError
-from verl.single_controller.failures import NetworkError, NoRoom, WorkerError, is_network_error
+from verl.single_controller.failures import (
+    NetworkError,
+    NoRoom,
+    OutOfMemory,
+    WorkerError,
+    is_network_error,
+    is_out_of_memory,
+    out_of_memory_line,
+)
 from verl.single_controller.heartbeat import Pulse, follow
-from verl.single_controller.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.single_controller.variables import is_secret
