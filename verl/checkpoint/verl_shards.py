@@ -57,12 +57,12 @@ def merge_verl_shards(folder: Path, trust_remote_code: bool) -> tuple[PreTrained
 
 
 def _shard_paths(folder: Path) -> list[Path]:
-    """The shards of one saving in the order of their workers."""
-    found = [match for path in folder.iterdir() if (match := SHARD.fullmatch(path.name))]
-    sizes = sorted({int(match[1]) for match in found})
+    """The shards of one checkpoint in rank order."""
+    shards = [match for path in folder.iterdir() if (match := SHARD.fullmatch(path.name))]
+    sizes = sorted({int(match[1]) for match in shards})
     if len(sizes) != 1:
-        raise ConfigError(f"{folder}: has shards of {sizes} workers; leave those of one saving there")
-    ranks = {int(match[2]) for match in found}
+        raise ConfigError(f"{folder}: has shards of {sizes} workers; leave those of one checkpoint there")
+    ranks = {int(match[2]) for match in shards}
     for rank in range(sizes[0]):  # a hostile name may tell of any number of workers
         path = folder / f"model_world_size_{sizes[0]}_rank_{rank}.pt"
         if rank not in ranks or not path.is_file():
@@ -82,7 +82,7 @@ def _read(path: Path, folder: Path) -> dict[str, Tensor]:
 
 
 def _parts(saved: Sequence[Tensor], shape: torch.Size) -> tuple[list[Tensor], int | None]:
-    """What the workers have of a tensor, and the dimension along which it was cut; None if the first has all of it.
+    """The workers' parts of a tensor, and the dimension along which it was cut; None if the first part is all of it.
 
     Copies of other replicas come later and are not needed. The metadata are the file's, and may be anything.
     """

@@ -66,8 +66,8 @@ class MachineError(WorkerError):
     """A worker, a machine or the network between them failed, not the program.
 
     Args:
-        where: the worker and its method, if its machine lives on: if the next attempt ends with the same failure in the
-            same step, the program is at fault after all. Empty for a machine that was lost.
+        where: the worker and its method, if its machine is still alive: should the next attempt end with the same
+            failure in the same step, the program is at fault after all. Empty for a machine that was lost.
     """
 
     def __init__(self, message: str, where: str = "") -> None:
