@@ -101,12 +101,10 @@ def _add_up(parts: Sequence[Tensor], dim: int | None, shape: torch.Size) -> bool
     parts = parts[:1] if dim is None else parts
     if any(isinstance(p, DTensor) or p.is_meta or p.layout != torch.strided or p.is_quantized for p in parts):
         return False
-    if dim is None:
-        return parts[0].shape == shape
-    if not 0 <= dim < len(shape) or any(part.dim() != len(shape) for part in parts):
+    try:
+        return (parts[0] if dim is None else torch.cat([part.to("meta") for part in parts], dim)).shape == shape
+    except (RuntimeError, IndexError):  # the parts have different shapes, or no such dimension
         return False
-    others = [(*part.shape[:dim], *part.shape[dim + 1 :]) == (*shape[:dim], *shape[dim + 1 :]) for part in parts]
-    return all(others) and sum(part.shape[dim] for part in parts) == shape[dim]
 
 
 def _elsewhere(folder: Path) -> str:
