@@ -16,9 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config, Qwen2Model
 
 from verl.config import PPOConfig, load_config
-from verl.config.rollout import SamplingConfig
 from verl.models.output_head import Scoring, logprobs_and_entropy
-from verl.rollout.decoding import draw, logits_processors
 from verl.run import memory
 
 QWEN_7B = memory.Shape(3584, 18944, 28, 3584, 512, 152064, False)
@@ -114,23 +112,6 @@ def test_what_holds_memory(overrides, phase, holder, num_bytes):
     assert found == (num_bytes and pytest.approx(num_bytes / 1e9))
 
 
-def test_the_engine_keeps_memory_free_for_spectra():
-    config = load_config(PPOConfig, "ppo_trainer", PRESET)
-    parts = memory.engine_parts(config, QWEN_7B, 80.0)
-    # The buffer, states copied out of it twice, float64 matrices, a padded copy, and vectors of every response.
-    states = 2**30 + 2 * 2**28 + 1280 * 2**20 + 2**28 + 8 * 2048 * (len(config.calculator.base_names) + 256)
-    assert parts == pytest.approx(
-        {
-            "weights": 2 * PARAMETERS / 1e9,
-            "hidden states": states / 1e9,
-            "KV cache": 32 - (2 * PARAMETERS + states) / 1e9,
-        }
-    )
-    explicit = phases("rollout.kv_cache_memory_mb=4096")["generate"]
-    assert explicit["hidden states"] == parts["hidden states"]
-    assert "hidden states" not in phases("rollout.kv_cache_memory_mb=4096", "calculator.source=actor")["generate"]
-
-
 def test_other_models():
     rewarded = phases("reward_model.enable=true", "reward_model.model.path=judge", judge=QWEN_7B)
     assert {parts["reward model"] for parts in rewarded.values()} == {rewarded["generate"]["parameters"] / 2}
@@ -138,12 +119,6 @@ def test_other_models():
     both = phases("algorithm=gae", "critic.model.gradient_checkpointing=false")
     assert max(both, key=lambda name: sum(both[name].values())) == "critic, backward"
     assert both["critic, backward"]["activations"] == pytest.approx(8 * 2048 * 28 * LAYER / 1e9)
-
-
-def test_a_budget_of_tokens_is_that_of_each_worker():
-    one, two = (phases(f"model.ulysses_sequence_parallel_size={size}") for size in (1, 2))
-    assert one["update, backward"]["activations"] == two["update, backward"]["activations"]
-    assert one["logprobs"]["logits"] == two["logprobs"]["logits"]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -219,35 +194,6 @@ def test_logits_take_what_is_said(dtype, entropy):
     numbers = num_tokens * vocabulary
     assert peak(torch.no_grad()(partial(score, states))) / numbers == pytest.approx(scored, rel=0.03)
     assert peak(learn) / numbers == pytest.approx(learned, rel=0.03)
-
-
-def test_drawing_a_token_takes_what_is_said():
-    logits, sampling = torch.randn(16, 8192).bfloat16(), SamplingConfig(1, 0.8, 0.9, 50, 0.0, 1.0)
-
-    def sample() -> None:
-        output = logits.clone()
-        distribution = logits_processors(sampling)(None, output.float()).log_softmax(dim=-1)
-        draw(distribution, torch.zeros(16, dtype=torch.float64))
-
-    assert peak(torch.no_grad()(sample)) / logits.numel() == pytest.approx(memory.SAMPLING_BYTES, rel=0.05)
-
-
-def test_a_critic_has_its_own_sizes_and_its_own_limit_of_tokens():
-    small = memory.Shape(*MODELS["qwen2.5_1.5b"])
-    for parallel in (1, 4):
-        options = ["algorithm=gae", f"critic.model.ulysses_sequence_parallel_size={parallel}"]
-        batches = ["critic.use_dynamic_bsz=true", "critic.ppo_max_token_len_per_gpu=8192"]
-        config = load_config(PPOConfig, "ppo_trainer", [*PRESET, *options, *batches])
-        found = memory.estimate(config, memory.Shapes(QWEN_7B, small), 80.0)
-        # The limit is one worker's, however many share a sequence.
-        assert found["critic, backward"]["activations"] == pytest.approx(
-            small.activations(8192, config.critic.model) / 1e9
-        )
-        assert found["critic, step"]["critic"] == pytest.approx(12 * small.parameters / 8 / 1e9)
-        assert found["generate"]["critic"] == pytest.approx(12 * small.parameters / 8 / 1e9)
-        # One whose sizes are not known is not counted.
-        unknown = memory.estimate(config, memory.Shapes(QWEN_7B), 80.0)
-        assert "critic" not in unknown["generate"] and "critic, step" not in unknown
 
 
 def test_a_run_near_the_edge_of_its_gpus_is_warned(tmp_path: Path):
