@@ -50,6 +50,15 @@ class PageText(HTMLParser):
         if self._script is not None:
             self.scripts[self._script] = self.scripts.get(self._script, "") + text
 
+    def check_inert(self) -> None:
+        """Nothing is loaded, and no text can become markup or code."""
+        assert not {"link", "img", "iframe", "object", "embed", "base"} & set(self.tags)
+        assert not {"src", "srcset", "data", "action"} & {name for name, _ in self.attributes}
+        assert all(link.startswith("#") for name, link in self.attributes if name == "href")
+        assert self.scripts["data"].isascii() and not set("<>&") & set(self.scripts["data"])
+        for words in ("url(", "@import", "fetch(", "innerHTML", "eval(", "insertAdjacent"):
+            assert words not in self.text
+
     def chunk(self, number: int) -> Any:
         return json.loads(zlib.decompress(base64.b64decode(self.scripts[f"chunk-{number}"])))
 

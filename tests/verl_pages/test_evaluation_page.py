@@ -55,19 +55,10 @@ def test_the_page_holds_everything():
     assert "<title>Runs &lt;1&gt; &amp; 2</title>" in page.text
 
 
-def test_the_page_loads_nothing():
-    page = Page(TWO_RUNS)
-    assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
-    assert not {"src", "srcset", "data", "action"} & {name for name, _ in page.attributes}
-    assert all(value.startswith("#") for name, value in page.attributes if name == "href")
-    for words in ("url(", "@import", "fetch(", "innerHTML", "eval(", "insertAdjacent"):
-        assert words not in page.text
-
-
 def test_hostile_text_ends_no_element():
     page = Page([hostile_result()])
+    page.check_inert()
     assert page.tags == Page([result(["cw"] * 7)]).tags
-    assert page.scripts["data"].isascii() and not set("<>&") & set(page.scripts["data"])
     assert [page.record(i)["prompt"] for i in range(7)] == list(HOSTILE.values())
     assert [page.record(i)["cells"][0][0]["text"][0] for i in range(7)] == list(HOSTILE.values())
     extras = sample("c", extras={"chars": 7, "parts": ["\ud800", None], "loss": math.nan})

@@ -10,10 +10,10 @@ import pytest
 
 from tests.chromium import PageText, choose, press, shows, until, value
 from tests.evaluation.example_results import HOSTILE
-from tests.verl_pages.example_runs import long_run, of_tokens, response, write_metrics, write_run, write_samples
+from tests.verl_pages.example_runs import of_tokens, response, write_metrics, write_run, write_samples
 from verl.config.errors import ConfigError
 from verl.utils.portable import valid_unicode
-from verl_pages.run import MAX_PAGE_BYTES, make_page
+from verl_pages.run import make_page
 from verl_pages.run_folder import read_run
 from verl_pages.sample_files import gather_samples
 
@@ -151,9 +151,7 @@ def hostile_run(folder: Path) -> Path:
 def test_hostile_text_ends_no_element(tmp_path: Path):
     page, plain = Page(hostile_run(tmp_path / "run")), Page(write_run(tmp_path / "plain"))
     assert [tag for tag in page.tags if tag != "script"] == [tag for tag in plain.tags if tag != "script"]
-    assert page.scripts["data"].isascii() and not set("<>&") & set(page.scripts["data"])
-    for words in ("url(", "@import", "fetch(", "innerHTML", "eval(", "insertAdjacent"):
-        assert words not in page.text
+    page.check_inert()
 
 
 def test_prompts_are_left_out_to_keep_the_page_small_the_same_at_every_step(tmp_path: Path):
@@ -329,13 +327,3 @@ def test_hostile_text_is_text_in_a_browser(browser, tmp_path: Path):
     values = browser(make_page([hostile_run(tmp_path / "run")])[0], steps)
     assert len([texts for texts in values if isinstance(texts, list) and len(texts) == 2]) == len(HOSTILE)
     assert values[-2:] == ["undefined", 0]
-
-
-@pytest.mark.nightly
-def test_a_long_run_opens_in_three_seconds(browser, tmp_path: Path):
-    folder = long_run(tmp_path / "run", steps=10_000, megabytes=100)
-    assert sum(path.stat().st_size for path in (folder / "samples").iterdir()) > 95e6
-    text, troubles = make_page([folder])
-    assert troubles == [] and MAX_PAGE_BYTES / 2 < len(text) <= MAX_PAGE_BYTES
-    (milliseconds,) = browser(text, [value("performance.getEntriesByName('ready')[0].startTime")])
-    assert milliseconds < 3000
