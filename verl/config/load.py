@@ -1,9 +1,8 @@
 """From Hydra's untyped tree to the frozen dataclasses: the only place where a config is parsed and checked."""
 
-import math
 import os
-from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -13,7 +12,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from verl.config.checks import require_choice
 from verl.config.common import RunConfig
 from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError
@@ -50,8 +48,7 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
         raise ConfigError(f"{error.full_key}: {_NO_VALUE}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
-    _refuse_unknown(schema, schema, values, "")
-    config: ConfigT = _with_full_paths(_build(schema, values, ""))
+    config: ConfigT = _with_full_paths(_Parser(schema).build(schema, values, ""))
     return config
 
 
@@ -246,90 +243,72 @@ def _in_data(path: Path) -> bool:
     return path.parts[:1] == ("data",)
 
 
-def _refuse_unknown(root: Any, schema: Any, values: Any, path: str, above: str = "") -> None:
-    """Raise ``ConfigError`` for a key that ``schema``, the group ``path`` of ``root``, does not have.
+class _Parser:
+    """Builds ``schema`` from plain values; ``above`` is what comes before its options in messages."""
 
-    ``above``: what comes before the names of ``root`` itself.
-    """
-    hints = get_type_hints(schema)
-    prefix = f"{path}." if path else ""
-    for key, value in values.items() if isinstance(values, dict) else ():
-        name = f"{prefix}{key}"
-        if key not in hints:
-            fix = (
-                unsupported(name, value)
-                or nearest_option(root, name.removeprefix(above), above=above)
-                or f"known here: {_names(schema)}"
-            )
-            raise ConfigError(f"{' '.join(name.splitlines())}={value!r:.200}: unknown key; {fix}")
-        hint = hints[key]
-        if is_dataclass(hint):
-            _refuse_unknown(root, hint, value, name, above)
-        elif get_origin(hint) is dict and is_dataclass(get_args(hint)[1]) and isinstance(value, dict):
-            for entry, inner in value.items():
-                item = get_args(hint)[1]
-                _refuse_unknown(item, item, inner, f"{name}.{entry}", f"{name}.{entry}.")
+    def __init__(self, schema: Any, above: str = "") -> None:
+        self.schema, self.above = schema, above
 
-
-def _build(schema: Any, values: Any, path: str) -> Any:
-    """Build the dataclass ``schema`` from a mapping whose dotted name is ``path``."""
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}={values!r}: must be a group of options: {_names(schema)}")
-    prefix = f"{path}." if path else ""
-    hints = get_type_hints(schema)
-    for key in hints:
-        if key not in values:
-            raise ConfigError(f"{prefix}{key}: {_NO_VALUE}")
-    converted = {key: _convert(hint, values[key], f"{prefix}{key}") for key, hint in hints.items()}
-    try:
-        return schema(**converted)
-    except ConfigError as error:
-        # A group that is used in several places knows only its own name: "optim.lr" is actor.optim.lr of the main job.
-        parent, _, group = path.rpartition(".")
-        if parent and str(error).startswith(f"{group}."):
-            raise ConfigError(f"{parent}.{error}") from error
-        raise
-
-
-def _convert(hint: Any, value: Any, path: str) -> Any:
-    """Check ``value`` against the type ``hint``; an integer is accepted as a float, one element as a list of one."""
-    if hint is Any:
-        return value
-    if get_origin(hint) in (UnionType, Union):  # X | None; the second if X is a Literal
-        (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
-        return None if value is None else _convert(inner, value, path)
-    if is_dataclass(hint):
-        return _build(hint, value, path)
-    if get_origin(hint) is list:
-        (item,) = get_args(hint)
-        items = value if isinstance(value, list) else [value]
-        return [_convert(item, entry, f"{path}[{i}]") for i, entry in enumerate(items)]
-    if get_origin(hint) is dict:
-        if not isinstance(value, dict):
-            raise ConfigError(f"{path}={value!r}: must be a mapping, name: value")
-        _, item = get_args(hint)
-        return {str(key): _convert(item, entry, f"{path}.{key}") for key, entry in value.items()}
-    if get_origin(hint) is Literal:
-        require_choice(path, _convert(str, value, path), get_args(hint))
-        return value
-    if hint is float and type(value) in (int, float):
+    def build(self, group: Any, values: Any, path: str) -> Any:
+        """An instance of the dataclass ``group``, whose dotted name is ``path``, empty for that of all options."""
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}={values!r}: must be a group of options: {', '.join(get_type_hints(group))}")
+        prefix, hints = f"{path}." if path else "", get_type_hints(group)
+        for key, value in values.items():
+            if key not in hints:
+                self._refuse(f"{prefix}{key}", value, hints)
+        for key in hints:
+            if key not in values:
+                raise ConfigError(f"{prefix}{key}: {_NO_VALUE}")
+        converted = {key: self._convert(hint, values[key], f"{prefix}{key}") for key, hint in hints.items()}
         try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise ConfigError(f"{path}={value!r:.80}: must be a finite number")
-        if abs(number) > LARGEST_NUMBER:
-            raise ConfigError(f"{path}={value!r:.60}: must be a number up to {LARGEST_NUMBER:g} in size, as in float32")
-        return number
-    if type(value) is not hint:
-        raise ConfigError(f"{path}={value!r}: must be {_TYPE_NAMES[hint]}, not {type(value).__name__}")
-    if hint is int and abs(value) > LARGEST_INTEGER:
+            return group(**converted)
+        except ConfigError as error:  # names an option within its group
+            raise ConfigError(f"{prefix}{error}") from error
+
+    def _refuse(self, name: str, value: Any, siblings: Iterable[str]) -> None:
+        fix = (
+            unsupported(name, value)
+            or nearest_option(self.schema, name.removeprefix(self.above), above=self.above)
+            or f"known here: {', '.join(siblings)}"
+        )
+        raise ConfigError(f"{' '.join(name.splitlines())}={value!r:.200}: unknown key; {fix}")
+
+    def _convert(self, hint: Any, value: Any, path: str) -> Any:
+        """Check ``value`` against the type ``hint``; an integer passes as a float, one element as a list of one."""
+        kind, parts = get_origin(hint), get_args(hint)
+        if hint is Any:
+            return value
+        if kind in (UnionType, Union):  # X | None; Union where X is a Literal
+            (inner,) = (part for part in parts if part is not NoneType)
+            return None if value is None else self._convert(inner, value, path)
+        if is_dataclass(hint):
+            return self.build(hint, value, path)
+        if kind is list:
+            items = value if isinstance(value, list) else [value]
+            return [self._convert(parts[0], item, f"{path}[{i}]") for i, item in enumerate(items)]
+        if kind is dict:
+            if not isinstance(value, dict):
+                raise ConfigError(f"{path}={value!r}: must be a mapping, name: value")
+            return {str(key): self._entry(parts[1], entry, f"{path}.{key}") for key, entry in value.items()}
+        return _scalar(str if kind is Literal else hint, value, path)
+
+    def _entry(self, hint: Any, value: Any, path: str) -> Any:
+        """One entry of a mapping; similar options of a dataclass in it are looked for there alone."""
+        parser = _Parser(hint, f"{path}.") if is_dataclass(hint) else self
+        return parser._convert(hint, value, path)
+
+
+def _scalar(kind: type, value: Any, path: str) -> Any:
+    if kind is float and type(value) in (int, float):
+        if not abs(value) <= LARGEST_NUMBER:  # NaN is not either
+            limit = f"up to {LARGEST_NUMBER:g} in size, as in float32"
+            raise ConfigError(f"{path}={value!r:.60}: must be a finite number {limit}")
+        return float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{path}={value!r}: must be {_TYPE_NAMES[kind]}, not {type(value).__name__}")
+    if kind is int and abs(value) > LARGEST_INTEGER:
         raise ConfigError(f"{path}={value!r:.60}: must be an integer up to {LARGEST_INTEGER} in size")
-    if hint is str and "\0" in value:
+    if kind is str and "\0" in value:
         raise ConfigError(f"{path}={value!r}: must not hold the character NUL; leave it out")
     return value
-
-
-def _names(schema: Any) -> str:
-    return ", ".join(field.name for field in fields(schema))
