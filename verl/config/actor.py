@@ -23,8 +23,8 @@ LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 
 
 @dataclass(frozen=True)
-class ActorConfig(Group):
-    """The policy update."""
+class LearnerConfig(Group):
+    """How the policy and the critic are updated."""
 
     ppo_mini_batch_size: PositiveInt
     """Prompts per optimizer step, over all workers; at most ``data.train_batch_size``. Need not divide it (the last
@@ -35,9 +35,6 @@ class ActorConfig(Group):
     micro_batch_size_per_gpu: PositiveInt
     """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient. Need not
     divide the worker's share of a mini-batch (veRL refuses that): the last pass takes what is left, with its weight."""
-    log_prob_micro_batch_size_per_gpu: PositiveInt
-    """Responses per forward pass on one worker when only log-probabilities are computed, of the policy or the
-    reference."""
     use_dynamic_bsz: bool
     """Fill micro-batches by their number of tokens instead of responses, and balance tokens over workers. Does not
     change the gradient."""
@@ -45,8 +42,18 @@ class ActorConfig(Group):
     """Most tokens, prompt and response, per forward and backward pass on one worker with ``use_dynamic_bsz``. Workers
     that split sequences (``model.ulysses_sequence_parallel_size``) add up; together they hold at least one whole
     sequence."""
+    optim: OptimConfig
+
+
+@dataclass(frozen=True)
+class ActorConfig(LearnerConfig):
+    """The policy update."""
+
+    log_prob_micro_batch_size_per_gpu: PositiveInt
+    """Responses per forward pass on one worker when only log-probabilities are computed, of the policy or the
+    reference."""
     log_prob_max_token_len_per_gpu: PositiveInt
-    """The same when only log-probabilities are computed."""
+    """As ``ppo_max_token_len_per_gpu``, when only log-probabilities are computed."""
     policy_loss: Annotated[str, own_or(list(LOSS_OPTIONS))]
     """``ppo_clip`` clips the probability ratio of each token, ``gspo`` that of the whole response; ``cispo`` weights
     the log-probability of each token by its clipped ratio; ``gmpo`` takes the geometric mean of a response's ratios,
@@ -121,7 +128,6 @@ class ActorConfig(Group):
     so that its gradient stays right in later mini-batches and epochs (DeepSeek-V3.2, arXiv 2512.02556). ``k1`` then has
     the right gradient too. The gradient of the weight counts with your own ``kl_loss_type``, as with ``k1`` and
     ``k3``."""
-    optim: OptimConfig
 
     def check(self) -> None:
         loss = self.policy_loss

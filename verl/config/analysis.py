@@ -104,7 +104,6 @@ class AnalysisConfig(EvaluationConfig):
     analysis: AnalysisOptions
 
     def check(self) -> None:
-        super().check()
         layers, options = self.calculator.layers, self.analysis
         self.require(self.calculator.enable, "calculator.enable", "the analysis is of rank metrics; set it to true")
         self.require(options.layer in layers, "analysis.layer", f"must be one of calculator.layers={layers}")

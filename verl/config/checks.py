@@ -104,7 +104,8 @@ NAMES_ONCE = rule(lambda values: len(set(values)) == len(values), "name each onc
 
 @dataclass(frozen=True)
 class Group:
-    """A group of options. Its constructor checks the rules in the annotations of the fields, then :meth:`check`.
+    """A group of options. Its constructor checks the rules in the annotations of the fields, then calls the method
+    ``check`` of each class that has one, which checks what must hold between options.
 
     Errors name options within the group; the parser puts the group's own name in front.
     """
@@ -112,10 +113,9 @@ class Group:
     def __post_init__(self) -> None:
         for option, hint in _annotations(type(self)).items():
             _check_value(hint, getattr(self, option), option)
-        self.check()
-
-    def check(self) -> None:
-        """Check what must hold between options; a subclass that overrides it calls it first."""
+        for kind in reversed(type(self).__mro__):
+            if "check" in vars(kind):
+                vars(kind)["check"](self)
 
     def require(self, condition: bool, option: str, fix: str) -> None:
         """Raise ``ConfigError`` naming the dotted ``option`` of this group and its value unless ``condition`` holds."""

@@ -263,8 +263,16 @@ _VARIABLE = re.compile(r"[A-Za-z_*][\w*]*")
 
 @dataclass(frozen=True)
 class MachineOptions(Group):
-    """What a run needs to know of the machines of a cluster (docs/multinode.md)."""
+    """The machines of a run (docs/multinode.md), and where it is logged."""
 
+    project_name: str
+    """Name of the project in trackers."""
+    logger: list[Logger]
+    """Trackers besides ``metrics.jsonl``, which is always written (docs/metrics.md#trackers): ``console``,
+    ``tensorboard``, ``wandb``; ``mlflow`` and ``swanlab``, whose packages you install; ``file``, which writes the file
+    that ``VERL_FILE_LOGGER_PATH`` names as well. Missing packages and keys are found before anything starts."""
+    nnodes: Machines
+    """Machines of the Ray cluster to use."""
     machines_timeout_s: Seconds
     """Seconds to wait until the cluster has ``nnodes`` machines, above 0; then the run ends and says which are
     missing. Used only with a cluster that the run does not start itself. After a failure, a run waits as long for all
@@ -289,18 +297,10 @@ class MachineOptions(Group):
 class RunConfig(MachineOptions):
     """Length of a run, its workers, and its outputs."""
 
-    project_name: str
-    """Name of the project in trackers."""
     experiment_name: str
     """Name of the run in trackers."""
     default_local_dir: str
     """Folder for everything that the run writes. If it holds an unfinished run, ``resume_mode`` decides."""
-    logger: list[Logger]
-    """Trackers besides ``metrics.jsonl``, which is always written (docs/metrics.md#trackers): ``console``,
-    ``tensorboard``, ``wandb``; ``mlflow`` and ``swanlab``, whose packages you install; ``file``, which writes the file
-    that ``VERL_FILE_LOGGER_PATH`` names as well. Missing packages and keys are found before anything starts."""
-    nnodes: Machines
-    """Machines of the Ray cluster to use."""
     n_gpus_per_node: WorkersPerMachine
     """Workers per machine: one per GPU, or this many CPU processes."""
     total_epochs: PositiveInt
@@ -360,7 +360,6 @@ class RunConfig(MachineOptions):
         return device_type == "cuda" if self.async_save is None else self.async_save
 
     def check(self) -> None:
-        super().check()
         from_path = self.resume_mode == "path"
         self.require(
             from_path == (self.resume_from_path is not None),
@@ -399,15 +398,13 @@ class RunConfig(MachineOptions):
 
     def length_note(self, steps_per_epoch: int) -> str:
         """Which of ``total_epochs`` and ``total_training_steps`` ends the run, and when."""
-        steps, limit = self.num_steps(steps_per_epoch), self.total_training_steps
-        by_epochs = self.total_epochs * steps_per_epoch
-        epochs = f"trainer.total_epochs={self.total_epochs} ({by_epochs} steps, {steps_per_epoch} each)"
-        if not limit:
-            return f"the run ends after {steps} steps: {epochs}"
-        steps_alone = f"trainer.total_training_steps={limit}"
-        if limit < by_epochs:
-            return f"the run ends after {steps} steps: {steps_alone} comes before {epochs}"
-        return f"the run ends after {steps} steps: {epochs}" + ("" if limit == by_epochs else f" before {steps_alone}")
+        by_epochs, limit = self.total_epochs * steps_per_epoch, self.total_training_steps
+        note = f"trainer.total_epochs={self.total_epochs} ({by_epochs} steps, {steps_per_epoch} each)"
+        if limit > by_epochs:
+            note += f" before trainer.total_training_steps={limit}"
+        elif 0 < limit < by_epochs:
+            note = f"trainer.total_training_steps={limit} comes before {note}"
+        return f"the run ends after {self.num_steps(steps_per_epoch)} steps: {note}"
 
 
 def check_truncation(prefix: str, top_p: float, top_k: int, min_p: float, repetition_penalty: float) -> None:

@@ -21,9 +21,7 @@ from verl.config.checks import (
 from verl.config.common import (
     Device,
     EngineConfig,
-    Logger,
     MachineOptions,
-    Machines,
     RepetitionPenalty,
     Seed,
     Temperature,
@@ -90,7 +88,6 @@ class EvaluationEngineConfig(EngineConfig):
     """Allow code shipped inside the model folder to run."""
 
     def check(self) -> None:
-        super().check()
         drafts = self.engine_kwargs.get("speculative_config") if self.seeded else None
         fix = "it draws in its own way; set rollout.seeded=false, or leave it out"
         require(drafts is None, "engine_kwargs.speculative_config", drafts, fix)
@@ -100,18 +97,11 @@ class EvaluationEngineConfig(EngineConfig):
 class EvaluationTrainerConfig(MachineOptions):
     """The workers and the output."""
 
-    project_name: str
-    """Project of the evaluation in trackers."""
     experiment_name: FolderName
     """Name of the evaluation in trackers, and of its folder."""
     default_local_dir: str | None
     """Folder of all output. If it holds the same evaluation, finished or not, that evaluation is resumed. Null: a
     folder named after what is evaluated, in ``<runs_dir>/evaluation/<experiment_name>/``."""
-    logger: list[Logger]
-    """Trackers, as in training: ``console``, ``tensorboard``, ``wandb``, ``mlflow``, ``swanlab``, ``file``;
-    ``metrics.jsonl`` is always written."""
-    nnodes: Machines
-    """Machines of the Ray cluster to use."""
     n_gpus_per_node: WorkersPerMachine | None
     """Workers per machine: GPUs, or CPU processes. Null: all GPUs of the machine that has the fewest,
     or 2 CPU processes (1 with a single core), rounded to whole engines."""

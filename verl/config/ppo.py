@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass
 from operator import attrgetter
 
-from verl.config.actor import ActorConfig
+from verl.config.actor import ActorConfig, LearnerConfig
 from verl.config.calculator import CalculatorConfig, name_of
-from verl.config.checks import Group, PositiveFloat, PositiveInt, require
-from verl.config.common import Device, ModelConfig, OptimConfig, Seed, check_divides, check_workers
+from verl.config.checks import Group, PositiveFloat, require
+from verl.config.common import Device, ModelConfig, Seed, check_divides, check_workers
 from verl.config.data import DataConfig
 from verl.config.rewards import RewardManagerConfig, RewardModelConfig, RewardScoreConfig
 from verl.config.rollout import RolloutConfig
@@ -29,28 +29,16 @@ class ReferenceConfig(Group):
 
 
 @dataclass(frozen=True)
-class CriticConfig(Group):
+class CriticConfig(LearnerConfig):
     """The critic of ``algorithm.adv_estimator=gae``, and how it learns; other estimators do not load it."""
 
     model: ModelConfig
     """A causal language model with the policy's tokenizer, whose output head is replaced by a value head that starts at
     0; or a saved critic or reward model, whose head is kept. ``transformers`` must have a token classification class of
     its architecture whose head is called ``score``, as for Llama, Mistral and Qwen."""
-    ppo_mini_batch_size: PositiveInt
-    """Prompts per optimizer step, over all workers; at most ``data.train_batch_size``, which it need not divide."""
-    ppo_epochs: PositiveInt
-    """Passes over each rollout batch."""
-    micro_batch_size_per_gpu: PositiveInt
-    """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient. Need not
-    divide the worker's share of a mini-batch."""
-    use_dynamic_bsz: bool
-    """Fill micro-batches by their number of tokens instead of responses, and balance tokens over workers."""
-    ppo_max_token_len_per_gpu: PositiveInt
-    """Most tokens, prompt and response, per forward pass on one worker with ``use_dynamic_bsz``; as the actor's."""
     cliprange_value: PositiveFloat
     """Clip range of the value loss, in units of reward, above 0: a value farther from its old one is not pushed
     further."""
-    optim: OptimConfig
 
 
 @dataclass(frozen=True)
@@ -174,7 +162,9 @@ class PPOConfig(Group):
         batch, filtering = self.data.train_batch_size, self.algorithm.filter_groups
         field, generated = "data.gen_batch_size", self.data.prompts_per_batch
         if not filtering.enable:
-            fix = f"without algorithm.filter_groups a step samples data.train_batch_size={batch} prompts; set null"
+            fix = (
+                f"without algorithm.filter_groups a step samples data.train_batch_size={batch} prompts; set it to null"
+            )
             self.require(generated == batch, field, fix)
             return
         fix = "algorithm.filter_groups compares the responses to one prompt; set rollout.n>=2"

@@ -14,7 +14,7 @@ class SamplingConfig(Group):
     n: PositiveInt
     """Responses per prompt."""
     temperature: Temperature
-    """Softmax temperature; 0 is greedy."""
+    """Softmax temperature; 0 is greedy, at validation only."""
     top_p: Share
     """Nucleus mass in (0, 1]; 1 keeps the whole distribution."""
     top_k: CountOrAll
@@ -31,8 +31,10 @@ class SamplingConfig(Group):
 
 
 @dataclass(frozen=True)
-class RolloutConfig(EngineConfig):
-    """The engine that samples responses inside each worker."""
+class RolloutConfig(SamplingConfig, EngineConfig):
+    """The engine inside each worker, and how it samples responses in training. The trainer's log-probabilities are
+    those at ``temperature``, and take nothing else into account: where ``top_p``, ``top_k``, ``min_p`` or
+    ``repetition_penalty`` change the distribution, ``rollout/logprob_abs_diff`` shows by how much."""
 
     name: Literal["vllm", "hf"]
     """``vllm``; or ``hf``: the policy itself through ``transformers``, slower, for models that vLLM does not implement.
@@ -49,19 +51,6 @@ class RolloutConfig(EngineConfig):
     stop: list[Annotated[str, rule(bool, "an empty string ends every response; leave it out")]]
     """Strings that end a response, in training and validation. The tokens up to the one that completes a string are
     learned from; the text that is scored ends before the string. Such a response is not truncated."""
-    n: PositiveInt
-    """Responses per training prompt."""
-    temperature: Temperature
-    """Softmax temperature of training rollouts, above 0. Log-probabilities are those at this temperature."""
-    top_p: Share
-    """Nucleus mass of training rollouts in (0, 1]; 1 keeps the whole distribution. The trainer's log-probabilities take
-    only the temperature into account: below 1, ``rollout/logprob_abs_diff`` shows the truncation."""
-    top_k: CountOrAll
-    """Number of most likely tokens kept in training rollouts; -1 keeps all."""
-    min_p: Probability
-    """As in ``val_kwargs``, for training rollouts; what ``top_p`` says of log-probabilities holds here too."""
-    repetition_penalty: RepetitionPenalty
-    """As ``min_p``."""
     val_kwargs: SamplingConfig
     """Sampling at validation."""
     schedule: str | None
@@ -87,7 +76,6 @@ class RolloutConfig(EngineConfig):
         return SamplingConfig(**{field.name: getattr(self, field.name) for field in fields(SamplingConfig)})
 
     def check(self) -> None:
-        super().check()
         require_own("regenerate", self.regenerate, self.regenerate_kwargs)
         require_own("schedule", self.schedule, self.schedule_kwargs)
         drawn = self.schedule is None or self.seeded
