@@ -16,10 +16,10 @@ from verl.analysis.prompt_files import read_prompt_file
 from verl.analysis.publish import publish
 from verl.analysis.sheets import ResponseData, check_pairs, prompt_row, response_row
 from verl.checkpoint.run_lock import run_lock
+from verl.checkpoint.run_start import require_folder
 from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
-from verl.config.load import require_folder
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.evaluate import (
     Failures,

@@ -8,8 +8,8 @@ lost its network or was paused; whatever it then writes carries its attempt's nu
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl.checkpoint.run_start import ATTEMPT
 from verl.config.errors import ConfigError
-from verl.config.load import ATTEMPT
 from verl.utils.files import replace_text
 
 

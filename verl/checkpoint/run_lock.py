@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from verl.checkpoint.run_start import LOCK
 from verl.config.errors import ConfigError
-from verl.config.load import LOCK
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of file systems without locks; there, a second process cannot be kept out."""

@@ -10,12 +10,13 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
+from verl.checkpoint.run_start import parse_run_config
 from verl.cli.hydra_app import run_hydra
 from verl.cli.release_analysis import analysis_arguments
 from verl.cli.release_flags import translate
 from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
-from verl.config.load import CONFIG_DIR, parse_run_config
+from verl.config.load import CONFIG_DIR
 from verl.config.ppo import PPOConfig
 from verl.utils.garbage import loading
 

@@ -3,9 +3,10 @@
 import hydra
 from omegaconf import DictConfig
 
+from verl.checkpoint.run_start import parse_run_config
 from verl.cli.hydra_app import run_hydra
 from verl.config.errors import ConfigError
-from verl.config.load import CONFIG_DIR, parse_run_config
+from verl.config.load import CONFIG_DIR
 from verl.config.sft import SFTConfig
 from verl.utils.garbage import loading
 
