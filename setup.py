@@ -41,11 +41,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.13",
-    packages=find_packages(include=["verl", "verl.*", "vllm_patches", "vllm_patches.*"]),
+    packages=find_packages(include=["verl", "verl.*", "verl_pages", "vllm_patches", "vllm_patches.*"]),
     # Naming the root explicitly makes an editable installation a plain path entry: packages that are added later
     # are found without installing again.
     package_dir={"": "."},
-    package_data={"verl.evaluation.report": ["assets/*"], "verl.report": ["assets/*"]},
+    package_data={"verl.cli": ["*.yaml"], "verl_pages": ["assets/*"]},
     cmdclass={"build_py": BuildWithConfigs},
     # What CPU and GPU share; torch and vLLM are installed beforehand, in the build that fits.
     install_requires=read_requirements("common.txt"),
@@ -56,7 +56,7 @@ setup(
             "verl-sft = verl.trainer.main_sft:main",
             "verl-export = verl.trainer.main_export:main",
             "verl-eval = verl.trainer.main_eval:main",
-            "verl-report = verl.cli.report:main",
+            "verl-report = verl_pages.command:main",
             "verl-analysis = verl.trainer.main_analysis:main",
         ],
         "vllm.general_plugins": ["verl_hidden_states = vllm_patches:register"],

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from verl.evaluation.report.plots import STYLE
 from verl.evaluation.statistics.bootstrap import Estimate, mean_estimates
-from verl.report.colours import COLOURS
 from verl.rewards.pass_at_k import pass_at_k
+from verl_pages.colours import COLOURS
 
 POWER, LEVEL = 0.8, 0.05
 """How often a detectable difference would be found, and how often one would be where there is none."""

@@ -151,7 +151,7 @@ start_ray() { # ray start with these options, in the background; waits until it 
   # Nothing but metrics and tokens goes through the object store.
   set -m
   (
-    # What Ray writes is this user's alone; workers create files by the user's own mask again (verl/utils/umask.py).
+    # What Ray writes is this user's alone; workers create files by the user's own mask again (verl/utils/process.py).
     VERL_UMASK=$(umask) && export VERL_UMASK && umask 077
     # Ray gives a silent machine up as soon as the run does, and a machine its head.
     export RAY_health_check_initial_delay_ms=1000 RAY_health_check_period_ms=1000 RAY_health_check_failure_threshold=3

@@ -21,7 +21,6 @@ STOREYS = [
     "checkpoint",
     "workers single_controller",
     "run",
-    "report",
     "trainer evaluation",
     "analysis",
     "cli",
@@ -60,9 +59,7 @@ MODULES_BY_NAME = {
     "verl.rank.calculator": "names the function that reduces hidden states: vLLM's options are JSON",
     "vllm_patches.options": "imports the function that vLLM's options name",
     "verl.utils.user_code": "imports a user's own code: reward functions, data sets, losses, ...",
-    "verl.evaluation.report.page": "opens the files of its own package",
-    "verl.report.beside": "starts itself as a process, and names itself for that",
-    "verl.report.html": "opens the files of its own package",
+    "verl.run.page": "starts verl-report as a process",
 }
 """Modules that name a module in a string, which no other rule here sees, or import one by its name -> why."""
 
@@ -233,7 +230,7 @@ def test_nothing_imports_an_entry_point():
         return imported.target.startswith("verl.trainer.main_") and not imported.target.startswith(module.name)
 
     rule = "entry points stand on top; move what is shared into a module below them:"
-    check_imports(modules("verl", "vllm_patches"), wrong, rule)
+    check_imports(modules("verl", "verl_pages", "vllm_patches"), wrong, rule)
 
 
 PLUGIN_NEEDS = {"vllm_patches", "vllm", "torch", "numpy", "packaging", "safetensors"}
@@ -248,6 +245,16 @@ def test_packages_that_stand_alone(tree: str, allowed: set[str]):
     known = allowed | sys.stdlib_module_names
     rule = f"besides the standard library, {tree} imports {sorted(allowed)} alone:"
     check_imports(modules(tree), lambda _, i: top_level(i.target) not in known, rule)
+
+
+PAGES_MAY_IMPORT = ("verl.config.", "verl.utils.", "verl.run.", "verl.evaluation.")
+
+
+def test_pages_read_folders():
+    def wrong(_: Module, imported: Import) -> bool:
+        return top_level(imported.target) == "verl" and not imported.target.startswith(PAGES_MAY_IMPORT)
+
+    check_imports(modules("verl_pages"), wrong, f"of verl, verl_pages imports {PAGES_MAY_IMPORT} alone:")
 
 
 def test_only_the_engines_import_the_vllm_plugin():
@@ -274,7 +281,7 @@ def test_heavy_imports_stand_at_the_top():
 
 def module_names(tree: ast.AST) -> list[str]:
     """``line: what`` of every string that names a module of ours, however it is built, and of every import by name."""
-    known = {module.name for module in modules("verl", "vllm_patches")}
+    known = {module.name for module in modules("verl", "verl_pages", "vllm_patches")}
     harmless = set()  # if __name__ == "__main__" and getLogger(__name__)
     found = []
     for node in ast.walk(tree):
@@ -282,9 +289,9 @@ def module_names(tree: ast.AST) -> list[str]:
             harmless |= {id(child) for child in ast.iter_child_nodes(node)}
         match node:
             case ast.Constant(str(text)):
-                named = text.partition(":")[0] in known - {"verl", "vllm_patches"}
+                named = text.partition(":")[0] in known - {"verl", "verl_pages", "vllm_patches"}
             case ast.JoinedStr([ast.Constant(str(text)), *_]):
-                named = text.startswith(("verl.", "vllm_patches."))
+                named = text.startswith(("verl.", "verl_pages.", "vllm_patches."))
             case ast.Name("__name__"):
                 named = id(node) not in harmless
             case ast.Attribute(attr=name) | ast.Name(name):
@@ -315,12 +322,12 @@ g = run.__module__
 def test_modules_are_named_in_strings_only_where_they_must():
     violations = [
         f"{module.where}:{found}"
-        for module in modules("verl", "vllm_patches")
+        for module in modules("verl", "verl_pages", "vllm_patches")
         if module.name not in MODULES_BY_NAME
         for found in module_names(module.tree)
     ]
     check(violations, "import it, or say in MODULES_BY_NAME why a string has to name it:")
-    by_name = {module.name: module for module in modules("verl", "vllm_patches")}
+    by_name = {module.name: module for module in modules("verl", "verl_pages", "vllm_patches")}
     stale = [name for name in MODULES_BY_NAME if name not in by_name or not module_names(by_name[name].tree)]
     assert not stale, f"remove from MODULES_BY_NAME: {stale}"
 
@@ -335,7 +342,7 @@ def test_the_paths_of_the_release_stay(name: str, public: str):
 
 
 def test_no_circular_imports():
-    everything = modules("verl", "vllm_patches")
+    everything = modules("verl", "verl_pages", "vllm_patches")
     names = {module.name for module in everything}
     graph = {}
     for module in everything:
@@ -349,7 +356,7 @@ def test_no_circular_imports():
 
 
 def test_modules_and_functions_are_small():
-    everything = modules("verl", "vllm_patches", "scripts", "benchmarks")
+    everything = modules("verl", "verl_pages", "vllm_patches", "scripts", "benchmarks")
     lengths = {module.where: module.source.count("\n") for module in everything}
     long = [f"{where}: {lines} lines" for where, lines in lengths.items() if lines > MAX_MODULE_LINES]
     check(long, f"modules have at most {MAX_MODULE_LINES} lines; ask what second room each one holds:")

@@ -12,7 +12,8 @@ from conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
-SOURCES = ("verl", "vllm_patches", "configs", "requirements", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+PACKAGES = ("verl", "verl_pages", "vllm_patches")
+SOURCES = (*PACKAGES, "configs", "requirements", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +39,14 @@ def files_below(folder: Path) -> set[str]:
 
 def test_every_file_and_entry_point_is_there(installed: Path):
     assert files_below(ROOT / "verl") <= files_below(installed / "verl")
-    assert {"evaluation/report/assets/body.html", "report/assets/page.html"} <= files_below(installed / "verl")
+    assert files_below(ROOT / "verl_pages") == files_below(installed / "verl_pages")
     assert files_below(ROOT / "configs") == files_below(installed / "verl" / "configs")
     (metadata,) = installed.glob("verl_rank-*.dist-info")
     points = Distribution.at(metadata).entry_points.select(group="console_scripts")
     modules = {"train": "main_ppo", "sft": "main_sft", "eval": "main_eval", "export": "main_export"}
     modules["analysis"] = "main_analysis"
     expected = {f"verl-{name}": f"verl.trainer.{module}:main" for name, module in modules.items()}
-    expected["verl-report"] = "verl.cli.report:main"
+    expected["verl-report"] = "verl_pages.command:main"
     assert {point.name: point.value for point in points} == expected
 
 

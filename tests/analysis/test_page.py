@@ -12,10 +12,10 @@ from tests.analysis.example_tables import analysis_config, tables
 from tests.evaluation.example_results import HOSTILE
 from verl.analysis.drawing import scatter_figure
 from verl.analysis.figures import NamedFigure, draw_figures, write_figures
-from verl.analysis.page import build_page
 from verl.analysis.publish import publish
 from verl.evaluation.progress import EvaluationDisplay
 from verl.utils.portable import valid_unicode
+from verl_pages.analysis_page import build_page
 
 PAIRS = (
     "analysis.response_pairs=[[Effective Rank,avg_log_probs]]",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from verl.checkpoint.run_lock import run_lock
+from verl.checkpoint.attempts import run_lock
 from verl.checkpoint.run_start import parse_run_config, require_folder
 from verl.config import CONFIG_DIR, ConfigError, SFTConfig
 

@@ -17,8 +17,9 @@ from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
-from verl.single_controller import WorkerError, WorkerGroup
+from verl.single_controller.failures import WorkerError
 from verl.single_controller.supervision import Supervision
+from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.files import file_record
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from verl.cli.cluster import HEAD_LOST
 from verl.config import PPOConfig, load_config
-from verl.run.probe import ROOM
+from verl.single_controller.probe import ROOM
+from verl.single_controller.scheduler import REQUEUE
 
 PAGE = (ROOT / "docs" / "multinode.md").read_text()
 
@@ -56,7 +56,7 @@ def test_the_page_has_every_variable_of_the_script():
     read = set(re.findall(r"\$\{?((?:VERL|MASTER|NODE|NNODES)[A-Z_]*)", scripts)) - {"VERL_HOSTS"}
     assert read >= {"NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "VERL_CLUSTER_DIR", "VERL_REMOTE_DIR"}
     assert {name for name in read if f"`{name}" not in PAGE} == set()
-    assert f"exit code {HEAD_LOST}:" in PAGE and f"{ROOM >> 30} GiB free" in PAGE
+    assert f"exit code {REQUEUE}:" in PAGE and f"{ROOM >> 30} GiB free" in PAGE
 
 
 def test_the_commands_of_the_page_fit_the_schema():

@@ -31,7 +31,7 @@ from tests.cluster.training import (
 )
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import SFT_SCHEMA, sft_record, write_parquet
-from verl.run.exit_codes import REQUEUE
+from verl.single_controller.scheduler import REQUEUE
 
 pytestmark = pytest.mark.slow
 

@@ -11,16 +11,16 @@ import pytest
 
 from tests.evaluation.example_tasks import evaluation_config, make_task
 from verl.config import ConfigError
-from verl.evaluation.report.page_responses import LIMITS, _problem_record
 from verl.evaluation.results import REASONS, TaskResult, sample_table
 from verl.evaluation.scoring import reason_code, score_samples, verdict_settings
 from verl.evaluation.store import StoredSample
 from verl.evaluation.tasks import EvaluationTask
-from verl.report.html import ascii_json
 from verl.rewards import Score
 from verl.rewards.custom import CustomFunctionError
 from verl.rewards.pool import VerifierPool
 from verl.rewards.score import Verdict, score_of
+from verl_pages.evaluation_responses import LIMITS, _problem_record
+from verl_pages.html import ascii_json
 
 CONFIG = evaluation_config().reward_score
 RESPONSES = [["it is \\boxed{4}", "it is \\boxed{5}"], ["no idea", "9"]]

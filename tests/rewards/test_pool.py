@@ -253,6 +253,6 @@ def test_processes_do_not_outlive_a_killed_parent(misbehaving: Path, tmp_path: P
 
 @pytest.mark.parametrize(("cores", "busy", "processes"), [(2, 2, 1), (2, 1, 1), (64, 8, 32), (24, 8, 16)])
 def test_processes_take_the_cores_that_workers_leave(cores, busy, processes, monkeypatch):
-    monkeypatch.setattr("verl.rewards.pool.own_cores", lambda: cores)
+    monkeypatch.setattr("verl.rewards.pool.available_cores", lambda: cores)
     assert VerifierPool(scoring(num_workers=0), busy).num_processes == processes
     assert VerifierPool(scoring(num_workers=3), busy).num_processes == 3

@@ -20,7 +20,8 @@ from verl.protocol import RolloutBatch
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel, ResponseSettings, SampleRequest
 from verl.rollout.vllm_engine import engine_options, naming_own_metrics
-from verl.single_controller import WorkerError, WorkerGroup, concat
+from verl.single_controller.failures import WorkerError
+from verl.single_controller.worker_group import WorkerGroup, concat
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,7 @@ from verl.checkpoint.attempts import StaleAttempt
 from verl.config import ConfigError
 from verl.run.exit_codes import run_to_exit_code
 from verl.run.preemption import Preempted
-from verl.single_controller import WorkerError
-from verl.single_controller.failures import RequeueError
+from verl.single_controller.failures import RequeueError, WorkerError
 
 
 @pytest.fixture(autouse=True)

@@ -9,15 +9,13 @@ from signal import SIGTERM, raise_signal
 import pytest
 from ray.exceptions import RaySystemError
 
-from verl.checkpoint.attempts import Attempt, StaleAttempt
+from verl.checkpoint.attempts import Attempt, StaleAttempt, run_lock
 from verl.checkpoint.resume import Resumption
-from verl.checkpoint.run_lock import run_lock
 from verl.config import ConfigError, PPOConfig
 from verl.run import session as session_module
 from verl.run.preemption import Preempted
 from verl.run.session import RaySession, TrainingRun
-from verl.single_controller import MachineError, WorkerError
-from verl.single_controller.failures import HeadLost, NoRoom, RequeueError
+from verl.single_controller.failures import HeadLost, MachineError, NoRoom, RequeueError, WorkerError
 from verl.single_controller.out_of_memory import OutOfMemory
 
 

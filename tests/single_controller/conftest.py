@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.single_controller import WorkerGroup
+from verl.single_controller.worker_group import WorkerGroup
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import ray
 import torch
 
 from verl.config import ConfigError
-from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import resolve_device
-from verl.utils.ray_head import cluster_address
+from verl.single_controller.ray_head import cluster_address
+from verl.single_controller.worker_group import WorkerGroup
 
 
 @pytest.fixture(autouse=True)

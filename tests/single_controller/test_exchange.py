@@ -2,8 +2,8 @@
 
 import pytest
 
-from verl.single_controller import WorkerError
 from verl.single_controller.exchange import Exchange
+from verl.single_controller.failures import WorkerError
 
 
 @pytest.mark.parametrize("copies", [1, 2, 4])

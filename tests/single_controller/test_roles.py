@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from verl.protocol import ConversationBatch
-from verl.single_controller import concat, roles
+from verl.single_controller import roles
 from verl.single_controller.roles import RoleWorkers
+from verl.single_controller.worker_group import concat
 from verl.workers.hybrid import HybridWorker
 from verl.workers.sft import SFTWorker
 

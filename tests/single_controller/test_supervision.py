@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from verl.single_controller import MachineError, WorkerError, WorkerGroup
 from verl.single_controller.exchange import Exchange
-from verl.single_controller.failures import NetworkError
+from verl.single_controller.failures import MachineError, NetworkError, WorkerError
 from verl.single_controller.supervision import Supervision
+from verl.single_controller.worker_group import WorkerGroup
 
 Start = Callable[..., WorkerGroup]
 

@@ -13,10 +13,10 @@ from ray.util.placement_group import placement_group_table
 from verl.checkpoint.shards import Checkpointed
 from verl.config import ConfigError, PPOConfig, SFTConfig
 from verl.config.overrides import option_names
-from verl.single_controller import WorkerError, WorkerGroup
+from verl.single_controller.failures import WorkerError
 from verl.single_controller.out_of_memory import FIXES, OutOfMemory, is_out_of_memory, out_of_memory_line
 from verl.single_controller.profiling import MemoryPeak
-from verl.single_controller.worker_group import MachineSetup, cpu_threads
+from verl.single_controller.worker_group import MachineSetup, WorkerGroup, cpu_threads
 from verl.workers.hybrid import HybridWorker
 from verl.workers.sft import SFTWorker
 

@@ -7,7 +7,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import torch
-from verl.utils.allocator import keep_freed_memory
+from verl.utils.process import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def use():

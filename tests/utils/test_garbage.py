@@ -2,7 +2,7 @@
 
 import gc
 
-from verl.utils.garbage import loading
+from verl.utils.process import loading
 
 
 class Node:

@@ -15,8 +15,8 @@ from verl.data.prompts import PromptDataset, TokenizedPrompts, val_batches
 from verl.models.learner import Learner
 from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch
 from verl.rollout import engine_environment
-from verl.single_controller import WorkerGroup
 from verl.single_controller.generation import generate_responses
+from verl.single_controller.worker_group import WorkerGroup
 
 PAD = 0
 """What stands behind a response; no token of it is read."""

@@ -14,7 +14,7 @@ from verl.analysis.measure import MeasureFile, measure_missing
 from verl.config.analysis import ReadingPolicyConfig
 from verl.config.common import FSDPConfig
 from verl.rollout.requests import PromptResponses
-from verl.single_controller import WorkerGroup
+from verl.single_controller.worker_group import WorkerGroup
 
 pytestmark = pytest.mark.slow
 

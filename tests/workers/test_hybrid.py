@@ -17,8 +17,8 @@ from verl.protocol import RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout import end_tokens
 from verl.rollout.queue import EngineRoom
-from verl.single_controller import WorkerGroup, concat
 from verl.single_controller.roles import RoleWorkers
+from verl.single_controller.worker_group import WorkerGroup, concat
 from verl.workers.hybrid import HybridWorker
 
 pytestmark = pytest.mark.slow

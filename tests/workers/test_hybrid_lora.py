@@ -19,7 +19,7 @@ from verl.checkpoint.saver import CheckpointSaver
 from verl.config import PPOConfig
 from verl.config.common import LoraConfig
 from verl.models.forward import LogprobForward
-from verl.single_controller import WorkerGroup, concat
+from verl.single_controller.worker_group import WorkerGroup, concat
 
 pytestmark = pytest.mark.slow
 

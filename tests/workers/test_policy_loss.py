@@ -29,12 +29,12 @@ def config_of(folder: Path, source: str, *overrides: str) -> PPOConfig:
         (
             LOSS,
             "+actor.policy_loss_kwargs.sclae=2",
-            r"mine.py:loss': cannot be called as loss\(inputs, sclae=...\), with actor.policy_loss_kwargs: got",
+            r"'sclae'; it is called with \(inputs\) and actor.policy_loss_kwargs={'sclae': 2}",
         ),
         (
             "@policy_loss(prepare=lambda mini_batch: {})\n" + LOSS,
             "+actor.policy_loss_kwargs.scale=2",
-            r"cannot be called as <lambda>\(mini_batch, scale=...\)",
+            r"'scale'; it is called with \(mini_batch\) and actor.policy_loss_kwargs={'scale': 2}",
         ),
         (
             "@policy_loss(columns=('reward',))\n" + LOSS,

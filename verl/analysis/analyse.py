@@ -15,7 +15,7 @@ from verl.analysis.measure import MeasureFile, measure_missing, measure_settings
 from verl.analysis.prompt_files import read_prompt_file
 from verl.analysis.publish import publish
 from verl.analysis.sheets import ResponseData, check_pairs, prompt_row, response_row
-from verl.checkpoint.run_lock import run_lock
+from verl.checkpoint.attempts import run_lock
 from verl.checkpoint.run_start import require_folder
 from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
@@ -43,8 +43,9 @@ from verl.rollout.requests import MeasuredPrompt
 from verl.run.session import RaySession
 from verl.run.sinks import check_trackers
 from verl.run.tracking import SUMMARY
-from verl.single_controller import WorkerError, WorkerGroup
 from verl.single_controller.cluster import resolve_device
+from verl.single_controller.failures import WorkerError
+from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.portable import valid_unicode
 
 SCORED_AT_ONCE = 1024

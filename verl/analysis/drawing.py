@@ -14,7 +14,7 @@ from verl.analysis.sheets import column
 from verl.config.analysis import AnalysisConfig
 from verl.evaluation.report.plots import CORRECT_COLOUR, MARKERS, WRONG_COLOUR
 from verl.evaluation.statistics.bootstrap import mean_estimates
-from verl.report.colours import COLOURS
+from verl_pages.colours import COLOURS
 
 VERDICTS: tuple[tuple[str, float, str, str, Any], ...] = (
     ("correct", 1.0, CORRECT_COLOUR, "o", "-"),

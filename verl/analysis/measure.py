@@ -18,7 +18,7 @@ from verl.evaluation.json_lines import append_lines, open_to_append, read_lines
 from verl.evaluation.store import SampleStore
 from verl.evaluation.tasks import EvaluationTask
 from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
-from verl.single_controller import WorkerGroup
+from verl.single_controller.worker_group import WorkerGroup
 
 MEASURES_FILE = "measures.jsonl"
 

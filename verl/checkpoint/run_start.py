@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from omegaconf import DictConfig
 
+from verl.checkpoint.attempts import ATTEMPT, LOCK
 from verl.config.common import RunConfig
 from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError
@@ -15,12 +16,6 @@ from verl.config.load import parse_config
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 
 ConfigT = TypeVar("ConfigT")
-
-LOCK = ".lock"
-"""Empty file by which a process locks a run's folder; a folder with nothing but this and ``ATTEMPT`` is free."""
-
-ATTEMPT = ".attempt"
-"""File in a run's folder with the number of the newest attempt at the run."""
 
 
 def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:

@@ -18,16 +18,14 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import RpcError
 
 from verl.config.errors import ConfigError
-from verl.utils.network import address_towards, own_addresses, reachable
-from verl.utils.ray_head import check_head
-from verl.utils.signals import REPEATED_S, SIGNALS
+from verl.single_controller.network import address_towards, own_addresses, reachable
+from verl.single_controller.ray_head import check_head
+from verl.single_controller.scheduler import REPEATED_S, REQUEUE, SIGNALS
 
 NAMESPACE = b"verl"
 EXIT_CODE = b"exit code"
 PATIENCE_S = 20.0
 """Seconds that a token may be wrong: a folder may show what an earlier cluster left, and a network folder is slow."""
-HEAD_LOST = os.EX_TEMPFAIL
-"""Exit code (75) of a machine whose head is gone: the same command may be started again."""
 LOST_S = 30.0
 """Seconds without an answer of the head after which a machine gives up."""
 FAILED_S = 15.0
@@ -148,7 +146,7 @@ def finish(head: str, code: str, others: str) -> None:
 
 
 def follow(head: str, rank: str, ray_process: str) -> int:
-    """Wait for the exit code of the run, which becomes this machine's; :data:`HEAD_LOST` if the head is gone."""
+    """Wait for the exit code of the run, which becomes this machine's; :data:`REQUEUE` if the head is gone."""
     client, heard = None, time.monotonic()
     _outlast_signals(rank)
     while True:
@@ -164,8 +162,8 @@ def follow(head: str, rank: str, ray_process: str) -> int:
         # Ray itself ends a machine that the head has given up.
         gone = not psutil.pid_exists(int(ray_process))
         if gone or time.monotonic() - heard > LOST_S:
-            say(f"machine {rank} has lost the head at {head}; exit code {HEAD_LOST}: start the same command again")
-            return HEAD_LOST
+            say(f"machine {rank} has lost the head at {head}; exit code {REQUEUE}: start the same command again")
+            return REQUEUE
         time.sleep(0.5)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from verl.config.checks import NotNegativeFloat, NotNegativeInt, Step
+from verl.config.checks import NotNegativeInt, Step
 from verl.config.common import RunConfig
 from verl.config.samples import SamplesConfig
 
@@ -36,14 +36,6 @@ class TrainerConfig(RunConfig):
     log_samples: NotNegativeInt
     """Show this many responses of every kept training step and validation on the console and, as tables, in wandb and
     TensorBoard; spread over the batch, so that every validation shows the same prompts. 0: none."""
-
-    check_memory: bool
-    """Before anything is loaded on GPUs, compare the estimate of docs/memory.md with their memory: a run that clearly
-    does not fit is refused, one near the edge begins with a warning; both name the options to change. Models that the
-    estimate does not know are not checked, nor is a run on CPUs, nor one with ``val_only``."""
-    gpu_memory_gb: NotNegativeFloat
-    """Memory of a GPU that ``check_memory`` compares with, 10^9 bytes, on CPUs as well; 0: what the smallest GPU of the
-    workers has."""
 
     def deals_by_counts(self, device_type: str) -> bool:
         """Whether ``deterministic`` holds."""

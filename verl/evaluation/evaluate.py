@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from verl.checkpoint.run_lock import run_lock
+from verl.checkpoint.attempts import run_lock
 from verl.checkpoint.run_start import require_folder
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
@@ -40,9 +40,10 @@ from verl.rollout.requests import EngineModel
 from verl.run.exit_codes import INTERRUPTED
 from verl.run.session import RaySession
 from verl.run.sinks import check_trackers
-from verl.single_controller import WorkerError, WorkerGroup
 from verl.single_controller.cluster import gpus_per_machine, resolve_device
 from verl.single_controller.exchange import Exchange
+from verl.single_controller.failures import WorkerError
+from verl.single_controller.worker_group import WorkerGroup
 
 ENGINE_ERROR = "engine_error.log"
 

@@ -1,4 +1,4 @@
-"""Rank metrics of a researcher's own: functions of a spectrum (``calculator.own_metrics``).
+"""A user's rank metrics: functions of a spectrum (``calculator.own_metrics``).
 
 They are loaded wherever hidden states are measured: in the rollout engine, or in the worker whose policy reads the
 responses again.
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from verl.config.calculator import name_of
-from verl.config.errors import ConfigError
 from verl.spectral import SpectralMeasure, SpectrumBatch
-from verl.utils.own import OwnCall
+from verl.utils.user_code import UserFunction, check_finite, check_tensor
 
 FIELD = "calculator.own_metrics"
 
@@ -25,29 +24,19 @@ def own_measures(paths: Sequence[str]) -> dict[str, SpectralMeasure]:
     """The functions with these import paths, by the names that ``CalculatorConfig.own_names`` gives them, with checks.
 
     Raises:
-        ConfigError: one cannot be loaded, has state, or does not give a finite number for each spectrum.
+        ConfigError: one cannot be loaded, or does not give a finite number for each spectrum.
     """
     measures: dict[str, SpectralMeasure] = {}
     for path in paths:
-        own = OwnCall(FIELD, path, {}, ["spectra"])
-        own.refuse_state()
-        measure = partial(_measured, own)
+        measures[name_of(path)] = measure = partial(_measure, UserFunction(FIELD, path, ["spectra"]))
         measure(SAMPLE)
-        measures[name_of(path)] = measure
     return measures
 
 
-def _measured(own: OwnCall, spectra: SpectrumBatch) -> Tensor:
+def _measure(function: UserFunction, spectra: SpectrumBatch) -> Tensor:
     """The user's value of each spectrum, ``[n]`` float64."""
-    found = own(spectra)
-    size = len(spectra.singular_values)
-    if not isinstance(found, Tensor) or found.shape != (size,) or found.is_complex():
-        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise ConfigError(f"{own.where}: returned {what}; expected a tensor of {size} numbers, one for each spectrum")
-    if not bool(found.isfinite().all()):
-        worst = spectra.singular_values[int((~found.isfinite()).nonzero()[0])]
-        raise ConfigError(
-            f"{own.where}: returned NaN or infinity for {spectra.rows} rows with singular values "
-            f"{worst[:3].tolist()}...; expected finite numbers (some singular values may be 0)"
-        )
-    return found.double()
+    values = function(spectra)
+    check_tensor(function.where, values, [len(spectra.singular_values)], what=", one number for each spectrum")
+    check_finite(function.where, values, f" for {spectra.rows} rows (some singular values may be 0)")
+    numbers: Tensor = values.double()
+    return numbers

@@ -12,10 +12,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from verl.config.calculator import name_of
-from verl.config.errors import ConfigError
 from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
-from verl.utils.own import OwnCall
-from verl.utils.user_code import is_own
+from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_import_path
 
 FIELD = "calculator.metric_indices_add"
 
@@ -54,37 +52,25 @@ def with_token_metrics(
 
 def check_token_metrics(names: Sequence[str]) -> None:
     """Raise ``ConfigError`` for a metric of the user's own that cannot be loaded or called."""
-    for name in filter(is_own, names):
+    for name in filter(is_import_path, names):
         _own_metric(name)
 
 
 @cache
-def _own_metric(path: str) -> OwnCall:
-    own = OwnCall(FIELD, path, {}, ["inputs"])
-    own.refuse_state()
-    return own
+def _own_metric(path: str) -> UserFunction:
+    return UserFunction(FIELD, path, ["inputs"])
 
 
 def _own_values(path: str, inputs: TokenInputs) -> Tensor:
     """What the user's function returned for each response, the mean over its tokens if that was [B, R]: float64."""
-    own, mask = _own_metric(path), inputs.response_mask
-    found = own(inputs)
-    shapes = (mask.shape, mask.shape[:1])
-    if not isinstance(found, Tensor) or found.shape not in shapes or found.is_complex():
-        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise ConfigError(
-            f"{own.where}: returned {what}; expected a tensor of shape {' or '.join(map(_shown, shapes))}"
-        )
-    values = found.double()
+    function, mask = _own_metric(path), inputs.response_mask
+    found = function(inputs)
+    check_tensor(function.where, found, mask.shape, mask.shape[:1])
+    values: Tensor = found.double()
     if values.shape == mask.shape:
         values = _mean_over_tokens(values, mask)
-    if not bool(values.isfinite().all()):
-        raise ConfigError(f"{own.where}: returned NaN or infinity; expected finite numbers")
+    check_finite(function.where, values)
     return values
-
-
-def _shown(shape: Sequence[int]) -> str:
-    return str(list(shape))
 
 
 def _token_metric(name: str, rollout: RolloutBatch, scores: PolicyScores | None) -> Tensor:
@@ -92,7 +78,7 @@ def _token_metric(name: str, rollout: RolloutBatch, scores: PolicyScores | None)
     if name == "avg_response_entropy":
         return frequency_entropy(rollout.responses, rollout.response_mask)
     assert scores is not None, f"{name} is read from the policy's forward pass"
-    if is_own(name):
+    if is_import_path(name):
         inputs = TokenInputs(rollout.responses, rollout.response_mask, scores.logprobs, scores.entropy)
         return _own_values(name, inputs)
     values = scores.logprobs if name == "avg_log_probs" else scores.entropy

@@ -37,8 +37,7 @@ from verl.rewards.registry import (
 from verl.rewards.score import Score, Verdict, score_of
 from verl.rewards.stragglers import kill_stragglers, mark_process
 from verl.rewards.truths import require_shallow
-from verl.utils.cores import own_cores
-from verl.utils.umask import restore_umask
+from verl.utils.process import available_cores, restore_umask
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ class VerifierJob(NamedTuple):
 
 def spare_cores(busy: int) -> int:
     """Verifier processes for a machine on which others keep ``busy`` of this process's cores."""
-    return min(MOST_PROCESSES, max(1, own_cores() - busy))
+    return min(MOST_PROCESSES, max(1, available_cores() - busy))
 
 
 PendingScores = Future[list[Score]]

@@ -8,9 +8,8 @@ from types import FrameType
 from verl.checkpoint.attempts import StaleAttempt
 from verl.config.errors import ConfigError
 from verl.run.preemption import Preempted
-from verl.single_controller import WorkerError
-from verl.single_controller.failures import REQUEUE, RequeueError
-from verl.utils.signals import SIGNALS
+from verl.single_controller.failures import RequeueError, WorkerError
+from verl.single_controller.scheduler import REQUEUE, SIGNALS
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from verl.single_controller.failures import REQUEUE
-from verl.utils.signals import REPEATED_S, SIGNALS
+from verl.single_controller.scheduler import REPEATED_S, REQUEUE, SIGNALS
 
 
 class Preempted(Exception):

@@ -13,31 +13,30 @@ from typing import Any, Self, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from verl.checkpoint.attempts import Attempt
+from verl.checkpoint.attempts import Attempt, run_lock
 from verl.checkpoint.folders import checkpoints, latest_checkpoint, remove_unfinished
 from verl.checkpoint.resume import Resumption, check_resumable, find_resumption, resume_hint
-from verl.checkpoint.run_lock import run_lock
 from verl.config.common import MachineOptions, ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.run.display import Columns, RunDisplay, share_rows
-from verl.run.memory import GB
-from verl.run.memory_check import check_memory
+from verl.run.memory import GB, memory_warning
+from verl.run.page import PageWriter
 from verl.run.preemption import Preemption
-from verl.run.probe import INTERFACES, survey
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
-from verl.single_controller import MachineError, WorkerError, WorkerGroup
 from verl.single_controller.cluster import ray_cluster, store_megabytes
-from verl.single_controller.failures import REQUEUE, HeadLost, NoRoom, RequeueError
+from verl.single_controller.failures import HeadLost, MachineError, NoRoom, RequeueError, WorkerError
 from verl.single_controller.machines import gather_machines, wait_for_machines
+from verl.single_controller.network import LOOPBACK, loopback_interface
 from verl.single_controller.out_of_memory import OutOfMemory
+from verl.single_controller.probe import INTERFACES, survey
+from verl.single_controller.ray_head import cluster_address
+from verl.single_controller.scheduler import REQUEUE
 from verl.single_controller.supervision import Supervision
-from verl.single_controller.worker_group import cpu_threads
-from verl.utils.cores import own_cores
-from verl.utils.network import LOOPBACK, loopback_interface
-from verl.utils.ray_head import cluster_address
-from verl.utils.variables import passed_variables
+from verl.single_controller.variables import passed_variables
+from verl.single_controller.worker_group import WorkerGroup, cpu_threads
+from verl.utils.process import available_cores
 
 T = TypeVar("T")
 
@@ -86,7 +85,7 @@ class RaySession(ExitStack):
     def busy_cores(self) -> int:
         """Cores of this machine that its workers compute on."""
         on_gpu = self.device_type == "cuda"
-        return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, own_cores()))
+        return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, available_cores()))
 
     def start_ray(self) -> None:
         """Start Ray or connect to it, unless that was done before."""
@@ -170,8 +169,10 @@ class TrainingRun(RaySession):
         self.attempt = Attempt(self.folder, 0)
         self.restarts = 0
         self.tracker: Tracker | None = None
+        self.page = PageWriter(self.folder, trainer.report_freq, self.display.say)
 
     def __enter__(self) -> Self:
+        self.enter_context(self.page.even_after_failure())
         self.enter_context(run_lock(self.folder))
         self.attempt = Attempt.claim(self.folder)
         self.enter_context(resume_hint(self.config.trainer))
@@ -219,6 +220,7 @@ class TrainingRun(RaySession):
             self.display.say(f"warning: {note}")
         names = (trainer.project_name, trainer.experiment_name)
         self.tracker = tracker = Tracker(self.folder, trainer.logger, *names, self.config, last_step, self.attempt)
+        tracker.add(self.page.sink())
         self.resources.callback(tracker.close)
         # After Ray has ended: until then, workers may still be writing.
         self.resources.callback(remove_unfinished, self.folder, self.attempt.number)
@@ -234,13 +236,13 @@ class TrainingRun(RaySession):
         return tracker, group
 
     def _check_devices(self, sizes: list[int]) -> None:
-        """Raise ``ConfigError`` if the models do not fit GPUs of these bytes."""
+        """Warn if the models may not fit GPUs of these bytes; 0 stands for a CPU."""
         config = self.config
         # A validation alone makes neither gradients nor moments.
-        if isinstance(config, PPOConfig) and config.trainer.check_memory and not config.trainer.val_only:
-            size = config.trainer.gpu_memory_gb or min(sizes) / GB
-            if size:
-                check_memory(config, size, self.display.say)
+        if isinstance(config, PPOConfig) and min(sizes) and not config.trainer.val_only:
+            warning = memory_warning(config, min(sizes) / GB)
+            if warning:
+                self.display.say(warning)
 
     def attempts(self, train: Callable[[], T]) -> T:
         """What ``train`` returns. It is called again, from the latest checkpoint, after failures of machines.
@@ -325,10 +327,11 @@ class TrainingRun(RaySession):
         write_summary(self.folder, summary)
 
     def report(self, seconds_by_phase: Mapping[str, float]) -> None:
-        """Show the time by phase, and where the model and the metrics are."""
+        """Show the time by phase, and where the model, the metrics and the page are."""
         self.display.table("Time by phase", ["phase", "seconds", "share"], share_rows(seconds_by_phase))
         checkpoint = latest_checkpoint(self.folder)
         if checkpoint is not None:
             exported = checkpoint / "actor" / "huggingface"
             self.display.say(f"model: {exported if exported.is_dir() else checkpoint}")
         self.display.say(f"metrics: {self.folder}/metrics.jsonl")
+        self.page.finish()

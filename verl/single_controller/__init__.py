@@ -1,6 +1,1 @@
-"""Ray worker groups: spawn, dispatch, collect."""
-
-from verl.single_controller.failures import MachineError, WorkerError
-from verl.single_controller.worker_group import WorkerGroup, concat
-
-__all__ = ["MachineError", "WorkerError", "WorkerGroup", "concat"]
+"""Ray: the cluster, groups of workers and their supervision."""

@@ -17,9 +17,9 @@ import torch
 
 from verl.config.errors import ConfigError
 from verl.single_controller.machines import machines_with, wait_for_machines
-from verl.utils.network import LOOPBACK
-from verl.utils.ray_head import check_head, cluster_address, has_token, on_loopback
-from verl.utils.umask import make_private, private_files, private_folder
+from verl.single_controller.network import LOOPBACK
+from verl.single_controller.private_files import make_private, private_files, private_folder
+from verl.single_controller.ray_head import check_head, cluster_address, has_token, on_loopback
 
 ALONE = (
     "this machine is alone. Start the same command on every machine with NNODES, NODE_RANK and MASTER_ADDR, or with "

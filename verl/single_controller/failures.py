@@ -2,9 +2,6 @@
 
 from torch import distributed as dist
 
-REQUEUE = 75
-"""Exit code (EX_TEMPFAIL) of processes whose run should be started again with the same command."""
-
 NETWORK_ERRORS = (
     # gloo
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "gloo/transport"),

@@ -16,8 +16,8 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from verl.single_controller.failures import REQUEUE
-from verl.utils.network import listening_socket
+from verl.single_controller.scheduler import REQUEUE
+from verl.utils.distributed import listening_socket
 
 TOKEN_BYTES = 32
 HELLO_BYTES = TOKEN_BYTES + 4

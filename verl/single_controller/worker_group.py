@@ -25,12 +25,10 @@ from verl.single_controller.heartbeat import Pulse, follow
 from verl.single_controller.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
+from verl.single_controller.variables import is_secret
 from verl.single_controller.wire import pack, unpack
-from verl.utils.cores import own_cores
 from verl.utils.distributed import WorkerPlace
-from verl.utils.garbage import loading
-from verl.utils.umask import restore_umask
-from verl.utils.variables import is_secret
+from verl.utils.process import available_cores, loading, restore_umask
 
 POLL_S = 0.5
 """Seconds between two looks at everything that may have happened while workers compute."""
@@ -105,7 +103,7 @@ class WorkerGroup:
                 f"{ray.cluster_resources().get(resource, 0):g} in all. Lower trainer.n_gpus_per_node or trainer.nnodes"
             )
         try:
-            machines = survey(self._placement) if survey else [MachineSetup(own_cores(), {})] * nnodes
+            machines = survey(self._placement) if survey else [MachineSetup(available_cores(), {})] * nnodes
         except BaseException:
             remove_placement_group(self._placement)
             raise

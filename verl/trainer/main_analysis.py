@@ -12,7 +12,7 @@ from verl.cli.values import FlagError
 from verl.config.analysis import AnalysisConfig, parse_analysis_config
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
-from verl.utils.garbage import loading
+from verl.utils.process import loading
 
 PACKAGES = {
     "rouge_score": "rouge-score",

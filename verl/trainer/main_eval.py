@@ -11,7 +11,7 @@ from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
 from verl.config.load import CONFIG_DIR
-from verl.utils.garbage import loading
+from verl.utils.process import loading
 
 
 @hydra.main(config_path=str(CONFIG_DIR), config_name="evaluation", version_base="1.3")

@@ -18,7 +18,7 @@ from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
 from verl.config.ppo import PPOConfig
-from verl.utils.garbage import loading
+from verl.utils.process import loading
 
 
 @hydra.main(config_path=str(CONFIG_DIR), config_name="ppo_trainer", version_base="1.3")

@@ -8,7 +8,7 @@ from verl.cli.hydra_app import run_hydra
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
 from verl.config.sft import SFTConfig
-from verl.utils.garbage import loading
+from verl.utils.process import loading
 
 
 @hydra.main(config_path=str(CONFIG_DIR), config_name="sft", version_base="1.3")

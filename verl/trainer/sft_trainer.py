@@ -15,13 +15,12 @@ from verl.models.info import check_length
 from verl.models.loading import check_model
 from verl.models.tokenizer import check_embeds_tokens, load_tokenizer
 from verl.protocol import ConversationBatch
-from verl.report.beside import PageWriter
 from verl.run.session import TrainingRun
 from verl.run.sinks import check_trackers
 from verl.run.tracking import Tracker
-from verl.single_controller import WorkerGroup
 from verl.single_controller.cluster import resolve_device
 from verl.single_controller.roles import SFTWorkers
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.speed import UPDATE, UPDATE_LORA, ModelCost, StepMetrics, peak_tflops
 from verl.trainer.logging.step_profiler import StepProfiler, check_profile_steps
 from verl.trainer.logging.timing import PhaseTimer, Work
@@ -180,8 +179,7 @@ def run_sft(config: SFTConfig) -> None:
     check_profile_steps(trainer.profile_steps, steps)
 
     run = TrainingRun(config, steps, COLUMNS, device_type)
-    page = PageWriter(run.folder, trainer.report_freq, run.display.say)
-    with page.even_after_failure(), run:
+    with run:
         resumption = run.find_resumption("sft", len(train_set), {"actor": config.model})
         if resumption is not None:
             state = resumption.state
@@ -193,7 +191,6 @@ def run_sft(config: SFTConfig) -> None:
 
         def train() -> SFTTrainer:
             tracker, workers = run.start("verl.workers.sft:SFTWorker", (steps,), environment={})
-            tracker.add(page.sink())
             batches = conversation_loader(train_set, data.train_batch_size, tokenizer.pad_token_id, config.seed)
             sft = SFTTrainer(config, batches, held_out, workers, tracker, run)
             if run.resumption is not None:
@@ -204,7 +201,6 @@ def run_sft(config: SFTConfig) -> None:
         sft = run.attempts(train)
         run.write_summary(_summary(config, sft.step, sft.metrics, sft.timer.totals))
     run.report(sft.timer.totals)
-    page.finish()
 
 
 def target_reached(config: SFTConfig, validations: Mapping[int, Mapping[str, float]]) -> bool:

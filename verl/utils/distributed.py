@@ -1,7 +1,9 @@
 """Joins the ``torch.distributed`` world of a worker group, with nccl on GPUs or gloo on CPUs."""
 
+import errno
 import os
 import random
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
@@ -13,8 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not re-e
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from verl.utils.allocator import keep_freed_memory
-from verl.utils.network import listening_socket
+from verl.utils.process import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,29 @@ def _meet(place: WorkerPlace, timeout: timedelta) -> TCPStore:
         wait_for_workers=False,
         master_listen_fd=listener,
     )
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens on this machine's address ``host`` alone; on all of them if it is not one of its own.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            # Behind a translation of addresses, others reach this machine by one that it does not know.
+            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
+                raise
+            listener.bind(("", port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def this_machine() -> Machine:

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.config.errors import ConfigError
 from verl.utils.json_state import from_json, to_json
-from verl.utils.user_code import load_own, user_code
+from verl.utils.user_code import load_code, user_code
 
 
 class Own:
@@ -101,7 +101,7 @@ class OwnCall(Own):
             ConfigError: the code cannot be loaded, does not take these arguments, raised, or has a wrong state.
         """
         where, self._options = f"{field}={path!r}", dict(options)
-        found: Any = load_own(path, field)
+        found: Any = load_code(path, field)
         if isinstance(found, type):
             _require_fit(
                 where, found, (), self._options, f"{found.__name__} is made with {field}_kwargs={dict(options)}"
@@ -140,7 +140,7 @@ class OwnObject(Own):
             ConfigError: it cannot be loaded or made, lacks a method, has one that takes other arguments, or has a wrong
                 state.
         """
-        where, user_class = f"{field}={path!r}", load_own(path, field)
+        where, user_class = f"{field}={path!r}", load_code(path, field)
         if not isinstance(user_class, type):
             required = [name for name in methods if not name.endswith("?")]
             raise ConfigError(f"{where}: must be a class with the method {required[0]}")

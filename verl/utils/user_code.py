@@ -1,12 +1,17 @@
-"""A researcher's own code, named by module or file: reward functions, data sets, samplers, losses, and the like."""
+"""A user's code, named by import path: ``module:name`` or ``file.py:name``.
+
+All options that name code load it, check it and call it with what is here: a mistake is reported before Ray starts
+where possible, and what the code raises later names the option and the user's file and line. Imports nothing heavy.
+"""
 
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -24,44 +29,54 @@ def is_file(path: str) -> bool:
     return path.endswith(".py")
 
 
-def is_own(name: str) -> bool:
-    """Whether ``name``, the value of an option, is an import path, ``module:attribute`` or ``file.py:attribute``, and
-    not one of this project's names."""
+def is_import_path(name: str) -> bool:
+    """Whether ``name``, the value of an option, is an import path and not a name of this project."""
     return ":" in name
 
 
-def import_user_module(path: str) -> ModuleType:
-    """The module that ``path`` names; raises whatever importing it raises."""
-    return _import_file(Path(path)) if is_file(path) else importlib.import_module(path)
-
-
-def load_class(path: str, name: str, path_field: str, name_field: str) -> type[Any]:
-    """The class ``name`` of ``path``, a file ``folder/mine.py`` or a module ``package.mine``.
+def load_code(path: str, field: str) -> Any:
+    """The function or class with the import path ``path``, the value of the option ``field``.
 
     Raises:
-        ConfigError: there is no such file, module or class, or importing it raised; names the option.
-    """
-    found = getattr(_module(path, f"{path_field}={path!r}"), name, None)
-    if not isinstance(found, type):
-        raise ConfigError(f"{name_field}={name!r}: {path} has no class of this name")
-    return found
-
-
-def load_own(path: str, field: str) -> Callable[..., Any]:
-    """The function or class that ``path``, ``module:attribute`` or ``file.py:attribute``, names.
-
-    Raises:
-        ConfigError: there is no such file, module or attribute, it cannot be called, or importing it raised; names the
-            option ``field``.
+        ConfigError: there is no such file, module or name, it cannot be called, or importing it raised.
     """
     module, _, name = path.rpartition(":")
     where = f"{field}={path!r}"
-    found: Any = _module(module, where)
+    code: Any = _load_module(module, where)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
+        code = getattr(code, part, None)
+    if not callable(code):
         raise ConfigError(f"{where}: {module} has no function or class {name!r}")
-    return found  # type: ignore[no-any-return]  # narrowed by callable() to an object alone
+    return code
+
+
+def load_class(path: str, name: str, path_field: str, name_field: str) -> type[Any]:
+    """The class ``name`` of ``path``, a file or a module, which veRL's options name apart. Raises as above."""
+    code = getattr(_load_module(path, f"{path_field}={path!r}"), name, None)
+    if not isinstance(code, type):
+        raise ConfigError(f"{name_field}={name!r}: {path} has no class of this name")
+    return code
+
+
+def check_signature(
+    where: str, code: Callable[..., Any], inputs: Sequence[str], kwargs: Mapping[str, Any], kwargs_field: str = ""
+) -> None:
+    """Raise ``ConfigError``, which begins with ``where``, unless ``code`` takes these arguments.
+
+    Args:
+        inputs: what the positional arguments are, for the message.
+        kwargs: those of the option ``kwargs_field``.
+    """
+    try:
+        signature = inspect.signature(code)
+    except (ValueError, TypeError):  # some functions of C do not tell
+        return
+    try:
+        signature.bind(*inputs, **kwargs)
+    except TypeError as error:
+        call = f"it is called with ({', '.join(inputs)})" if inputs else f"{getattr(code, '__name__', code)} is made"
+        given = f"{' and' if inputs else ' with'} {kwargs_field}={dict(kwargs)}" if kwargs_field else ""
+        raise ConfigError(f"{where}: {error}; {call}{given}") from error
 
 
 @contextmanager
@@ -77,20 +92,94 @@ def user_code(what: str) -> Iterator[None]:
         # Often it is a library, called with something wrong, that raises.
         frames = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
         place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-        raise ConfigError(f"{what} raised {_named(error)}{place}") from error
+        raise ConfigError(f"{what} raised {_first_line(error)}{place}") from error
 
 
-def _module(path: str, where: str) -> ModuleType:
+class UserFunction:
+    """A user's function, called with inputs and the keyword arguments of its option.
+
+    Raises:
+        ConfigError: it cannot be loaded, is a class, or does not take these arguments.
+    """
+
+    def __init__(self, field: str, path: str, inputs: Sequence[str], kwargs: Mapping[str, Any] | None = None) -> None:
+        """
+        Args:
+            field: the option; its keyword arguments are in ``<field>_kwargs``, None for an option without them.
+            path: the option's value.
+            inputs: names of the positional arguments, for messages.
+        """
+        self.where = f"{field}={path!r}"
+        self.function = load_code(path, field)
+        self.kwargs = dict(kwargs or {})
+        if isinstance(self.function, type):
+            raise ConfigError(f"{self.where}: is a class; name a function (what has state is a trainer.method)")
+        check_signature(self.where, self.function, inputs, self.kwargs, "" if kwargs is None else f"{field}_kwargs")
+
+    def __call__(self, *inputs: Any) -> Any:
+        """What the function returns. Raises ``ConfigError`` for whatever it raises."""
+        with user_code(f"{self.where}:"):
+            return self.function(*inputs, **self.kwargs)
+
+
+def check_tensor(where: str, value: Any, *shapes: Sequence[int], what: str = "") -> None:
+    """Raise ``ConfigError`` unless ``value``, which a user's code returned, is a tensor of one of ``shapes``.
+
+    ``what``: how the message goes on after the shapes.
+    """
+    fits = hasattr(value, "is_complex") and not value.is_complex() and tuple(value.shape) in map(tuple, shapes)
+    if not fits:
+        returned = f"shape {list(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise ConfigError(f"{where}: returned {returned}; expected a tensor of shape {expected}{what}")
+
+
+def check_finite(where: str, value: Any, hint: str = "") -> None:
+    """Raise ``ConfigError`` unless all numbers of the tensor ``value [B, ...]`` are finite."""
+    wrong = (~value.isfinite()).reshape(len(value), -1).any(dim=1).nonzero()
+    if len(wrong):
+        raise ConfigError(f"{where}: returned NaN or infinity in row {int(wrong[0])}; expected finite numbers{hint}")
+
+
+def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Callable[[Any, Any], Any]:
+    """``name`` itself, or the user's KL estimator with this import path, with checks.
+
+    It takes ``(logprobs, ref_logprobs)``, both [B, R] in nats, and returns an estimate of each token's divergence,
+    [B, R], that has a gradient in ``logprobs`` wherever these have one.
+    """
+    if not is_import_path(name):
+        return name
+    function = UserFunction(field, name, ("logprobs", "ref_logprobs"), kwargs)
+
+    def estimate(logprobs: Any, ref_logprobs: Any) -> Any:
+        values = function(logprobs, ref_logprobs)
+        check_tensor(function.where, values, logprobs.shape, what=", one value per token")
+        if logprobs.requires_grad and not values.requires_grad:
+            raise ConfigError(f"{function.where}: returned no gradient; compute it from logprobs with torch")
+        # In the loss, a value that is not finite is the optimizer's to notice, without a wait for the device.
+        if not logprobs.requires_grad:
+            check_finite(function.where, values, ", for equal inputs too")
+        return values
+
+    return estimate
+
+
+def import_user_module(path: str) -> ModuleType:
+    """The module that ``path`` names, a file or a module; raises whatever importing it raises."""
+    return _import_file(Path(path)) if is_file(path) else importlib.import_module(path)
+
+
+def _load_module(path: str, where: str) -> ModuleType:
     if is_file(path) and not Path(path).is_file():
         raise ConfigError(f"{where}: no such file; name a .py file or a module")
     hint = "" if is_file(path) else "; is its folder on PYTHONPATH? A file is named by its path, which ends in .py"
     try:
         return import_user_module(path)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
-        raise ConfigError(f"{where}: importing it raised {_named(error)}{hint}") from error
+        raise ConfigError(f"{where}: importing it raised {_first_line(error)}{hint}") from error
 
 
-def _named(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """The name of an exception and the first line of its message."""
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 

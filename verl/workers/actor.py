@@ -20,7 +20,7 @@ from verl.models.learner import Learner
 from verl.models.micro_batches import MicroBatching, restore_order
 from verl.models.policy import Policy, full_width, scoring_batches
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics
-from verl.utils.own_kl import kl_estimator
+from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss
 
 

@@ -3,8 +3,7 @@
 Legend: b responses of a micro-batch, B of a mini-batch, R response columns.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,10 +18,12 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.models.forward import ScoredTokens
 from verl.protocol import PolicyBatch
-from verl.utils.user_code import is_own, load_own, user_code
+from verl.utils.user_code import check_signature, is_import_path, load_code, user_code
 
 LOGGED = ("pg_loss", "entropy_loss", "kl_loss", "tis_weight", "tis_capped", "grad_norm", "lr", "skipped_updates")
 """Metrics of the update, whose names no loss of one's own may take."""
+
+KWARGS = "actor.policy_loss_kwargs"
 
 OLD, PREPARED = "old ", "prepared "
 """What the names of those columns begin with in ``PolicyBatch.extra``: statistics of the policy before the update, and
@@ -41,13 +42,13 @@ class PolicyLoss:
         self.options = config.policy_loss_kwargs
         self.own: OwnLoss | None = None
         self.needs = LossNeeds()
-        if is_own(config.policy_loss):
-            self.own = load_own(config.policy_loss, "actor.policy_loss")
+        if is_import_path(config.policy_loss):
+            self.own = load_code(config.policy_loss, "actor.policy_loss")
             marked = getattr(self.own, "needs", None)
             self.needs = marked if isinstance(marked, LossNeeds) else self.needs
-            self._check_signature(self.own, "inputs")
+            check_signature(self.where, self.own, ["inputs"], self.options, KWARGS)
             if self.needs.prepare is not None:
-                self._check_signature(self.needs.prepare, "mini_batch")
+                check_signature(self.where, self.needs.prepare, ["mini_batch"], self.options, KWARGS)
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -198,16 +199,6 @@ class PolicyLoss:
         if given.shape != mask.shape[:1]:
             raise ConfigError(f"{self.where}: its metric {name!r} is {list(given.shape)}; it is a scalar, or [b]")
         return torch.where(mask.any(dim=1), given, 0.0).sum() * (size.num_tokens / size.num_sequences)
-
-    def _check_signature(self, function: Callable[..., Any], argument: str) -> None:
-        try:
-            inspect.signature(function).bind(None, **self.options)
-        except TypeError as error:
-            named = f"({argument}{''.join(f', {name}=...' for name in self.options)})"
-            call = f"{getattr(function, '__name__', 'it')}{named}"
-            raise ConfigError(
-                f"{self.where}: cannot be called as {call}, with actor.policy_loss_kwargs: {error}"
-            ) from error
 
 
 _TENSORS = [name for name in PolicyBatch.__annotations__ if name != "extra"]

@@ -7,7 +7,7 @@ import pytest
 from tests.evaluation.example_results import TWO_RUNS, hostile_result, result, with_metrics
 from verl.evaluation.report.plots import label_styles, pass_figure, write_plots
 from verl.evaluation.statistics.summary import summarise
-from verl.report.colours import lighter
+from verl_pages.colours import lighter
 
 
 def test_every_plot_is_written_as_svg_and_png(tmp_path: Path):

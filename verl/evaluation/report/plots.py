@@ -15,8 +15,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from verl.evaluation.results import safe_name
 from verl.evaluation.statistics.summary import AVERAGE, Summary, SummaryRow
-from verl.report.colours import COLOURS, lighter
 from verl.utils.portable import printable
+from verl_pages.colours import COLOURS, lighter
 
 CORRECT_COLOUR, WRONG_COLOUR = "#0072b2", "#d55e00"
 MARKERS = "osD^vPX*"

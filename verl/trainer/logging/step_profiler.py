@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from verl.config.errors import ConfigError
-from verl.single_controller import WorkerGroup
+from verl.single_controller.worker_group import WorkerGroup
 
 
 def check_profile_steps(steps: Sequence[int], total_steps: int) -> None:

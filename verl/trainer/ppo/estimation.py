@@ -22,8 +22,7 @@ from verl.trainer.ppo.core_algos import ADVANTAGE_ESTIMATORS, EstimatorOptions, 
 from verl.trainer.ppo.sampled import Sampled
 from verl.trainer.ppo.sampling import score_tensors
 from verl.utils.own import OwnCall
-from verl.utils.own_kl import kl_estimator
-from verl.utils.user_code import is_own
+from verl.utils.user_code import is_import_path, kl_estimator
 
 
 class SignalEstimation:
@@ -42,7 +41,7 @@ class SignalEstimation:
             path, options = algorithm.reward_transform, algorithm.reward_transform_kwargs
             self.transform = OwnCall("algorithm.reward_transform", path, options, ["inputs"])
         self.estimator: OwnCall | None = None
-        if is_own(algorithm.adv_estimator):
+        if is_import_path(algorithm.adv_estimator):
             path, options = algorithm.adv_estimator, algorithm.adv_estimator_kwargs
             self.estimator = OwnCall("algorithm.adv_estimator", path, options, ["inputs"])
 

@@ -26,9 +26,8 @@ from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
-from verl.single_controller import WorkerGroup
 from verl.single_controller.roles import CriticWorkers, PolicyWorkers, ReferenceWorkers
-from verl.single_controller.worker_group import concat
+from verl.single_controller.worker_group import WorkerGroup, concat
 from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,

@@ -22,7 +22,6 @@ from verl.models.tokenizer import check_embeds_tokens, check_reads_tokens, load_
 from verl.models.value_models import check_value_architecture
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
-from verl.report.beside import PageWriter
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.rollout import check_engine_model, end_tokens, engine_environment
@@ -92,8 +91,7 @@ def run_ppo(config: PPOConfig) -> None:
     notes["training"].extend(SamplingHooks(config, steps, train_set.records, tokenizer).notes)
 
     run = TrainingRun(config, steps, COLUMNS, device_type)
-    page = PageWriter(run.folder, trainer.report_freq, run.display.say)
-    with page.even_after_failure(), run:
+    with run:
         if trainer.val_only and (run.folder / "summary.json").exists() and latest_checkpoint(run.folder) is None:
             changed = changed_options(run.folder / "config.yaml", asdict(config))
             if changed:
@@ -123,7 +121,6 @@ def run_ppo(config: PPOConfig) -> None:
         def train() -> RayPPOTrainer:
             verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
             tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (steps, strings), environment)
-            tracker.add(page.sink())
             hooks = SamplingHooks(config, steps, train_set.records, tokenizer)
             sampler = Sampler(config, tokenizer, reward_tokenizer, workers, verifiers, strings, sources, hooks)
             prompts = train_loader(train_set, data, pad_token_id, config.seed)
@@ -139,7 +136,6 @@ def run_ppo(config: PPOConfig) -> None:
         run.write_summary(_summary(config, ppo.step, ppo.validations, ppo.timer.totals))
     _show_validations(run.display, ppo.validations)
     run.report(ppo.timer.totals)
-    page.finish()
 
 
 def start_warnings(config: PPOConfig) -> list[str]:

@@ -24,8 +24,8 @@ from verl.rewards import Score
 from verl.rewards.extras import extra_metrics
 from verl.rewards.pool import PendingScores, VerifierPool
 from verl.rollout.requests import ResponseSettings
-from verl.single_controller import WorkerGroup
 from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.rollout_metrics import group_metrics, with_prefix
 from verl.trainer.logging.source_metrics import metrics_by_source, verdict_figures
 from verl.trainer.logging.timing import PhaseTimer, Work

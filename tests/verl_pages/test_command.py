@@ -1,0 +1,64 @@
+"""``verl-report``: what it writes, and what it says of mistakes."""
+
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.verl_pages.example_runs import write_run
+from verl_pages import command
+from verl_pages.command import main
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["verl-report", *map(str, arguments)])
+    main()
+
+
+def test_one_run_gets_its_page_and_several_get_one_here(tmp_path, monkeypatch, capsys):
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    (runs[0] / "samples" / "val_000002.parquet").write_text("damaged")
+    monkeypatch.chdir(tmp_path)
+    run(monkeypatch, runs[0])
+    said = capsys.readouterr()
+    assert said.out == f"page: {runs[0]}/report.html\n" and (runs[0] / "report.html").stat().st_size > 30_000
+    assert said.err.startswith(f"warning: {runs[0]}/samples/val_000002.parquet: cannot be read (")
+    run(monkeypatch, *runs)
+    assert (
+        capsys.readouterr().out == "page: report.html\n" and "<title>2 runs</title>" in Path("report.html").read_text()
+    )
+    run(monkeypatch, runs[1], "--out", tmp_path / "own.html")
+    assert "<title>Run: b</title>" in (tmp_path / "own.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "error: nothing: holds no run: neither metrics.jsonl nor config.yaml nor samples are there"),
+        (["nothing", "--serve"], "error: nothing: holds no run"),
+        (
+            ["a", "--out", "no/such/page.html"],
+            "error: no/such/page.html: cannot be written (No such file",
+        ),
+    ],
+)
+def test_mistakes_are_named(tmp_path, monkeypatch, arguments, message):
+    write_run(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, *arguments)
+    assert str(stopped.value).startswith(message)
+
+
+def test_folders_that_unpack_to_any_size_are_read_within_a_limit(tmp_path, monkeypatch, capsys):
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+
+    def write(folders: list[Path], out: Path) -> list[str]:
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == 4 << 30
+        raise MemoryError
+
+    monkeypatch.setattr(command, "write_page", write)
+    with pytest.raises(SystemExit, match="error: the page needs more than 4 GiB; name fewer runs"):
+        run(monkeypatch, tmp_path)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before

@@ -1,0 +1,247 @@
+import json
+import random
+import string
+from typing import Any
+
+import pytest
+
+from tests.chromium import READY, PageText, press, shows
+from tests.evaluation.example_results import HOSTILE, TWO_RUNS, hostile_result, problem, result, sample
+from verl.evaluation.results import ProblemResult, TaskResult
+from verl.evaluation.statistics.summary import summarise
+from verl.utils.portable import valid_unicode
+from verl_pages.evaluation_page import build_page
+from verl_pages.evaluation_responses import LIMITS
+
+COUNT = "document.getElementById('count').textContent"
+ITEM = "document.querySelector('.item[aria-selected=true] .where').textContent"
+FEW_ITEMS = "document.querySelectorAll('.item').length < 60"
+LIST = "document.getElementById('list')"
+
+
+class Page(PageText):
+    """The page of results."""
+
+    def __init__(self, results: list[TaskResult], **options: object) -> None:
+        super().__init__(make_page(results, **options))
+
+    def questions(self, benchmark: int = 0) -> Any:
+        return self.chunk(self.index["benchmarks"][benchmark]["questions"])
+
+    def responses(self, benchmark: int = 0) -> Any:
+        """Those in the first chunk of the first run."""
+        return self.chunk(self.index["benchmarks"][benchmark]["chunks"][0][0][2])
+
+
+def make_page(results: list[TaskResult], **options: object) -> str:
+    return build_page(summarise(results), results, **options)
+
+
+def of_one_problem(*responses: str, benchmark: str = "aime24", correct: int = 0) -> TaskResult:
+    samples = [sample("c" if i == correct else "w", response=text) for i, text in enumerate(responses)]
+    return result([ProblemResult(0, "q", "a", samples)], benchmark=benchmark)
+
+
+def test_the_page_holds_everything():
+    page = Page(TWO_RUNS, title="Runs <1> & 2")
+    index = page.index
+    assert [label["name"] for label in index["labels"]] == ["grpo@0", "grpo@300"]
+    assert [entry["verdicts"] for entry in index["benchmarks"]] == [
+        [["cwwn", "wwww", "cccc"], ["cccc", "wwwt", "cccc"]],
+        [["wwww", "cwww"], ["cwww", "cwww"]],
+    ]
+    assert page.questions()[1] == [1, "What is problem 1?", "7"]
+    ((first, end, _),) = index["benchmarks"][0]["chunks"][0]
+    assert (first, end) == (0, 3)
+    # text, tokens, truncated, answer, characters left out, metrics
+    assert page.responses()[0][3] == ["So it is \\boxed{}.", 10, 1, "", 0, [3.0]]
+    assert {row["benchmark"] for row in index["rows"]} == {0, 1, -1}
+    assert "<title>Runs &lt;1&gt; &amp; 2</title>" in page.text
+
+
+def test_the_page_loads_nothing():
+    page = Page(TWO_RUNS)
+    assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert not {"src", "srcset", "data", "action"} & {name for name, _ in page.attributes}
+    assert all(value.startswith("#") for name, value in page.attributes if name == "href")
+    for words in ("url(", "@import", "fetch(", "innerHTML", "eval(", "insertAdjacent"):
+        assert words not in page.text
+
+
+def test_hostile_text_ends_no_element():
+    page = Page([hostile_result()])
+    assert page.tags == Page([result(["cw"] * 7)]).tags
+    assert page.scripts["data"].isascii() and not set("<>&") & set(page.scripts["data"])
+    assert [question for _, question, _ in page.questions()] == list(HOSTILE.values())
+    assert [first[0] for first, _ in page.responses()] == list(HOSTILE.values())
+
+
+def test_long_responses_lose_their_middle():
+    text = "begin " + "x" * 1_000_000 + " end \U0001f600"
+    page = Page([of_one_problem(text)])
+    (head, tail), *_, left_out, _ = page.responses()[0][0]
+    assert len(head) + len(tail) == 20_000 and left_out == len(text) - 20_000
+    assert head.startswith("begin ") and tail.endswith(" end \U0001f600")
+    assert "longer than 20,000 characters" in page.index["limits"]
+
+
+def noise(length: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices(string.ascii_letters + string.digits, k=length))
+
+
+@pytest.mark.slow
+def test_a_page_of_many_responses_keeps_its_size():
+    # 32 benchmarks of 256 samples that hardly compress, 25 MB of them, on a page of 2 MB
+    responses = [[noise(3000, 256 * b + s) for s in range(256)] for b in range(32)]
+    results = [of_one_problem(*texts, benchmark=f"b{b}", correct=200) for b, texts in enumerate(responses)]
+    page = Page(results, max_bytes=2 << 20)
+    assert 1 << 20 < len(page.text.encode()) <= 2 << 20
+    assert "at most 16 responses per problem and run" in page.index["limits"]
+    assert [i for i, found in enumerate(page.responses(5)[0]) if found] == [*range(15), 200]
+    assert len(page.index["benchmarks"][5]["verdicts"][0][0]) == 256
+
+
+def test_a_page_without_room_has_no_responses():
+    index = Page(TWO_RUNS, max_bytes=1).index
+    assert index["limits"].startswith("To keep the page small, responses are left out.")
+    assert index["benchmarks"][0]["chunks"] == [[], []]
+    # The limits that are tried before grow narrower.
+    sizes = [(limits.characters, limits.samples or 10**9) for limits in LIMITS]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_problems_of_different_text_are_different():
+    other = result([problem(0, "c"), problem(1, "w", question="another")], step=9)
+    (benchmark,) = Page([result(["c", "w"]), other]).index["benchmarks"]
+    assert benchmark["count"] == 3
+    assert benchmark["verdicts"] == [["c", "w", ""], ["c", "", "w"]]
+
+
+@pytest.mark.slow
+def test_errors_and_requests_are_seen_and_scripts_that_are_not_ours_stopped(chromium):
+    image = "<img src='https://example.org/x.png'>"
+    said = chromium(
+        f"<!doctype html>{image}<script>missing()</script>", [{"until": "document.readyState === 'complete'"}]
+    )
+    assert said["requests"] == ["https://example.org/x.png"]
+    assert any("missing is not defined" in message for message in said["console"])
+    page = make_page(TWO_RUNS).replace("</body>", f"<script>window.broken = 1</script>{image}</body>")
+    said = chromium(page, [READY, {"value": "String(window.broken)"}])
+    assert said["values"] == ["undefined"] and said["requests"] == []
+    assert len([message for message in said["console"] if "Content Security Policy" in message]) == 2
+
+
+def choose(name: str, value: str, count: int) -> list[dict]:
+    """Set a filter as a user does, and wait until so many of the five problems remain."""
+    field = f"document.getElementById('filter-{name}')"
+    changed = f"{field}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+    return [{"value": f"({field}.value = {json.dumps(value)}, {changed})"}, shows(COUNT, f"{count} of 5 problems")]
+
+
+@pytest.mark.slow
+def test_the_page_works_in_a_browser(browser):
+    values = browser(
+        make_page(TWO_RUNS),
+        [
+            {"value": COUNT},
+            {"value": "document.querySelector('#results-table tbody tr:last-child').innerText.split(/\\s+/)"},
+            {"value": "document.querySelectorAll('#curves-grid svg polyline').length"},
+            *(*choose("benchmark", "1", 2), *choose("benchmark", "", 5), *choose("verdict", "t", 1)),
+            {"until": "document.querySelectorAll('.response').length === 1"},
+            {"value": "[...document.querySelectorAll('.response')].map((e) => e.textContent)"},
+            {"value": "document.querySelector('.cell[aria-pressed=true]').title"},
+            *choose("run", "0", 0),
+            {"value": "document.getElementById('detail').textContent"},
+            *choose("verdict", "all", 1),
+            *({"value": "document.getElementById('filters').reset()"}, shows(COUNT, "5 of 5 problems")),
+            *choose("text", "PROBLEM 1", 2),
+        ],
+    )
+    assert values[0] == "5 of 5 problems"
+    # pass@1: (5/12 + 1/8) / 2 and (2/3 + 1/4) / 2, with intervals and the difference between
+    assert values[1][:3] == ["macro", "average", "27.1"] and "45.8" in values[1]
+    assert values[2] == 6
+    for shown in (["So it is \\boxed{9}."], "Response 4: timeout", "No problem matches the filters."):
+        assert shown in values
+
+
+@pytest.mark.slow
+def test_the_page_is_used_by_keyboard(browser):
+    pressed = "document.querySelector('.cell[aria-pressed=true]').title"
+    steps = []
+    for key, target, expression, text in (
+        ("j", "document.body", ITEM, "aime24 · 1"),
+        ("End", LIST, ITEM, "amc23 · 1"),
+        ("k", "document.body", ITEM, "amc23 · 0"),
+        ("Home", LIST, ITEM, "aime24 · 0"),
+        ("p", "document.body", pressed, "Response 4: no answer"),
+        ("n", "document.body", pressed, "Response 1: correct"),
+        ("/", "document.body", "document.activeElement.id", "filter-text"),
+        # A letter that is typed into a field moves nothing.
+        ("j", "document.activeElement", ITEM, "aime24 · 0"),
+    ):
+        steps += [press(key, target), shows(expression, text)]
+    browser(make_page(TWO_RUNS), steps)
+
+
+@pytest.mark.slow
+def test_hostile_text_is_text_in_a_browser(browser):
+    shown = "document.querySelector('.response').textContent"
+    title = "document.querySelector('#detail h3').textContent"
+    steps = [{"value": "document.querySelectorAll('.item').length"}, {"value": shown}]
+    for _ in range(len(HOSTILE) - 1):
+        steps += [{"value": f"(window.last = {title}, 0)"}, press("j"), {"until": f"{title} !== window.last"}, steps[1]]
+    steps += [{"value": "String(window.broken)"}, {"value": "document.querySelectorAll('img, b > *').length"}]
+    values = browser(make_page([hostile_result()]), steps)
+    texts = [value for value in values if isinstance(value, str)]
+    assert values[0] == len(HOSTILE) and values[-2:] == ["undefined", 0]
+    visible = {
+        "separators": "a⟨U+2028⟩b⟨U+2029⟩c⟨U+0085⟩d\u240be",
+        "null": "null \u2400 byte, escape \u241b[31m, bell \u2407",
+        "right to left": "⟨U+202E⟩evil⟨U+202C⟩ \u0627\u0644\u062c\u0648\u0627\u0628 ⟨U+2067⟩",
+    }
+    for name, text in (HOSTILE | visible).items():
+        assert valid_unicode(text) in [valid_unicode(shown) for shown in texts], name
+
+
+@pytest.mark.slow
+def test_a_long_list_is_drawn_in_part(browser):
+    shown = {"until": f"{ITEM}.includes('2999')"}
+    steps = [{"value": COUNT}, {"value": FEW_ITEMS}, press("End", LIST), shown, {"value": FEW_ITEMS}]
+    values = browser(make_page([result(["cw"] * 3000)]), steps)
+    assert values[0] == "3,000 of 3,000 problems" and values[1] and values[-1]
+
+
+@pytest.mark.slow
+def test_a_shortened_page_says_so(browser):
+    results = [of_one_problem("x" * 30_000)]
+    (shown,) = browser(make_page(results), [{"value": "document.querySelector('.response .cut').textContent"}])
+    assert shown.strip() == "[… 10,000 characters left out on this page …]"
+    said = browser(make_page(results, max_bytes=1), [{"value": "document.getElementById('detail').textContent"}])
+    assert "This response was left out to keep the page small" in said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("results", "problems"), [([], 0), ([result([])], 0), ([result(["", ""])], 2)])
+def test_a_page_without_responses(browser, results: list[TaskResult], problems: int):
+    values = browser(make_page(results), [{"value": COUNT}, {"value": "document.getElementById('curves').hidden"}])
+    assert values == [f"{problems} of {problems} problems", True]
+
+
+UNSEEN = {
+    "a\x00\x1b\x7fb": "a\u2400\u241b\u2421b",
+    "\x80\x85\x9b": "⟨U+0080⟩⟨U+0085⟩⟨U+009B⟩",
+    "\u202a\u202b\u202c\u202d\u202e": "⟨U+202A⟩⟨U+202B⟩⟨U+202C⟩⟨U+202D⟩⟨U+202E⟩",
+    "\u2066\u2067\u2068\u2069": "⟨U+2066⟩⟨U+2067⟩⟨U+2068⟩⟨U+2069⟩",
+    "\u200e\u200f\u061c": "⟨U+200E⟩⟨U+200F⟩⟨U+061C⟩",
+    "\u2028\u2029\u200b\u200d\u2060\ufeff\xad": "⟨U+2028⟩⟨U+2029⟩⟨U+200B⟩⟨U+200D⟩⟨U+2060⟩⟨U+FEFF⟩⟨U+00AD⟩",
+    "\U000e0001\U000e0041\U000e0100\u3164\u115f": "⟨U+E0001⟩⟨U+E0041⟩⟨U+E0100⟩⟨U+3164⟩⟨U+115F⟩",
+    "line\n\ttab\r\nx² ≤ 5 שלום 你好 😀": "line\n\ttab\nx² ≤ 5 שלום 你好 😀",
+}
+
+
+@pytest.mark.slow
+def test_no_character_hides_what_a_response_says(browser):
+    shown = {"value": "document.querySelector('.response').textContent"}
+    (text,) = browser(make_page([of_one_problem("|".join(UNSEEN))]), [shown])
+    assert text.split("|") == list(UNSEEN.values())

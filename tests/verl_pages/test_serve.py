@@ -1,0 +1,131 @@
+"""The server of the page: this machine only, the page only, a new page when the run goes on."""
+
+import http.client
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.chromium import READY, press
+from tests.verl_pages.example_runs import metrics_of, write_run
+from verl_pages import serve
+from verl_pages.serve import LivePage, make_server
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, int]]:
+    """A run's folder and the port that shows it."""
+    monkeypatch.setattr(serve, "REBUILT_EVERY", 0.0)
+    folder = write_run(tmp_path / "run")
+    server = make_server([folder], 0)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield folder, server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def ask(port: int, path: str, host: str = "", method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request(method, path, headers={"Host": host or f"127.0.0.1:{port}"})
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode()
+    connection.close()
+    return found
+
+
+def go_on(folder: Path) -> None:
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(metrics_of(7)) + "\n")
+
+
+def test_the_page_and_its_version_alone_are_served(served: tuple[Path, int]):
+    _, port = served
+    code, page = ask(port, "/")
+    assert code == 200 and '"steps":6,' in page and "connect-src 'self'" in page
+    assert ask(port, "/version")[0] == 200
+    for path in ("/metrics.jsonl", "/../config.yaml", "/samples/", "/version/../../etc/passwd"):
+        assert ask(port, path)[0] == 404
+    assert ask(port, "/", host=f"example.org:{port}")[0] == 403
+    assert ask(port, "/", host=f"localhost:{port}")[0] == 200
+    assert ask(port, "/", method="POST")[0] == 501
+
+
+def test_the_last_page_stays_when_the_folder_is_gone(served: tuple[Path, int]):
+    folder, port = served
+    before = ask(port, "/")
+    folder.rename(folder.with_name("moved"))
+    assert ask(port, "/") == before and before[0] == 200
+    folder.with_name("moved").rename(folder)
+    go_on(folder)
+    assert '"steps":7,' in ask(port, "/")[1]
+
+
+def test_a_browser_that_goes_away_costs_no_line(served: tuple[Path, int], capfd: pytest.CaptureFixture[str]):
+    _, port = served
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            # Closing with unread data resets the connection.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1:%d\r\n" % port)
+    assert ask(port, "/")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_only_this_machine_is_served(tmp_path: Path):
+    server = make_server([write_run(tmp_path / "run")], 0)
+    assert server.server_address[0] == "127.0.0.1"
+    server.server_close()
+
+
+def test_the_page_changes_when_the_run_goes_on(served: tuple[Path, int]):
+    folder, port = served
+    before = ask(port, "/version")
+    assert ask(port, "/version") == before
+    go_on(folder)
+    assert ask(port, "/version") != before
+    assert '"steps":7,' in ask(port, "/")[1]
+
+
+@pytest.mark.slow
+def test_a_browser_follows_the_run(served: tuple[Path, int], browser, monkeypatch: pytest.MonkeyPatch):
+    folder, port = served
+    asked = count(1)
+    version = LivePage.version
+
+    def counted(page: LivePage) -> str:
+        # The page asks every three seconds: what is chosen below is chosen by then.
+        if next(asked) == 3:
+            go_on(folder)
+        return version(page)
+
+    monkeypatch.setattr(LivePage, "version", counted)
+    # While the page reloads, a part of it may be missing.
+    steps = "document.querySelector('#overview-table tbody td')?.textContent"
+    heading, smoothing = (
+        "document.querySelector('#detail h3')?.textContent",
+        "document.getElementById('smoothing')?.value",
+    )
+    samples = "document.getElementById('samples')"
+    follow = [
+        {"value": steps},
+        {"value": f"(window.name = {heading}, document.getElementById('smoothing').value = '5', 0)"},
+        press("j"),
+        {"until": f"{heading} !== window.name"},
+        # A window keeps its name.
+        {"value": f"window.name = {heading}"},
+        {"value": "document.querySelector('#learning .enlarge').click()"},
+        {"value": f"{samples}.scrollIntoView({{behavior: 'instant'}})"},
+        {"until": f"{steps} === '7, not finished'"},
+        READY,
+        {"until": f"{heading} === window.name && {smoothing} === '5'"},
+        {"until": "document.querySelector('#learning .panel')?.className === 'panel wide'"},
+        {"until": f"{samples}?.getBoundingClientRect().top < 200"},
+    ]
+    assert browser(f"http://127.0.0.1:{port}/", follow)[0] == "6, not finished"

@@ -1,1 +1,0 @@
-"""Pages that people read: what all of them share, and the page of a training run."""

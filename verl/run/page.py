@@ -1,0 +1,88 @@
+"""The page of a run while it trains: made in a process of its own, so that no step waits for it."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+from verl.run.sinks import Sink
+from verl_pages import PAGE
+
+LAST_PAGE_S = 120.0
+"""Most seconds that the end of a run waits for its page."""
+
+
+class PageWriter:
+    """Writes ``report.html`` into a run's folder every so many steps, and at its end. Whatever fails is one line."""
+
+    def __init__(self, folder: Path, freq: int, say: Callable[[str], None]) -> None:
+        """
+        Args:
+            folder: the run's.
+            freq: as ``trainer.report_freq``.
+            say: shows a line to the user.
+        """
+        self.page = folder / PAGE
+        self._folder, self._freq, self._say = folder, freq, say
+        self._process: subprocess.Popen[bytes] | None = None
+        self._behind = False
+        """Something was recorded since :meth:`finish`."""
+
+    @contextmanager
+    def even_after_failure(self) -> Iterator[None]:
+        """If the block ends with an exception, write the page of what the run recorded until then."""
+        try:
+            yield
+        except BaseException:
+            if self._behind:
+                self.finish()
+            raise
+
+    def sink(self) -> Sink:
+        """The place among a tracker's that starts the page after a step was recorded."""
+        return Sink(lambda step, metrics: self.after_step(step), self.stop)
+
+    def after_step(self, step: int) -> None:
+        """Start to write the page if it is due, unless the one before is not finished yet."""
+        self._behind = True
+        if self._freq > 0 and step > 0 and step % self._freq == 0:
+            if self._process is not None and self._process.poll() is None:
+                return
+            self._start()
+
+    def finish(self) -> None:
+        """Write the page of the whole run, and say where it is."""
+        self._behind = False
+        self.stop()
+        if self._freq < 0:
+            return
+        self._start()
+        deadline = monotonic() + LAST_PAGE_S
+        try:
+            code = self._process.wait(deadline - monotonic()) if self._process else None
+        except subprocess.TimeoutExpired:
+            code = None
+            self.stop()
+        if code == 0:
+            self._say(f"page: {self.page}")
+        else:
+            self._say(f"warning: the page was not written; `verl-report {self._folder}` makes it, and says why not")
+
+    def stop(self) -> None:
+        """End the process, if one runs; the page stays as it was."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+            self.page.with_name(f".{PAGE}.unfinished").unlink(missing_ok=True)
+
+    def _start(self) -> None:
+        quiet = subprocess.DEVNULL
+        command = [sys.executable, "-m", "verl_pages.command", "--background", str(self._folder)]
+        try:
+            self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+        except OSError as error:
+            self._process = None
+            self._say(f"warning: the page of the run cannot be made ({error.strerror})")

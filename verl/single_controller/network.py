@@ -1,0 +1,64 @@
+"""Addresses of this machine, and whether a port answers."""
+
+import socket
+from typing import Any
+
+import psutil
+
+LOOPBACK = "127.0.0.1"
+"""The address that a run on one machine uses alone."""
+
+
+def loopback_interface() -> str:
+    """The name of the network interface of ``LOOPBACK``."""
+    interfaces: dict[str, Any] = psutil.net_if_addrs()
+    return next(name for name, entries in interfaces.items() if any(entry.address == LOOPBACK for entry in entries))
+
+
+def reachable(address: str, timeout_s: float = 2.0) -> bool:
+    """Whether something listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        return False
+    try:
+        with socket.create_connection((host, int(port)), timeout=timeout_s):
+            return True
+    except OSError:
+        return False
+
+
+def own_addresses() -> dict[str, str]:
+    """IPv4 address -> interface, for all of this machine but the loopback's."""
+    return {
+        entry.address: name
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family == socket.AF_INET and not entry.address.startswith("127.")
+    }
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the way to ``host``; for a name or address of its own, one that others can reach.
+
+    Raises:
+        OSError: ``host`` has no address, or no way leads there.
+    """
+    target, own = socket.gethostbyname(host), own_addresses()
+    if target in own:
+        return target
+    if target.startswith("127."):
+        # The machine's own name, as some installations have it in /etc/hosts: take the way out.
+        target = "192.0.2.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target, 9))  # sends nothing
+        except OSError:
+            if own:
+                return next(iter(own))
+            raise
+        return str(probe.getsockname()[0])
+
+
+def interface_towards(host: str) -> str:
+    """The network interface of :func:`address_towards`; empty if it is the loopback."""
+    return own_addresses().get(address_towards(host), "")

@@ -1,0 +1,142 @@
+"""The head of a Ray cluster: which one there is, and whether it takes our token."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from ray._private import ray_constants
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.utils import get_ray_address_file  # type: ignore[attr-defined]
+from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError, RpcError
+
+from verl.config.errors import ConfigError
+from verl.single_controller.network import reachable
+
+TOKEN_FIX = (
+    "set RAY_AUTH_TOKEN to the cluster's token, or RAY_AUTH_TOKEN_PATH to a file that holds it; the head has it there "
+    "or in ~/.ray/auth_token"
+)
+
+LONGEST_ADDRESS = 1000
+"""Characters of a cluster's address that are read."""
+
+
+def cluster_address() -> str:
+    """``host:port`` of the cluster that a run uses; empty: it starts one of its own.
+
+    RAY_ADDRESS, or the cluster that ``ray start`` started on this machine or joined. RAY_ADDRESS=local ignores it.
+
+    Raises:
+        ConfigError: RAY_ADDRESS is of a kind that a run cannot use.
+    """
+    wanted = os.environ.get("RAY_ADDRESS", "")
+    if wanted == "local":
+        return ""
+    if wanted and wanted != "auto":
+        if "://" in wanted:
+            raise ConfigError(
+                f"RAY_ADDRESS={wanted}: a run is part of the cluster; set it to head:6379, or to http://head:8265 for "
+                "train.sh and eval.sh, which submit a job"
+            )
+        return wanted
+    found = _started_address()
+    if found and _joined(found):
+        return found
+    if wanted == "auto":
+        raise ConfigError("RAY_ADDRESS=auto: no Ray cluster runs on this machine; unset it, or set it to head:6379")
+    return ""
+
+
+def _started_address() -> str:
+    """What ``ray start`` wrote down on this machine; any user can write it, and a killed head leaves it behind."""
+    file = Path(get_ray_address_file(None))
+    try:
+        # A pipe may never end.
+        return file.read_text().strip() if file.is_file() and file.stat().st_size <= LONGEST_ADDRESS else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _joined(address: str) -> bool:
+    """Whether this user has a process on this machine that is part of the cluster of the head at ``address``."""
+    flag, user = f"--gcs-address={address}", os.getuid()
+    for process in psutil.process_iter(["name", "cmdline", "uids"]):
+        found = process.info
+        if found["name"] == "raylet" and found["uids"].real == user and flag in (found["cmdline"] or ()):
+            return True
+    return False
+
+
+def check_head(address: str, patience_s: float = 0.0) -> None:
+    """Raise ``ConfigError`` unless the head at ``host:port`` answers and takes our token.
+
+    Ray itself would repeat the same error for a minute.
+
+    Args:
+        patience_s: how long the token may be wrong before that is an error.
+    """
+    if not reachable(address, timeout_s=10):
+        raise ConfigError(f"RAY_ADDRESS={address}: nothing answers there; it is the head's name and port, head:6379")
+    # Ray looks for a token by itself only where it finds the address by itself.
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with _without_rays_lines():
+                GcsClient(address=address).get_all_node_info(timeout=10)
+            return
+        except AuthenticationError:
+            if time.monotonic() >= deadline:
+                line = f"RAY_ADDRESS={address}: the cluster refuses the token of {_source()}; {TOKEN_FIX}"
+                raise ConfigError(line) from None
+        except RpcError as error:
+            raise ConfigError(f"RAY_ADDRESS={address}: does not answer as a Ray cluster ({error})") from None
+        time.sleep(1)
+        AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """A cluster that starts within the block is reached from this machine alone: all of Ray listens on 127.0.0.1.
+
+    Ray turns that address into another one unless it believes that the platform has no clusters, and with another one
+    most of its processes listen on all interfaces.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _without_rays_lines() -> Iterator[None]:
+    """Ray's C++ side writes a line of its own for every refusal, past Python and past its own log level."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def has_token() -> bool:
+    """Whether Ray finds a token, as it looks for one."""
+    AuthenticationTokenLoader.instance().reset_cache()
+    return bool(AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
+
+
+def _source() -> str:
+    """Where the token came from."""
+    if not has_token():
+        return "this machine, which has none"
+    return next((n for n in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(n)), "~/.ray/auth_token")

@@ -1,0 +1,106 @@
+"""``verl-report RUN [RUN ...]``: one page of one or several training runs; ``--serve`` while they go on."""
+
+import argparse
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from verl.config.errors import ConfigError
+from verl_pages import PAGE
+from verl_pages.run_page import write_page
+from verl_pages.serve import HOST, make_server
+
+MEMORY_BYTES = 4 << 30
+"""Most memory of a process that makes a page: a file of some kilobytes may unpack to any size."""
+
+PR_SET_PDEATHSIG = 1
+"""Linux ``prctl`` option: the signal that this process gets when the thread that started it ends."""
+
+
+def main() -> None:
+    """The command line."""
+    arguments = _parser().parse_args()
+    if arguments.background:
+        stay_in_background()
+    with limited_memory():
+        if arguments.serve:
+            serve(arguments.runs, arguments.port)
+        else:
+            write(arguments.runs, arguments.out)
+
+
+def write(folders: list[Path], out: Path | None) -> None:
+    """Write the page, and say where it is."""
+    out = out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
+    try:
+        for line in write_page(folders, out):
+            print(f"warning: {line}", file=sys.stderr)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+    except OSError as error:
+        raise SystemExit(f"error: {out}: cannot be written ({error.strerror})") from None
+    except MemoryError:
+        raise SystemExit(f"error: the page needs more than {MEMORY_BYTES >> 30} GiB; name fewer runs") from None
+    print(f"page: {out}")
+
+
+def serve(folders: list[Path], port: int) -> None:
+    """Show the page to a browser on this machine until Ctrl-C."""
+    try:
+        server = make_server(folders, port)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+    except OSError as error:
+        raise SystemExit(f"error: --port {port}: {error.strerror}; name another, or 0 for a free one") from None
+    print(f"page: http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()
+
+
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    """Within the block, what would take more than ``MEMORY_BYTES`` fails."""
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = MEMORY_BYTES if soft == resource.RLIM_INFINITY else min(MEMORY_BYTES, soft)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def stay_in_background() -> None:
+    """Run at the lowest priority, ignore Ctrl-C, and end with the process that started this one."""
+    os.nice(19)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="verl-report", description="Make a page of training runs.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, with metrics.jsonl")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"the page; default: {PAGE} in the folder of a single run, here for several",
+    )
+    parser.add_argument("--serve", action="store_true", help="show it to a browser on this machine while runs go on")
+    parser.add_argument("--port", type=int, default=8321, help="of --serve; 0: any free one; default: 8321")
+    # For a run that trains: it writes its page without slowing its steps down.
+    parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

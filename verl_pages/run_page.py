@@ -1,0 +1,234 @@
+"""The page of training runs: curves, rank metrics, shaping, time, options and samples, of one run or of several."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl.config.errors import ConfigError
+from verl.utils.files import replace_text
+from verl.utils.portable import printable
+from verl_pages.colours import COLOURS, SHAPES, lighter
+from verl_pages.curves import Panel, bucket_steps, make_panels, thin
+from verl_pages.html import CHUNK_BYTES, SHARED, PageAssets, ascii_json, pack, read_assets
+from verl_pages.options import group_names, option_rows, seed_groups
+from verl_pages.page_samples import pack_samples
+from verl_pages.run_folder import RunFolder, is_run, read_run
+from verl_pages.sample_rows import CHANGES, gather_samples
+
+MAX_PAGE_BYTES = 24 << 20
+"""Samples are left out to keep the page within this size; curves and options stay."""
+
+MAX_RUNS = 32
+
+LAST_STEPS = 10
+"""Steps whose mean the overview shows, so that one batch does not decide."""
+
+SECTIONS = {
+    "learning": "Learning",
+    "sources": "By data source",
+    "rank": "Rank metrics",
+    "shaping": "Rank shaping",
+    "lengths": "Lengths",
+    "updates": "Updates",
+    "speed": "Time and memory",
+    "others": "All other metrics",
+}
+
+
+def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYTES) -> list[str]:
+    """Write the page of the runs in ``folders`` to ``out``, and return what could not be read, a line each.
+
+    Raises:
+        ConfigError: a folder holds no run.
+        OSError: ``out`` cannot be written.
+    """
+    text, troubles = make_page(folders, max_bytes)
+    replace_text(out, text)
+    return troubles
+
+
+def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES, version: str = "") -> tuple[str, list[str]]:
+    """The text of the page, and what could not be read. ``version``: as in :func:`build_page`.
+
+    Raises:
+        ConfigError: a folder holds no run.
+    """
+    runs = read_runs(folders)
+    text = build_page(runs, max_bytes, version)
+    return text, [f"{run.path}/{line}" for run in runs for line in run.troubles]
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
+    """The runs in these folders, by distinct names.
+
+    Raises:
+        ConfigError: a folder holds no run; there are too many.
+    """
+    if len(folders) > MAX_RUNS:
+        raise ConfigError(f"{len(folders)} runs: a page holds at most {MAX_RUNS}; name fewer")
+    for folder in folders:
+        if not is_run(folder):
+            raise ConfigError(f"{folder}: holds no run: neither metrics.jsonl nor config.yaml nor samples are there")
+    paths = [folder.resolve() for folder in folders]
+    depth = 1
+    while depth < 6 and len({path.parts[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    names = [printable("/".join(path.parts[-depth:]))[-80:] for path in paths]
+    return [
+        read_run(folder, name if names.count(name) == 1 else f"{name} ({place + 1})")
+        for place, (folder, name) in enumerate(zip(folders, names, strict=True))
+    ]
+
+
+def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, version: str = "") -> str:
+    """The text of the page; everything that was read is ASCII.
+
+    With a ``version`` it asks the server that it comes from for another one.
+    """
+    samples = gather_samples(runs)
+    groups, width = seed_groups(runs), bucket_steps(runs)
+    panels, chunks = _pack_panels(make_panels(runs), runs, width)
+    chunks.append(pack(ascii_json(option_rows(runs))))
+    index: dict[str, Any] = {
+        "runs": [_run(run, groups[place], place) for place, run in enumerate(runs)],
+        "groups": [{"name": printable(name), **_style(place)} for place, name in enumerate(group_names(runs, groups))],
+        "styles": [_style(place) for place in range(len(COLOURS))],
+        "width": width,
+        # Samples may be there without metrics.
+        "last": max([*(run.last_step for run in runs), *(rows[-1][0] for rows in samples.shaping if rows)], default=0),
+        "sections": SECTIONS,
+        "panels": panels,
+        "options": len(chunks) - 1,
+        "shaping": {"bounds": CHANGES, "runs": [_thinned(rows) for rows in samples.shaping]},
+        "phases": [_phases(run) for run in runs],
+        "version": version,
+    }
+    assets, title = page_assets(bool(version)), f"Run: {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
+    room = max_bytes - len(assets.fill(title, index, chunks)) - 4096
+    index["samples"], packed = pack_samples(samples, len(chunks), room)
+    # Reading samples may have added lines.
+    index["troubles"] = [printable(f"{run.name}/{line}") for run in runs for line in run.troubles]
+    return assets.fill(title, index, chunks + packed)
+
+
+def page_assets(live: bool = False) -> PageAssets:
+    """The page before its data."""
+    scripts = ["base.js", "list.js", "charts.js", "run_tables.js", "diff.js", "tokens.js", "samples.js", "run.js"]
+    return PageAssets(
+        read_assets(SHARED, "run.html"),
+        read_assets(SHARED, "base.css", "run.css"),
+        read_assets(SHARED, *scripts, *(["live.js"] if live else [])),
+        "'self'" if live else "'none'",
+    )
+
+
+def _style(place: int) -> dict[str, str]:
+    colour = COLOURS[place % len(COLOURS)]
+    return {"light": colour, "dark": lighter(colour, 0.35), "shape": SHAPES[place % len(SHAPES)]}
+
+
+def _pack_panels(
+    panels: Sequence[Panel], runs: Sequence[RunFolder], width: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The index of the panels, and chunks of their curves."""
+    index: list[dict[str, Any]] = []
+    chunks: list[str] = []
+    held: list[str] = []
+    for number, panel in enumerate(panels):
+        curves = [
+            [thin(run.metrics[name], width) if name in run.metrics else None for run in runs]
+            for name, _ in panel.series
+        ]
+        held.append(ascii_json(curves))
+        index.append(
+            {
+                "section": panel.section,
+                "title": printable(panel.title),
+                "series": [printable(label) for _, label in panel.series],
+                "names": [printable(name) for name, _ in panel.series],
+                "percent": panel.percent,
+                "layer": panel.layer,
+                "log": panel.log,
+                "nonfinite": sum(
+                    int(np.isnan(run.metrics[name].values).sum())
+                    for name, _ in panel.series
+                    for run in runs
+                    if name in run.metrics
+                ),
+                "chunk": len(chunks),
+                "place": len(held) - 1,
+            }
+        )
+        ends = number == len(panels) - 1 or panels[number + 1].section != panel.section
+        if ends or sum(map(len, held)) >= CHUNK_BYTES:
+            chunks.append(pack(f"[{','.join(held)}]"))
+            held = []
+    return index, chunks
+
+
+def _thinned(rows: list[list[Any]]) -> list[list[Any]]:
+    """At most 400 of the rows, evenly."""
+    places = np.linspace(0, len(rows) - 1, min(len(rows), 400)).round().astype(int)
+    return [rows[place] for place in places]
+
+
+def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
+    """A run in the overview."""
+    planned = run.option("trainer.total_training_steps")
+    versions = run.summary.get("versions")
+    return {
+        "name": run.name,
+        "group": group,
+        **_style(place),
+        "complete": bool(run.summary),
+        "steps": run.last_step,
+        "planned": int(planned) if planned and planned.isdigit() else None,
+        "seed": run.option("seed"),
+        "model": printable("/".join((run.option("model.path") or "").rstrip("/").split("/")[-2:]))[-60:],
+        "estimator": printable(run.option("algorithm.adv_estimator") or ""),
+        "version": printable(str(versions.get("verl", "")))[:40] if isinstance(versions, Mapping) else "",
+        "revision": printable(str(run.summary.get("git_revision") or ""))[:50],
+        "figures": dict(_figures(run)),
+    }
+
+
+def _figures(run: RunFolder) -> Iterator[tuple[str, Any]]:
+    def values(name: str) -> Any:
+        series = run.metrics.get(name)
+        return None if series is None else series.values[np.isfinite(series.values)]
+
+    for label, name in {
+        "score": "score/mean",
+        "training": "train/pass@1",
+        "tokens": "response_length/mean",
+        "er": "cal/overall/layer_1/Effective Rank/mean",
+        "erv": "cal/overall/layer_1/Effective Rank diff/mean",
+        "era": "cal/overall/layer_1/Effective Rank diff 2/mean",
+        "seconds": "timing_s/step",
+        "throughput": "perf/throughput",
+        "loss": "train/loss",
+    }.items():
+        found = values(name)
+        if found is not None and len(found):
+            yield label, float(f"{found[-LAST_STEPS:].mean():.6g}")
+    total = values("timing_s/step")
+    if total is not None:
+        yield "total", float(total.sum())
+    series = run.metrics.get("val/pass@1")
+    if series is not None and np.isfinite(series.values).any():
+        finite = np.isfinite(series.values)
+        own, steps = series.values[finite], series.steps[finite]
+        yield "val", [float(own[0]), int(steps[0]), float(own[-1]), int(steps[-1])]
+        yield "best", [float(own.max()), int(steps[own.argmax()])]
+
+
+def _phases(run: RunFolder) -> dict[str, float]:
+    """Seconds by phase, over all steps."""
+    sums = {
+        name.removeprefix("timing_s/"): float(np.nansum(series.values))
+        for name, series in run.metrics.items()
+        if name.startswith("timing_s/") and name != "timing_s/step"
+    }
+    return {printable(name): round(sums[name], 3) for name in sorted(sums, key=lambda name: -sums[name])[:24]}

@@ -1,0 +1,128 @@
+"""The page of runs that go on, for a browser on this machine."""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from verl.config.errors import ConfigError
+from verl.run.samples import SAMPLES
+from verl.run.tracking import METRICS
+from verl_pages.run_page import make_page
+
+HOST = "127.0.0.1"
+
+REBUILT_EVERY = 5.0
+"""Least seconds between two pages, and least times the seconds that one takes to make."""
+
+
+class Server(ThreadingHTTPServer):
+    """Whoever goes away before the end of an answer is not worth a line."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class LivePage:
+    """The page of these folders, made again when they have changed."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = folders
+        self._lock = Lock()
+        self._version = ""
+        self._text = b""
+        self._next = 0.0
+
+    def version(self) -> str:
+        """Changes when the runs go on; at most as often as the page is made."""
+        with self._lock:
+            if self._version and monotonic() < self._next:
+                return self._version
+        return version_of(self.folders)
+
+    def text(self) -> bytes:
+        """The page of now, or of a few seconds ago.
+
+        Raises:
+            ConfigError: a folder has never held a run.
+        """
+        with self._lock:
+            start = monotonic()
+            found = version_of(self.folders)
+            if found != self._version and start >= self._next:
+                try:
+                    self._text = make_page(self.folders, version=found)[0].encode()
+                except ConfigError:
+                    # A folder was moved away: the last page stays.
+                    if not self._text:
+                        raise
+                self._version = found
+                took = monotonic() - start
+                self._next = monotonic() + REBUILT_EVERY * max(1.0, took)
+            return self._text
+
+
+def version_of(folders: Sequence[Path]) -> str:
+    """A digest of the names, sizes and times of what the page is made of."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        samples = folder / SAMPLES
+        for path in (folder / METRICS, folder / "summary.json", folder / "config.yaml", samples):
+            try:
+                facts = path.stat()
+            except OSError:
+                continue
+            digest.update(f"{path} {facts.st_size} {facts.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
+def make_server(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
+    """A server of the page, on this machine alone; ``serve_forever`` starts it.
+
+    Raises:
+        ConfigError: a folder holds no run.
+        OSError: the port is taken.
+    """
+    page = LivePage(folders)
+    page.text()
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers with the page, or its version, and nothing else."""
+
+        def do_GET(self) -> None:
+            # A page of another site must not read this one through a name that it points at this machine.
+            names = {f"{HOST}:{self.server.server_port}", f"localhost:{self.server.server_port}"}  # type: ignore[attr-defined]
+            if self.headers.get("Host") not in names:
+                self.send_error(HTTPStatus.FORBIDDEN)
+            elif self.path == "/":
+                self._answer("text/html; charset=utf-8", page.text())
+            elif self.path == "/version":
+                self._answer("text/plain; charset=utf-8", page.version().encode())
+            else:
+                self.send_error(HTTPStatus.NOT_FOUND)
+
+        def _answer(self, kind: str, body: bytes) -> None:
+            self.send_response(HTTPStatus.OK)
+            headers = {
+                "Content-Type": kind,
+                "Content-Length": str(len(body)),
+                "Cache-Control": "no-store",
+                "X-Content-Type-Options": "nosniff",
+                "X-Frame-Options": "DENY",
+                "Cross-Origin-Resource-Policy": "same-origin",
+            }
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: the console is the user's."""
+
+    return Server((HOST, port), Handler)
