@@ -123,7 +123,7 @@ class Group:
 
 
 @cache
-def _annotations(group: type[Group]) -> dict[str, Any]:
+def _annotations(group: Any) -> dict[str, Any]:
     return get_type_hints(group, include_extras=True)
 
 

@@ -143,7 +143,7 @@ class _Parser:
         return parser._convert(hint, value, path)
 
 
-def _scalar(kind: type, value: Any, path: str) -> Any:
+def _scalar(kind: Any, value: Any, path: str) -> Any:
     if kind is float and type(value) in (int, float):
         if not abs(value) <= LARGEST_NUMBER:  # NaN is not either
             limit = f"up to {LARGEST_NUMBER:g} in size, as in float32"
