@@ -111,9 +111,10 @@ class Group:
     """
 
     def __post_init__(self) -> None:
-        for option, hint in _annotations(type(self)).items():
+        group: Any = type(self)
+        for option, hint in _annotations(group).items():
             _check_value(hint, getattr(self, option), option)
-        for kind in reversed(type(self).__mro__):
+        for kind in reversed(group.__mro__):
             if "check" in vars(kind):
                 vars(kind)["check"](self)
 
@@ -123,7 +124,7 @@ class Group:
 
 
 @cache
-def _annotations(group: Any) -> dict[str, Any]:
+def _annotations(group: type[Group]) -> dict[str, Any]:
     return get_type_hints(group, include_extras=True)
 
 
