@@ -46,7 +46,9 @@ setup(
     # are found without installing again.
     package_dir={"": "."},
     package_data={
-        **{package: ["*.yaml"] for package in ("verl.cli", "verl.data", "verl.evaluation.benchmarks")},
+        "verl.cli": ["*.yaml"],
+        "verl.data": ["*.yaml"],
+        "verl.evaluation.benchmarks": ["*.yaml"],
         "verl.rewards": ["*.toml"],
         "verl_pages": ["assets/*"],
     },
