@@ -1,4 +1,4 @@
-"""What ``scripts/cluster.sh`` asks Ray: ``python -m verl.cli.cluster COMMAND ...``. Results go to stdout.
+"""The Ray side of ``scripts/cluster.sh``: ``python -m verl.cli.cluster COMMAND ...``. Results go to stdout.
 
 The exit code of a run travels through the cluster itself, so that the machines need no folder in common for it.
 """
