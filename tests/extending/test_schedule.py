@@ -122,5 +122,5 @@ def test_what_is_wrong_is_told(small_config, own, name, message):
 def test_unknown_keywords_and_unseeded_engines_are_refused(small_config, own):
     with pytest.raises(ConfigError, match="got an unexpected keyword argument 'a'; it is called with"):
         schedule_of(small_config, own, "by_prompt", a=1)
-    with pytest.raises(ConfigError, match="^rollout.schedule='a:b': the project's own sampler draws; set rollout.seed"):
+    with pytest.raises(ConfigError, match="^schedule='a:b': the project's own sampler draws; set rollout.seed"):
         changed(small_config, rollout={"schedule": "a:b", "seeded": False})

@@ -243,7 +243,7 @@ def test_models_that_cannot_be_scored_this_way_are_refused(kind, architecture, c
 
 
 def test_kernels_without_packed_rows_are_refused():
-    with pytest.raises(ValueError, match=r"^model.attn_implementation='flex_attention': must be one of sdpa, eager"):
+    with pytest.raises(ValueError, match=r"^attn_implementation='flex_attention': must be one of sdpa, eager"):
         config(use_remove_padding=True, attn_implementation="flex_attention")
 
 
