@@ -47,6 +47,7 @@ setup(
     package_dir={"": "."},
     package_data={
         "verl.cli": ["*.yaml"],
+        "verl.data": ["*.yaml"],
         "verl.evaluation.benchmarks": ["*.yaml"],
         "verl.rewards": ["*.toml"],
         "verl_pages": ["assets/*"],

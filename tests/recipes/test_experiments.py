@@ -3,7 +3,8 @@
 import pytest
 from conftest import ROOT, small_overrides
 
-from verl.config.load import compose_config, parse_run_config
+from verl.checkpoint.run_start import parse_run_config
+from verl.config.load import compose_config
 from verl.config.ppo import PPOConfig
 from verl.trainer.ppo.estimation import check_own_code
 

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
-from verl.data.chats import read_chat
 from verl.data.prompt_rows import PromptRecord, render
 from verl.data.prompts import PromptCollator, TokenizedPrompts
+from verl.data.records import read_chat
 from verl.data.templates import opens_thought
 from verl.utils.own import OwnObject
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from verl.checkpoint.attempts import run_lock
+from verl.checkpoint.run_start import require_folder
 from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
-from verl.config.load import require_folder
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.generation import generate_missing
 from verl.evaluation.progress import EvaluationDisplay

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from verl.checkpoint.folders import POINTER, latest_checkpoint
+from verl.checkpoint.run_start import require_model
 from verl.config.errors import ConfigError
 from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
-from verl.config.load import require_model
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 
 CHECKPOINT = re.compile(r"global_step_(\d+)")

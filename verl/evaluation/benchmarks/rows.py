@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl.config.errors import ConfigError
-from verl.data.chats import is_unicode
+from verl.data.records import is_unicode
 from verl.evaluation.benchmarks.registry import CHOICE, Benchmark
 from verl.rewards.answers import TAIL_CHARS, extract_boxed, extract_gsm8k
 from verl.rewards.multiple_choice import letters_in, read_options
