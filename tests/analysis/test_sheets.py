@@ -96,14 +96,14 @@ def test_a_pair_of_unknown_metrics_is_named(override: str, message: str):
         ("analysis.layer=3", "analysis.layer=3: must be one of calculator.layers="),
         ("n_sampling=1", "n_sampling=1: pairs of responses need several"),
         ("calculator.enable=false", "calculator.enable=False: the analysis is of rank metrics"),
-        ("analysis.kl_floor=0", "analysis.kl_floor=0.0: must be above 0"),
+        ("analysis.kl_floor=0", "analysis.kl_floor=0.0: must be in (0, 1)"),
         ("analysis.outcome=luck", "analysis.outcome='luck': must be one of correctness, test_score_0"),
-        ("analysis.response_pairs=[[a]]", "analysis.response_pairs=['a']: a pair is two metrics"),
+        ("analysis.response_pairs=[[a]]", "analysis.response_pairs[0]=['a']: a pair is two metrics"),
         ("analysis.prompt_files=[a/x.parquet,b/x.json]", "two files have the same name"),
         ("analysis.prompt_files=[a/arithmetic.parquet]", "a file is named like a benchmark"),
     ],
 )
-def test_what_cannot_be_analysed_is_refused(override: str, message: str):
+def test_invalid_options_are_refused(override: str, message: str):
     with pytest.raises(ConfigError) as caught:
         analysis_config(override)
     assert message in str(caught.value)
