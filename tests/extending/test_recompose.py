@@ -134,7 +134,7 @@ def test_what_is_wrong_is_told(tmp_path, small_config, name, message):
 
 
 def test_remax_compares_with_this_step_alone(small_config):
-    with pytest.raises(ConfigError, match=r"^algorithm.recompose='a:B': remax compares with a greedy response"):
+    with pytest.raises(ConfigError, match=r"^recompose='a:B': remax compares with a greedy response"):
         changed(small_config, algorithm={"recompose": "a:B", "adv_estimator": "remax"})
 
 

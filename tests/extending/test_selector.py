@@ -93,9 +93,9 @@ def test_unknown_keywords_and_unused_ones_are_refused(tmp_path):
     file = example(tmp_path, "selector.py")
     with pytest.raises(ConfigError, match=r"^data.selector_kwargs=\{'memry': 1\}: NearHalf: .*argument 'memry'"):
         selector_of(file, "NearHalf", memry=1)
-    with pytest.raises(ConfigError, match=r"^data.selector_kwargs=\{'a': 1\}: are for your own data.selector"):
+    with pytest.raises(ConfigError, match=r"^selector_kwargs=\{'a': 1\}: are for your own selector"):
         data_options(selector_kwargs={"a": 1})
-    with pytest.raises(ConfigError, match=r"^data.selector='NearHalf': an import path is module:attribute or"):
+    with pytest.raises(ConfigError, match=r"^selector='NearHalf': an import path is module:attribute or"):
         data_options(selector="NearHalf")
 
 
