@@ -97,9 +97,9 @@ def test_batches_have_the_size_of_a_generation_batch(tmp_path: Path):
     loader = train_loader(dataset_of(tmp_path, 12), config, pad_token_id=0, seed=0)
     assert [len(batch.records) for batch in loader] == [5, 5] and len(loader) == 2
     few = dataset_of(tmp_path, 1)
-    for config, field in ((config, "data.gen_batch_size=5"), (data_config(), "data.train_batch_size=2")):
+    for options, field in ((config, "data.gen_batch_size=5"), (data_config(), "data.train_batch_size=2")):
         with pytest.raises(ConfigError, match=f"^{field}: there are only 1 training prompts; lower it$"):
-            train_loader(few, config, pad_token_id=0, seed=0)
+            train_loader(few, options, pad_token_id=0, seed=0)
 
 
 def epochs(dataset: PromptDataset, seed: int, shuffle: bool = True) -> list[list[list[int]]]:
