@@ -51,10 +51,10 @@ class SamplingSchedule:
         fields = {name: self._numbers(name, found[name], shape).ravel() for name in FIELDS if name in found}
         table = None
         if TABLE in found:
-            positions = self._array(TABLE, found[TABLE], shape).shape[-1:] or (1,)
-            if not 1 <= positions[0] <= request.max_response_length:
-                raise ConfigError(f"{self.where}: {TABLE} has {positions[0]} positions; give 1 to max_response_length")
-            table = self._numbers(TABLE, found[TABLE], (*shape, *positions)).reshape(-1, *positions).astype(np.float32)
+            positions = self._array(TABLE, found[TABLE], shape).shape or (1,)
+            if len(positions) > 1 or not 1 <= positions[0] <= request.max_response_length:
+                raise ConfigError(f"{self.where}: {TABLE} is {list(positions)}; give 1 to max_response_length numbers")
+            table = self._numbers(TABLE, found[TABLE], positions).astype(np.float32)
             if not (np.isfinite(table) & (table >= 0.01) & (table <= 1000)).all():
                 raise ConfigError(f"{self.where}: {TABLE} must be from 0.01 to 1000")
         return ResponseSettings(self._overrides(request, fields) if fields else None, table)
@@ -82,7 +82,7 @@ class SamplingSchedule:
         check_truncation(prefix, values["top_p"], values["top_k"], values["min_p"], 1.0)
 
     def _numbers(self, name: str, given: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-        """``given`` in this shape: a number, or for prompts [G, 1], responses [G, n], or positions as the last."""
+        """``given`` in this shape: a number, or for prompts [G, 1], or responses [G, n]."""
         try:
             return np.array(np.broadcast_to(self._array(name, given, shape), shape))
         except ValueError as error:

@@ -12,10 +12,10 @@ from verl.protocol import RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
-from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import dataset_scalars, with_prefix
 from verl.trainer.logging.sample_metrics import sample_figures
 from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures, verdict_figures
+from verl.trainer.ppo.adapt import PolicyWorkers
 from verl.trainer.ppo.sampled import Sampled, finished
 from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler, score_tensors
 

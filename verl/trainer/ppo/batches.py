@@ -13,7 +13,6 @@ from verl.algorithms.losses import LossNeeds
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics
 from verl.trainer.ppo.sampled import Sampled
 from verl.trainer.ppo.sampling import score_tensors
-from verl.workers.policy_loss import OLD
 
 
 class ModelOutputs(NamedTuple):
@@ -93,18 +92,18 @@ def policy_batch(
 
 def _asked(sampled: Sampled, outputs: ModelOutputs, signal: LearningSignal, needs: LossNeeds) -> TensorDict | None:
     """The columns that a policy loss asks for besides those of every batch; None if there are none."""
-    if not needs.sent and not needs.old_statistics:
+    if not needs.sent:
         return None
     columns: dict[str, Tensor] = {}
     if {"scores", "correct"} & set(needs.sent):
         columns["scores"], columns["correct"], _ = score_tensors(sampled.pending)
-    columns |= {"rewards": signal.rewards.float(), "group_ids": sampled.rollout.group_ids}
+    columns |= {"rewards": signal.rewards.float(), "group": sampled.rollout.group_ids}
     scores = outputs.scores
-    columns |= {} if scores is None else {"old_entropy": scores.entropy}
-    asked = {name: columns[name] for name in needs.sent}
+    columns |= {} if scores is None else {"entropy": scores.entropy}
     if needs.old_statistics:
         assert scores is not None and scores.statistics is not None, "LossNeeds.of_old_policy"
-        asked |= {f"{OLD}{name}": scores.statistics[name] for name in needs.old_statistics}
+        columns |= {name: scores.statistics[name] for name in needs.old_statistics}
+    asked = {name: columns[name] for name in needs.sent if name in columns}
     return TensorDict(asked, batch_size=[len(sampled.rollout)])
 
 

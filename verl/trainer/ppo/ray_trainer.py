@@ -5,7 +5,7 @@ Legend: B responses of a step, R response columns.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
-from verl.single_controller.roles import CriticWorkers, PolicyWorkers, ReferenceWorkers
-from verl.single_controller.worker_group import WorkerGroup, concat
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
@@ -43,6 +42,7 @@ from verl.trainer.logging.source_metrics import metrics_by_source, response_figu
 from verl.trainer.logging.speed import BATCH, step_metrics
 from verl.trainer.logging.step_profiler import StepProfiler
 from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.ppo.adapt import CriticWorkers, PolicyWorkers, ReferenceWorkers, flat_policy_batch
 from verl.trainer.ppo.batches import LearningSignal, ModelOutputs, mini_batches, policy_batch
 from verl.trainer.ppo.core_algos import StepSize, kl_controller, kl_penalised_rewards, mean_rollout_weight
 from verl.trainer.ppo.estimation import SignalEstimation, kl_penalty
@@ -218,8 +218,7 @@ class RayPPOTrainer:
             with self.timer.phase("old_log_prob"):
                 scores.append(self.policy.compute_logprobs(rest))
             self.timer.count("old_log_prob", Work.of(rest.attention_mask.sum(dim=1)))
-        joined: PolicyScores = concat(scores)
-        return joined
+        return cast(PolicyScores, torch.cat(cast(Any, scores)))
 
     def _collect_scores(self, sample: StepSample, rank_metrics: RankMetrics) -> Tensor:
         """Wait for the verifiers; their scores [B]."""
@@ -369,11 +368,12 @@ class RayPPOTrainer:
 
         def update(mini: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
             nonlocal later
-            mini = self.loss.prepared(mini, StepSize(num_tokens, num_sequences, self.config.data.max_response_length))
+            size = StepSize(num_tokens, num_sequences, self.config.data.max_response_length)
+            batch = self.loss.prepared(flat_policy_batch(mini), size)
             if not later:
-                return self.policy.update(mini, num_tokens, num_sequences)
+                return self.policy.update(batch, num_tokens, num_sequences)
             later = 0
-            metrics, scores = self.policy.update_on_policy(mini, num_tokens, num_sequences)
+            metrics, scores = self.policy.update_on_policy(batch, num_tokens, num_sequences)
             outputs.fill(scores)
             return metrics
 

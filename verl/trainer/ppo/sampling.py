@@ -24,11 +24,12 @@ from verl.rewards import Score
 from verl.rewards.extras import extra_metrics
 from verl.rewards.pool import PendingScores, VerifierPool
 from verl.rollout.requests import ResponseSettings
-from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
+from verl.single_controller.roles import RewardModelWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.rollout_metrics import group_metrics, with_prefix
 from verl.trainer.logging.source_metrics import metrics_by_source, verdict_figures
 from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.ppo.adapt import PolicyWorkers
 from verl.trainer.ppo.hooks import SamplingHooks
 from verl.trainer.ppo.sampled import FirstRound, Sampled, finished, join, replaced, select
 from verl.trainer.ppo.verification import Verification

@@ -5,11 +5,11 @@ from concurrent.futures import Future
 
 from transformers import PreTrainedTokenizerBase
 
+from verl.batch import Batch
 from verl.data.prompt_rows import PromptRecord
 from verl.data.responses import decode_responses
 from verl.rewards import Score
 from verl.rewards.pool import PendingScores, VerifierPool
-from verl.rollout.base import FinishedResponses
 
 
 class Verification:
@@ -35,12 +35,13 @@ class Verification:
         self._gathered: list[int] = []
         self._submitted: list[tuple[list[int], PendingScores]] = []
 
-    def add(self, part: FinishedResponses) -> None:
+    def add(self, part: Batch) -> None:
         """Take responses that have ended."""
-        texts = decode_responses(part.tokens(), self.tokenizer, self.stop_strings)
-        for row, text in zip(part.rows, texts, strict=True):
+        rows = part.request.tolist()
+        tokens = [ids.tolist() for ids in part.response_tokens.split(part.response_lengths.tolist())]
+        for row, text in zip(rows, decode_responses(tokens, self.tokenizer, self.stop_strings), strict=True):
             self.texts[row] = text
-        self._gathered += part.rows
+        self._gathered += rows
         if not self._submitted or self._submitted[-1][1].done():
             self._submit()
 
