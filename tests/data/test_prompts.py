@@ -36,20 +36,14 @@ def dataset_of(folder: Path, num_prompts: int) -> PromptDataset:
     return PromptDataset([path], TOKENIZER, data_config())
 
 
-def test_prompts_are_padded_on_the_left(tmp_path: Path):
+# Many models pad with their end-of-turn token, 2, which is part of every prompt.
+@pytest.mark.parametrize("pad", [0, 2])
+def test_prompts_are_padded_on_the_left(tmp_path: Path, pad: int):
     dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1", "1+2"])], TOKENIZER, data_config())
-    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, seed=0)
-    assert sample.tokens.input_ids.tolist() == [[0, 0, 0, 0, *SHORT], [0, 0, *LONG]]
+    (sample,) = val_batches(dataset, data_config(), pad_token_id=pad, seed=0)
+    assert sample.tokens.input_ids.tolist() == [[pad] * 4 + SHORT, [pad] * 2 + LONG]
     assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]]
     assert sample.tokens.input_ids.dtype == sample.tokens.attention_mask.dtype == torch.int64
-
-
-def test_a_pad_token_inside_the_prompt_is_still_a_real_token(tmp_path: Path):
-    # Many models pad with their end-of-turn token, which is part of every prompt.
-    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1"])], TOKENIZER, data_config())
-    (sample,) = val_batches(dataset, data_config(), pad_token_id=2, seed=0)
-    assert sample.tokens.input_ids.tolist() == [[2, 2, 2, 2, *SHORT]]
-    assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
 
 
 def test_uids_count_over_all_files(tmp_path: Path):
@@ -102,8 +96,10 @@ def test_batches_have_the_size_of_a_generation_batch(tmp_path: Path):
     config = data_config(train_batch_size=2, gen_batch_size=5)
     loader = train_loader(dataset_of(tmp_path, 12), config, pad_token_id=0, seed=0)
     assert [len(batch.records) for batch in loader] == [5, 5] and len(loader) == 2
-    with pytest.raises(ConfigError, match="^data.gen_batch_size=5: there are only 3 training prompts; lower it$"):
-        train_loader(dataset_of(tmp_path, 3), config, pad_token_id=0, seed=0)
+    few = dataset_of(tmp_path, 1)
+    for options, field in ((config, "data.gen_batch_size=5"), (data_config(), "data.train_batch_size=2")):
+        with pytest.raises(ConfigError, match=f"^{field}: there are only 1 training prompts; lower it$"):
+            train_loader(few, options, pad_token_id=0, seed=0)
 
 
 def epochs(dataset: PromptDataset, seed: int, shuffle: bool = True) -> list[list[list[int]]]:
