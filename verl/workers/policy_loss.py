@@ -95,7 +95,7 @@ class PolicyLoss:
             **{name: _in_float32(batch.padded(COLUMNS[name])) for name in needs.columns},
         )
 
-    def copied(self, micro: Batch) -> Tensor | None:
+    def copies(self, micro: Batch) -> Tensor | None:
         """[B] bool, rows that only fill up this worker's share; None for a loss that may see them."""
         return micro.group < 0 if self.needs.whole_groups else None
 
