@@ -92,7 +92,7 @@ class PolicyLoss:
             statistics,
             {name: batch.padded(name) for name in needs.old_statistics},
             {name: batch.padded(name) for name in batch.names if name not in Batch.KINDS},
-            **{name: _in_float32(batch.padded(COLUMNS[name])) for name in needs.columns},
+            **{name: _in_float32(batch.padded(COLUMNS[name])) for name in needs.fields},
         )
 
     def copies(self, micro: Batch) -> Tensor | None:
