@@ -122,6 +122,12 @@ class Batch:
     verdicts: EpisodeList
     """B :class:`verl.rewards.Score`."""
 
+    # --- Filled by the verifiers ---
+    scores: PerEpisode
+    """[B], the verifiers' scores as they are."""
+    correct: PerEpisode
+    """[B] bool, the verifiers' verdicts."""
+
     # --- Filled by the models, before the update ---
     logprobs: PerResponseToken
     """[M] float32, log-probability under the policy. NaN where the update computes it (``PPOConfig.scores_in_update``);
@@ -238,6 +244,11 @@ class Batch:
         """A batch of the same episodes with the columns named, as far as they are filled."""
         chosen = {name: self._columns[name] for name in names if name in self._columns}
         return self._like(self.prompt_lengths, self.response_lengths, chosen)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are filled."""
+        return list(self._columns)
 
     def without(self, *names: str) -> Self:
         """A batch of the same episodes without the columns named."""

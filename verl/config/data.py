@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from verl.config.checks import require, require_not_negative, require_own, require_positive
+from verl.config.checks import require, require_not_negative, require_positive
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
 """Kinds of data files that are read."""
@@ -133,15 +133,6 @@ class DataConfig:
     """Read the training prompts in a new random order each epoch, fixed by ``seed``."""
     custom_cls: CustomDatasetConfig
     sampler: SamplerConfig
-    selector: str | None
-    """A class of your own that chooses the prompts of a step just before they are sampled, among
-    ``selector_candidates`` times as many, as ``module:Class`` or ``file.py:Class`` (docs/extending.md); null: all
-    prompts are taken as they come. The others are dropped until they come again in the next epoch, which has as many
-    steps as batches of candidates."""
-    selector_kwargs: dict[str, Any]
-    """Keyword arguments of that class."""
-    selector_candidates: int
-    """Candidates for each prompt that ``selector`` chooses, at least 1; unused without one."""
 
     @property
     def prompts_per_batch(self) -> int:
@@ -149,15 +140,9 @@ class DataConfig:
         return self.train_batch_size if self.gen_batch_size is None else self.gen_batch_size
 
     @property
-    def prompts_per_read(self) -> int:
-        """Prompts that are read together in training, candidates for a selector included."""
-        return self.prompts_per_batch * (1 if self.selector is None else self.selector_candidates)
-
-    @property
     def batch_field(self) -> str:
-        """The option that sets ``prompts_per_read``."""
-        field = "data.train_batch_size" if self.gen_batch_size is None else "data.gen_batch_size"
-        return field if self.selector is None else f"{field}*data.selector_candidates"
+        """The option that sets ``prompts_per_batch``."""
+        return "data.train_batch_size" if self.gen_batch_size is None else "data.gen_batch_size"
 
     @property
     def filters(self) -> bool:
@@ -170,9 +155,6 @@ class DataConfig:
         order = f"data.train_weights={self.train_weights}" if self.train_weights else ""
         if self.sampler.class_name is not None:
             order = f"data.sampler.class_name={self.sampler.class_name}"
-        if self.selector is not None:
-            candidates = f"data.selector={self.selector} data.selector_candidates={self.selector_candidates}"
-            order = f"{candidates} {order}".rstrip()
         return order
 
     def __post_init__(self) -> None:
@@ -183,8 +165,6 @@ class DataConfig:
         for field in ("val_sample_size", "train_max_samples"):
             value = getattr(self, field)
             require(value == -1 or value > 0, f"data.{field}", value, "must be -1 or at least 1")
-        require_own("data.selector", self.selector, self.selector_kwargs)
-        require_positive("data.selector_candidates", self.selector_candidates)
         check_chat_arguments("data.apply_chat_template_kwargs", self.apply_chat_template_kwargs)
         self._check_weights()
 

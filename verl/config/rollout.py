@@ -1,9 +1,9 @@
 """The group ``rollout`` of the main job: the engine that samples responses, and how it samples."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
-from verl.config.checks import require, require_own, require_positive
+from verl.config.checks import require, require_positive
 from verl.config.common import EngineConfig, check_temperature, check_truncation
 
 
@@ -72,22 +72,6 @@ class RolloutConfig(EngineConfig):
     """As ``min_p``."""
     val_kwargs: SamplingConfig
     """Sampling at validation."""
-    schedule: str | None
-    """A function or class of your own that says how the responses of a step are sampled: temperature, top-p, top-k and
-    min-p of each, and temperatures of positions, as ``module:name`` or ``file.py:name`` (docs/extending.md); null: all
-    as above. The trainer's log-probabilities stay those at ``temperature``, and the engine's are of what was sampled
-    from: set ``actor.tis_level``, whose weights correct the difference. Needs ``seeded``."""
-    schedule_kwargs: dict[str, Any]
-    """Keyword arguments of it."""
-    regenerate: str | None
-    """A class of your own that has prompts of the step sampled again, edited, once their responses are judged, as
-    ``module:Class`` or ``file.py:Class`` (docs/extending.md); null: each prompt is sampled once. The responses to an
-    edited prompt replace those before, are learned from as responses to it, and are verified by the same ground
-    truth."""
-    regenerate_kwargs: dict[str, Any]
-    """Keyword arguments of that class."""
-    regenerate_rounds: int
-    """How often at most a prompt is sampled again, 1 to 7; unused without ``regenerate``."""
 
     @property
     def train_kwargs(self) -> SamplingConfig:
@@ -97,12 +81,6 @@ class RolloutConfig(EngineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sampling("rollout", self)
-        require_own("rollout.regenerate", self.regenerate, self.regenerate_kwargs)
-        require_own("rollout.schedule", self.schedule, self.schedule_kwargs)
-        drawn = self.schedule is None or self.seeded
-        require(drawn, "rollout.schedule", self.schedule, "the project's own sampler draws; set rollout.seeded=true")
-        rounds = self.regenerate_rounds
-        require(1 <= rounds <= 7, "rollout.regenerate_rounds", rounds, "must be from 1 to 7")
         require_positive("rollout.update_weights_bucket_megabytes", self.update_weights_bucket_megabytes)
         negative = any(token < 0 for token in self.stop_token_ids)
         require(not negative, "rollout.stop_token_ids", self.stop_token_ids, "tokens are numbered from 0")

@@ -1,8 +1,9 @@
 """Options of the main job's run."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from verl.config.checks import require, require_not_negative
+from verl.config.checks import require, require_not_negative, require_own
 from verl.config.common import RunConfig
 from verl.config.samples import SamplesConfig
 
@@ -11,6 +12,12 @@ from verl.config.samples import SamplesConfig
 class TrainerConfig(RunConfig):
     """A run of the main job."""
 
+    method: str | None
+    """A subclass of ``verl.method.Method`` that changes places of the training step, as ``module:Class`` or
+    ``file.py:Class`` (docs/extending.md): it chooses prompts, says how they are sampled, samples some again, chooses
+    what to learn from, or changes rewards. null: none of these."""
+    method_kwargs: dict[str, Any]
+    """Keyword arguments of that class."""
     val_before_train: bool
     """Validate the initial policy (step 0)."""
     val_only: bool
@@ -51,6 +58,7 @@ class TrainerConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_own("trainer.method", self.method, self.method_kwargs)
         require_not_negative("trainer.critic_warmup", self.critic_warmup)
         require_not_negative("trainer.log_samples", self.log_samples)
         require_not_negative("trainer.gpu_memory_gb", self.gpu_memory_gb)
