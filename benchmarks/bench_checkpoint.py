@@ -9,18 +9,18 @@ checkpoint is verified, from the page cache, with one thread and with several.
 Writes OUT.jsonl (how it was made, then each row) and OUT.md.
 """
 
-import argparse
 import socket
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from bench_report import provenance, write_report
+from bench_report import head, parser, provenance, table, timed, write_report
+from shapes import EMBEDDED
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from verl.checkpoint.attempts import Attempt
@@ -35,7 +35,6 @@ from verl.models.weight_files import WeightFiles
 from verl.utils.distributed import WorkerPlace, join_world
 from verl.utils.files import FileRecord
 
-ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
 SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 16384}
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
@@ -68,88 +67,60 @@ def save(rank: int, world_size: int, port: int, model: Path, folder: Path, answe
     answers.put((rank, after[0] - before[0], after[1] - before[1], records))
 
 
-def measure() -> list[dict[str, Any]]:
+def measure(scratch: Path) -> Iterator[dict[str, Any]]:
     """A row for each worker of each world, and one for each number of threads."""
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / "model"
-        torch.manual_seed(0)
-        Qwen2ForCausalLM(Qwen2Config(**SIZES, **HEADS, dtype="bfloat16")).bfloat16().save_pretrained(source)
-        load_tokenizer(str(ROOT / "data" / "tiny_model"), False).save_pretrained(source)
-        for world_size in (1, 2, 4):
-            folder = begin_checkpoint(Attempt(Path(scratch), 0), world_size)
-            with socket.socket() as listener:
-                listener.bind(("127.0.0.1", 0))
-                port = listener.getsockname()[1]
-            answers = mp.get_context("spawn").SimpleQueue()
-            processes = mp.spawn(save, (world_size, port, source, folder, answers), world_size, join=False)
-            found = sorted((answers.get() for _ in range(world_size)), key=lambda answer: answer[0])
-            processes.join()
-            records: dict[str, FileRecord] = {}
-            for rank, read, written, own in found:
-                exported = sum(record.size for name, record in own.items() if "/huggingface/model-" in name)
-                total = sum(record.size for record in own.values())
-                rows.append(
-                    {"workers": world_size, "rank": rank, "files": total, "exported": exported}
-                    | {"read": read, "written": written}
-                )
-                records |= own
-            final = complete_checkpoint(folder, world_size, "{}", records)
-        size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
-        for threads in (1, 2, 4):
-            seconds = []
-            for _ in range(ROUNDS):
-                started = time.perf_counter()
-                verify_checkpoint(final, threads)
-                seconds.append(time.perf_counter() - started)
-            rows.append({"threads": threads, "bytes": size, "seconds": median(seconds), "best": min(seconds)})
-            print(rows[-1], flush=True)
-    return rows
+    source = scratch / "model"
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(Qwen2Config(**SIZES, **HEADS, dtype="bfloat16")).bfloat16().save_pretrained(source)
+    load_tokenizer(str(EMBEDDED), False).save_pretrained(source)
+    for world_size in (1, 2, 4):
+        folder = begin_checkpoint(Attempt(scratch, 0), world_size)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        answers = mp.get_context("spawn").SimpleQueue()
+        processes = mp.spawn(save, (world_size, port, source, folder, answers), world_size, join=False)
+        replies = sorted((answers.get() for _ in range(world_size)), key=lambda answer: answer[0])
+        processes.join()
+        records: dict[str, FileRecord] = {}
+        for rank, read, written, files in replies:
+            exported = sum(record.size for name, record in files.items() if "/huggingface/model-" in name)
+            total = sum(record.size for record in files.values())
+            row = {"workers": world_size, "rank": rank, "files": total, "exported": exported}
+            yield row | {"read": read, "written": written}
+            records |= files
+        final = complete_checkpoint(folder, world_size, "{}", records)
+    size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
+    for threads in (1, 2, 4):
+        seconds = [timed(lambda threads=threads: verify_checkpoint(final, threads))[0] for _ in range(ROUNDS)]
+        yield {"threads": threads, "bytes": size, "seconds": median(seconds), "best": min(seconds)}
 
 
 def page(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """The report."""
-    saves = "\n".join(
-        f"| {row['workers']} | {row['rank']} | {row['files'] / MIB:.1f} | {row['exported'] / MIB:.1f} "
-        f"| {row['written'] / MIB:.1f} | {row['read'] / MIB:.2f} |"
+    """The results as Markdown."""
+    checks = [row for row in rows if "threads" in row]
+    sizes = ("files", "exported", "written")
+    saves = [
+        [str(row["workers"]), str(row["rank"]), *(f"{row[n] / MIB:.1f}" for n in sizes), f"{row['read'] / MIB:.2f}"]
         for row in rows
         if "rank" in row
-    )
-    checks = [row for row in rows if "threads" in row]
-    verified = "\n".join(f"| {row['threads']} | {row['seconds']:.2f} | {row['best']:.2f} |" for row in checks)
-    return f"""# What a checkpoint writes and reads
-
-{facts["hardware"]}, torch {facts["torch"]}, {facts["date"]}. Regenerate with
-
-    {facts["command"]}
-
+    ]
+    verified = [[str(row["threads"]), f"{row['seconds']:.2f}", f"{row['best']:.2f}"] for row in checks]
+    return f"""{head("What a checkpoint writes and reads", facts)}\
 A model in bfloat16 with AdamW's moments: its shards in float32, and its export in bfloat16 in files of at most
 {FILE_BYTES // MIB} MiB. In MiB, by worker; *written* and *read* are the kernel's counts, with messages to other workers
 among what is written.
 
-| workers | rank | its files | of these exported weights | written | read |
-|---:|---:|---:|---:|---:|---:|
-{saves}
-
+{table(["workers:", "rank:", "its files:", "of these exported weights:", "written:", "read:"], saves)}
 Checksums are taken while files are written. What is read again are configurations and the tokenizer, which libraries
-write; before, every byte was read again, and the export was written by rank 0, in float32.
+write.
 
 Verifying the last of them, {checks[0]["bytes"] / MIB:.0f} MiB in the page cache, seconds of {ROUNDS} rounds:
 
-| threads | median | best |
-|---:|---:|---:|
-{verified}
-"""
-
-
-def main() -> None:
-    """Measure and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="OUT.jsonl and OUT.md are written")
-    options = parser.parse_args()
-    facts, rows = provenance("bench_checkpoint.py", sys.argv[1:]), measure()
-    write_report(options.out, facts, rows, page)
+{table(["threads:", "median:", "best:"], verified)}"""
 
 
 if __name__ == "__main__":
-    main()
+    options = parser(__doc__).parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        write_report(options.out, provenance("bench_checkpoint.py", sys.argv[1:]), measure(Path(folder)), page)

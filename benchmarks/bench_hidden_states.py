@@ -2,42 +2,32 @@
 
 python benchmarks/bench_hidden_states.py --out benchmarks/hidden_states
 
-Every variant is an engine in its own process. They take turns, one generation each per round, so a drift of the
-machine's speed affects all alike. A variant's cost is the median over rounds of its speed divided by the speed of the
-engine without capture in the same round. Weights are random, as speed does not depend on them.
+Every variant is an engine in its own process. They take turns, one generation each per round. A variant's cost is the
+median over rounds of its speed divided by the speed of the engine without capture in the same round. Weights are
+random, as speed does not depend on them.
 
 Writes OUT.jsonl (how it was made, then the measurements of each variant) and OUT.md (the table).
 """
 
 import argparse
+import functools
 import os
-import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from bench_report import provenance, write_report
+from bench_report import head, parser, provenance, table, take_turns, timed, write_report
+from shapes import SHAPES
 from transformers import Qwen2Config
 
 from vllm_patches.buffer import SEGMENT_BYTES
-
-SHAPES = {
-    "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}
-    | {"intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True},
-    "20m": {"hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 2}
-    | {"intermediate_size": 1536, "vocab_size": 8192, "tie_word_embeddings": True},
-    "tiny": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
-    | {"intermediate_size": 384, "vocab_size": 256, "tie_word_embeddings": True},
-}
-"""Qwen2 models: Qwen2.5-1.5B; one large enough that a CPU's time goes into the model; the embedded task's."""
 
 PROMPT_LENGTH = 32
 
@@ -54,25 +44,49 @@ class Variant(NamedTuple):
 def variants(num_layers: int) -> dict[str, Variant]:
     """What is compared. The others are divided by the first."""
     four = [0, num_layers // 3, 2 * num_layers // 3, -1]
+    reducer = {"layers": [-1], "reducer": f"{Path(__file__).stem}:sums"}
     return {
         "off": Variant("no capture"),
         "last": Variant("last layer of every response token", {"layers": [-1]}),
         "four": Variant(f"layers {four} of every response token", {"layers": four}),
         "both": Variant("last layer of every prompt and response token", {"layers": [-1], "phase": "both"}),
-        "reduced": Variant(
-            "last layer, each response summed by a reducer", {"layers": [-1], "reducer": f"{SELF}:sums"}
-        ),
+        "reduced": Variant("last layer, each response summed by a reducer", reducer),
         "speculator": Variant("vLLM's extract_hidden_states with its example connector", speculator=True),
         "eager": Variant("no capture, enforce_eager=True", eager=True),
     }
 
 
-SELF = Path(__file__).stem
-
-
 def sums(states: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     """A reducer that costs nothing."""
     return [{"sum": response.sum(dim=0)} for response in states]
+
+
+def time_plugin() -> dict[str, float]:
+    """Seconds on the host that the plugin spends from now on; the dictionary is updated after each call.
+
+    ``capture`` keeps the hidden states of a step, ``reduce`` hands out those of a finished response.
+    """
+    from vllm_patches import capture, frontend, worker
+
+    seconds = {"capture": 0.0, "reduce": 0.0}
+
+    def measure(owner: Any, name: str, key: str) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                seconds[key] += time.perf_counter() - start
+
+        setattr(owner, name, measured)
+
+    measure(worker, "read_step", "capture")
+    measure(capture.HiddenStateCapture, "record", "capture")
+    measure(frontend.StateCollector, "_collect", "reduce")
+    return seconds
 
 
 def serve(pipe: Connection, variant: Variant, model: str, options: argparse.Namespace) -> None:
@@ -83,7 +97,6 @@ def serve(pipe: Connection, variant: Variant, model: str, options: argparse.Name
     sys.path.insert(0, str(Path(__file__).parent))  # where the reducer is
     try:
         # vLLM reads the environment when it is imported.
-        from plugin_clock import time_plugin
         from vllm import LLM, SamplingParams
 
         eager = variant.eager or options.eager
@@ -97,9 +110,7 @@ def serve(pipe: Connection, variant: Variant, model: str, options: argparse.Name
             pipe.send({})
             while pipe.recv():
                 plugin.update(dict.fromkeys(plugin, 0.0))
-                start = time.perf_counter()
-                outputs = llm.generate(prompts, sampling, use_tqdm=False)
-                seconds = time.perf_counter() - start
+                seconds, outputs = timed(lambda: llm.generate(prompts, sampling, use_tqdm=False))
                 count = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
                 del outputs
                 memory = llm.collective_rpc("hidden_states_memory")[0] if variant.capture else None
@@ -162,6 +173,7 @@ class Engine:
         return None
 
     def close(self) -> None:
+        """End the process."""
         if self.error is None:
             self._pipe.send(False)
         self._process.join(timeout=60)
@@ -178,15 +190,6 @@ class Engine:
         return reply
 
 
-@contextmanager
-def started(variant: Variant, options: argparse.Namespace) -> Iterator[Engine]:
-    engine = Engine(variant, options)
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Start all variants, let them take turns, and summarise each."""
     chosen = variants(SHAPES[options.shape]["num_hidden_layers"])
@@ -195,16 +198,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         engines = {}
         for name, variant in chosen.items():
             print(f"starting {name}: {variant.description}", file=sys.stderr, flush=True)
-            engines[name] = stack.enter_context(started(variant, options))
-        for engine in engines.values():
-            engine.generate()  # warm-up
-        rounds = []
-        shuffle = random.Random(0).shuffle
-        for index in range(options.rounds):
-            order = list(engines)
-            shuffle(order)  # so that no variant always follows the same one
-            rounds.append({name: engines[name].generate() for name in order})
-            print(f"round {index + 1} of {options.rounds}: {speeds(rounds[-1])}", file=sys.stderr, flush=True)
+            engines[name] = Engine(variant, options)
+            stack.callback(engines[name].close)
+        # The first round warms up.
+        turns = {name: engine.generate for name, engine in engines.items()}
+        rounds = list(take_turns(turns, options.rounds + 1))[1:]
         errors = {name: engine.error for name, engine in engines.items() if engine.error is not None}
     return [
         {"variant": name, "description": variant.description, "error": errors[name]}
@@ -212,10 +210,6 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         else {"variant": name} | summary(variant, [r[name] for r in rounds], [r["off"] for r in rounds], options)
         for name, variant in chosen.items()
     ]
-
-
-def speeds(results: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {result['tokens_per_s']:.0f}" for name, result in results.items() if result) + " tokens/s"
 
 
 def summary(variant: Variant, own: list[Any], off: list[Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -230,10 +224,9 @@ def summary(variant: Variant, own: list[Any], off: list[Any], options: argparse.
         "max_memory_allocated": own[-1]["max_memory_allocated"],
     }
     if variant.capture:
-        shape = SHAPES[options.shape]
         rows = options.tokens + (PROMPT_LENGTH - 1 if variant.capture.get("phase") == "both" else 0)
         itemsize = {"float32": 4, "bfloat16": 2}[options.dtype]
-        row_bytes = shape["hidden_size"] * len(variant.capture["layers"]) * itemsize
+        row_bytes = SHAPES[options.shape]["hidden_size"] * len(variant.capture["layers"]) * itemsize
         segment = SEGMENT_BYTES // row_bytes
         needed = -(-rows * options.sequences // segment) * segment * row_bytes
         figures |= {"peak_bytes": own[-1]["memory"]["peak_device_bytes"], "bytes_by_formula": needed}
@@ -242,72 +235,51 @@ def summary(variant: Variant, own: list[Any], off: list[Any], options: argparse.
 
 def page(facts: dict[str, Any], results: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
-    lines = [
-        "# Cost of capturing hidden states",
-        "",
-        f"{facts['hardware']}, vLLM {facts['vllm']}, torch {facts['torch']}, {facts['date']}. {facts['what']}",
-        "",
-        "Regenerate with",
-        "",
-        f"    {facts['command']}",
-        "",
-        "Relative speed: speed divided by that without capture in the same round; the median and, in brackets, the",
-        "middle half of the rounds. Time in the plugin: share of a generation's wall time that its code takes on the",
-        "host.",
-        "",
-        "| variant | tokens/s | relative speed | time in the plugin | peak buffer | by the formula |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    rows = []
     for figures in results:
-        cells = [figures["description"]]
         if "error" in figures:
-            cells += [f"failed: {figures['error'][:150]}", "", "", "", ""]
-        else:
-            low, _, high = statistics.quantiles(figures["ratios"], n=4)
-            cells += [f"{figures['tokens_per_s']:,.0f}", f"{figures['ratio']:.3f} ({low:.3f} to {high:.3f})"]
-            cells += [f"{figures['own_share']:.1%}" if "peak_bytes" in figures else ""]
-            sizes = [figures.get(name) for name in ("peak_bytes", "bytes_by_formula")]
-            cells += ["" if size is None else f"{size / 2**20:.1f} MiB" for size in sizes]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, ""])
+            rows.append([figures["description"], f"failed: {figures['error'][:150]}", "", "", "", ""])
+            continue
+        low, _, high = statistics.quantiles(figures["ratios"], n=4)
+        cells = [figures["description"], f"{figures['tokens_per_s']:,.0f}"]
+        cells += [f"{figures['ratio']:.3f} ({low:.3f} to {high:.3f})"]
+        cells += [f"{figures['own_share']:.1%}" if "peak_bytes" in figures else ""]
+        sizes = [figures.get(name) for name in ("peak_bytes", "bytes_by_formula")]
+        rows.append(cells + ["" if size is None else f"{size / 2**20:.1f} MiB" for size in sizes])
+    columns = ["variant", "tokens/s:", "relative speed:", "time in the plugin:", "peak buffer:", "by the formula:"]
+    return f"""{head("Cost of capturing hidden states", facts)}\
+Relative speed: speed divided by that without capture in the same round; the median and, in brackets, the
+middle half of the rounds. Time in the plugin: share of a generation's wall time that its code takes on the
+host.
 
-
-def describe(options: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
-    """How the figures were made."""
-    mode = ("eager" if options.eager else "compiled") + (", second model runner" if options.second_runner else "")
-    what = (
-        f"Qwen2 of shape {options.shape}, {options.dtype}, {options.sequences} sequences of {options.tokens} new tokens"
-    )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return provenance("bench_hidden_states.py", argv, device) | {"what": f"{what}, {mode}, {options.rounds} rounds."}
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
-    on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="path of OUT.jsonl and OUT.md without suffix")
-    parser.add_argument("--shape", choices=SHAPES, default="1.5b" if on_gpu else "20m")
-    parser.add_argument("--sequences", type=int, default=256 if on_gpu else 64)
-    parser.add_argument("--tokens", type=int, default=512 if on_gpu else 128)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16" if on_gpu else "float32")
-    parser.add_argument("--kv-cache-mib", type=int, default=8192 if on_gpu else 512)
-    parser.add_argument("--eager", action="store_true", help="all variants without compilation and CUDA graphs")
-    parser.add_argument("--second-runner", action="store_true", help="VLLM_USE_V2_MODEL_RUNNER=1")
-    parser.add_argument("--variants", nargs="+", choices=variants(8), default=list(variants(8)))
-    return parser.parse_args(argv)
+{table(columns, rows)}"""
 
 
 def main(argv: list[str]) -> None:
-    options = parse(argv)
+    """Measure the variants."""
+    on_gpu = torch.cuda.is_available()
+    command = parser(__doc__)
+    command.add_argument("--shape", choices=SHAPES, default="1.5b" if on_gpu else "20m")
+    command.add_argument("--sequences", type=int, default=256 if on_gpu else 64)
+    command.add_argument("--tokens", type=int, default=512 if on_gpu else 128)
+    command.add_argument("--rounds", type=int, default=7)
+    command.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16" if on_gpu else "float32")
+    command.add_argument("--kv-cache-mib", type=int, default=8192 if on_gpu else 512)
+    command.add_argument("--eager", action="store_true", help="all variants without compilation and CUDA graphs")
+    command.add_argument("--second-runner", action="store_true", help="VLLM_USE_V2_MODEL_RUNNER=1")
+    command.add_argument("--variants", nargs="+", choices=variants(8), default=list(variants(8)))
+    options = command.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         config = Qwen2Config(**SHAPES[options.shape], max_position_embeddings=4096, architectures=["Qwen2ForCausalLM"])
         config.save_pretrained(folder)
         options.model = folder
         results = measure(options)
-    facts = describe(options, argv)
-    write_report(options.out, facts, results, page)
-    print(page(facts, results))
+    mode = ("eager" if options.eager else "compiled") + (", second model runner" if options.second_runner else "")
+    what = (
+        f"Qwen2 of shape {options.shape}, {options.dtype}, {options.sequences} sequences of {options.tokens} new tokens"
+    )
+    facts = provenance("bench_hidden_states.py", argv, "cuda" if on_gpu else "cpu")
+    write_report(options.out, facts | {"what": f"{what}, {mode}, {options.rounds} rounds."}, results, page)
 
 
 if __name__ == "__main__":

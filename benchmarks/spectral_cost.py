@@ -6,16 +6,12 @@ Operations and bytes are computed by the formulas of ``verl.spectral.bounds``; s
 operations are at most ``--limit``. Writes OUT.jsonl and OUT.md.
 """
 
-import argparse
-import math
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from bench_report import provenance, write_report
+from bench_report import head, parser, provenance, table, timed, write_report
 
 from verl.rank.dynamics import base_metrics, prefix_rows
 from verl.spectral import SUM_S, SUM_S_LOG_S, SpectralOptions
@@ -64,26 +60,20 @@ def decoding_operations(rows: int, model: Model) -> float:
 
 
 def seconds(rows: int, width: int) -> float:
-    """Measured time of effective rank with velocity's prefixes at stride 40, the second of two runs."""
+    """Measured time of effective rank with velocity's prefixes at stride 40, the faster of two runs."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, rows, width, generator=generator) * torch.arange(1, width + 1) ** -0.7
     lengths = torch.tensor([rows])
     prefixes = prefix_rows(lengths, 40)
     options = SpectralOptions("nested")
-    taken = math.inf
-    for _ in range(2 if rows <= 2048 else 1):
-        start = time.perf_counter()
-        base_metrics(hidden, lengths, prefixes, ["Effective Rank"], options)
-        taken = min(taken, time.perf_counter() - start)
-    return taken
+    runs = 2 if rows <= 2048 else 1
+    return min(
+        timed(lambda: base_metrics(hidden, lengths, prefixes, ["Effective Rank"], options))[0] for _ in range(runs)
+    )
 
 
 PAGE = """\
-# Cost of the rank metrics of one response
-
-{hardware}, {threads} threads, torch {torch}, {date}. No GPU has been used.
-
-    {command}
+Threads: {threads}. No GPU has been used.
 
 One layer, all prefixes, effective rank with its log, velocity and acceleration; the entropy takes one factorisation
 more.
@@ -92,53 +82,49 @@ ratio of operations to those of decoding the same response with the model (2 per
 though the first are float64 and the others bfloat16. "Of its time" assumes a H100 on which spectra reach
 {spectral:.0e} float64 operations a second and decoding {decoding:.0e} in bfloat16. Both ratios hold for a whole step
 of equally long responses, too.
-
-| model, D | tokens | rows of a block | operations | MiB | seconds on the CPU | of generating | of its time |
-|---|---|---|---|---|---|---|---|
 """
 
 
 def page(metadata: dict[str, Any], records: Sequence[dict[str, Any]]) -> str:
     """The results as Markdown."""
+    rows = [
+        [f"{r['model']}, {r['width']}", str(r["rows"]), str(r["block"]), f"{r['operations']:.2g}", f"{r['mib']:.0f}"]
+        + [f"{r['seconds']:.3g}" if "seconds" in r else "–", f"{r['of_operations']:.1%}", f"{r['of_time']:.0%}"]
+        for r in records
+    ]
+    columns = ["model, D", "tokens", "rows of a block", "operations", "MiB", "seconds on the CPU", "of generating"]
     text = PAGE.format(spectral=SPECTRAL_RATE, decoding=DECODING_RATE, **metadata)
-    for r in records:
-        measured = "–" if r["seconds"] is None else f"{r['seconds']:.3g}"
-        text += (
-            f"| {r['model']}, {r['width']} | {r['rows']} | {r['block']} | {r['operations']:.2g} | {r['mib']:.0f} | "
-            f"{measured} | {r['of_operations']:.1%} | {r['of_time']:.0%} |\n"
-        )
-    return text
+    return (
+        f"{head('Cost of the rank metrics of one response', metadata)}{text}\n{table([*columns, 'of its time'], rows)}"
+    )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Compute and measure; ``argv`` without the program's name, default ``sys.argv``."""
-    argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/spectral_cost"), help="OUT.jsonl and OUT.md")
-    parser.add_argument("--limit", type=float, default=2e12, help="most operations that are measured; 0 for none")
-    args = parser.parse_args(argv)
-    records = []
-    for model in MODELS:
-        for rows in LENGTHS:
-            size, operations = block_rows(rows, model.width), spectral_operations(rows, model.width)
-            share = operations / decoding_operations(rows, model)
-            records.append(
-                {
-                    "model": model.name,
-                    "width": model.width,
-                    "rows": rows,
-                    "block": size,
-                    "operations": operations,
-                    "mib": response_bytes(rows, model.width, size) / 2**20,
-                    "seconds": seconds(rows, model.width) if operations <= args.limit else None,
-                    "of_operations": share,
-                    "of_time": share * DECODING_RATE / SPECTRAL_RATE,
-                }
-            )
-            print(records[-1], file=sys.stderr, flush=True)
-    metadata = provenance("spectral_cost.py", argv, "cpu") | {"threads": torch.get_num_threads()}
+def record(model: Model, rows: int, limit: float) -> dict[str, Any]:
+    """The figures of a response of ``rows`` tokens."""
+    block, operations = block_rows(rows, model.width), spectral_operations(rows, model.width)
+    share = operations / decoding_operations(rows, model)
+    return {
+        "model": model.name,
+        "width": model.width,
+        "rows": rows,
+        "block": block,
+        "operations": operations,
+        "mib": response_bytes(rows, model.width, block) / 2**20,
+        "seconds": seconds(rows, model.width) if operations <= limit else None,
+        "of_operations": share,
+        "of_time": share * DECODING_RATE / SPECTRAL_RATE,
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    """Compute and measure."""
+    command = parser(__doc__)
+    command.add_argument("--limit", type=float, default=2e12, help="most operations that are measured; 0 for none")
+    args = command.parse_args(argv)
+    records = [record(model, rows, args.limit) for model in MODELS for rows in LENGTHS]
+    metadata = provenance("spectral_cost.py", argv) | {"threads": torch.get_num_threads()}
     write_report(args.out, metadata, records, page)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

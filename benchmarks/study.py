@@ -47,13 +47,11 @@ from typing import IO, Any
 from zlib import crc32
 
 import pandas as pd
-from bench_report import provenance, read_report, write_report
+from bench_report import ROOT, provenance, read_report, write_report
 from study_file import Study
 from study_page import LOGGED, Results, draw, page
 
 from verl.utils.files import replace_text
-
-ROOT = Path(__file__).resolve().parents[1]
 
 TRAIN = [sys.executable, "-m", "verl.trainer.main_ppo"]
 """What trains, before its overrides."""
@@ -166,15 +164,14 @@ def runs_of(study: Study, folder: Path) -> list[Run]:
 
 def prepare(folder: Path, arguments: Sequence[str]) -> None:
     """Make a folder that is missing; it is there in whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            part = folder.with_name(f"{folder.name}.part")
-            shutil.rmtree(part, ignore_errors=True)
-            command = [sys.executable, *(argument.format(out=part) for argument in arguments)]
+    if not folder.exists():
+        part = folder.with_name(f"{folder.name}.{os.getpid()}")
+        command = [sys.executable, *(argument.format(out=part) for argument in arguments)]
+        try:
             subprocess.run(command, cwd=ROOT, check=True)
             part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def report(study: Study, runs: Sequence[Run], out: Path, argv: Sequence[str]) -> None:

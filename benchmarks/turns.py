@@ -7,12 +7,13 @@ them holds a :class:`Player` for each.
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 FOLDER = "BENCH_TURNS"
-"""The environment variable that names a program's folder of pipes."""
+"""The environment variable that names a program's folder of pipes, by which its processes are found, too."""
 
 
 def wait_for_turn() -> None:
@@ -23,6 +24,23 @@ def wait_for_turn() -> None:
     with open(folder / "go") as go:
         if not go.read(1):
             raise SystemExit("the program that gives turns is gone")
+
+
+class TurnSampler:
+    """``data.sampler``: prompts in the order of the file; each step of the training waits for its turn."""
+
+    def __init__(self, dataset: Any, config: Any, seed: int) -> None:
+        self.num_prompts = len(dataset)
+
+    def __len__(self) -> int:
+        return self.num_prompts
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.num_prompts))
+
+    def update(self, outcome: Any) -> None:
+        """A step has ended but for its weights' way to the engines, which is part of the next one's time."""
+        wait_for_turn()
 
 
 class Player:
@@ -55,6 +73,15 @@ class Player:
         self._wait()
         return time.perf_counter() - started
 
+    def cpu_seconds(self) -> float:
+        """CPU time of its living processes so far, Ray's among them."""
+        ticks = 0
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ends meanwhile, or belongs to someone else
+                if f"{FOLDER}={self.folder}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    ticks += sum(map(int, (folder / "stat").read_text().rpartition(")")[2].split()[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def end(self) -> None:
         """Stop it."""
         self.process.terminate()
@@ -70,11 +97,9 @@ class Player:
     def _wait(self) -> None:
         deadline = time.perf_counter() + self.timeout_s
         while True:
-            try:
+            with suppress(BlockingIOError):
                 if os.read(self._ready, 1):
                     return
-            except BlockingIOError:
-                pass
             if self.process.poll() is not None:
                 raise RuntimeError(f"{self.process.args} ended: {self._tail()}")
             if time.perf_counter() > deadline:

@@ -70,11 +70,13 @@ def run_stage(number: int, stage: Stage, options: argparse.Namespace) -> Record:
     if path.exists():
         shutil.rmtree(path)
     path.mkdir(parents=True)
-    command = [sys.executable, str(options.stages), stage.name, "--device", options.device]
+    program = [str(options.stages)] if options.stages else ["-m", "gpu_checks.stages"]
+    command = [sys.executable, *program, stage.name, "--device", options.device]
     command += ["--out", str(path), "--result", str(result)] + ["--toy"] * options.toy
     identity = uuid.uuid4().hex
-    # Some stages import the scripts that measure.
-    paths = os.pathsep.join(filter(None, [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH")]))
+    # Stages import what is beside this file, and the scripts that measure.
+    folders = [str(ROOT / "scripts"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH")]
+    paths = os.pathsep.join(filter(None, folders))
     started = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -139,7 +141,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a stage is killed")
     parser.add_argument("--list", action="store_true", help="print the stages and run nothing")
     # Its test brings stages of its own.
-    parser.add_argument("--stages", type=Path, default=ROOT / "scripts" / "gpu_stages.py", help=argparse.SUPPRESS)
+    parser.add_argument("--stages", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.device == "cpu" and not options.toy:
         parser.error("--device cpu: add --toy; the real sizes are for GPUs")

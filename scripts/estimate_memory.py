@@ -3,7 +3,7 @@
 python scripts/estimate_memory.py --gpu-gb 80 preset=paper experiment=verl_grpo model=qwen2.5_7b trainer=gpus8
 
 Arguments are those of train.sh. Only the model's config.json is read; nothing runs. The terms hold for decoder-only
-models with gated MLPs (Qwen, Llama, Mistral). A run makes the same estimate at its start (trainer.check_memory).
+models with gated MLPs (Qwen, Llama, Mistral). A run on GPUs makes the same estimate at its start, and warns.
 """
 
 import argparse
@@ -15,10 +15,7 @@ from rich.table import Table
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
 from verl.models.info import ModelInfo
-from verl.run.memory import GB, Shape, Shapes, engine_parts, estimate
-from verl.run.memory_check import fitting_changes
-
-__all__ = ["Shape", "Shapes", "engine_parts", "estimate"]
+from verl.run.memory import GB, Shape, Shapes, engine_parts, estimate, fix_of, peak_of
 
 
 def main(argv: list[str]) -> None:
@@ -41,8 +38,7 @@ def main(argv: list[str]) -> None:
         assert shape is not None
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    shapes = Shapes(shape, critic, judge)
-    phases = estimate(config, shapes, options.gpu_gb)
+    phases = estimate(config, Shapes(shape, critic, judge), options.gpu_gb)
     names = list(dict.fromkeys(name for parts in phases.values() for name in parts))
     title = f"GB on each of {config.trainer.world_size} GPUs of {options.gpu_gb:g}: {model.path}, "
     table = Table("", *phases, title=title + f"{shape.parameters / GB:.2f} billion parameters", title_justify="left")
@@ -57,11 +53,9 @@ def main(argv: list[str]) -> None:
         console.print(f"engine: {engine} less activations", highlight=False)
         if parts["KV cache"] <= 0:
             sys.exit("error: no room for the KV cache; set rollout.gpu_memory_utilization higher")
-    worst = max(phases, key=lambda name: sum(phases[name].values()))
-    total = sum(phases[worst].values())
-    console.print(f"{worst}: {total:.1f} GB; {'fits' if total <= options.gpu_gb else 'does not fit'}", highlight=False)
-    if total > options.gpu_gb:
-        console.print(fitting_changes(config, shapes, options.gpu_gb), highlight=False)
+    worst, total = peak_of(phases)
+    verdict = "fits" if total <= options.gpu_gb else f"does not fit; {fix_of(worst)}"
+    console.print(f"{worst}: {total:.1f} GB; {verdict}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the tables of docs/from_verl.md: what becomes of each of veRL's options, by the translator's own tables.
+"""Write the tables of docs/from_verl.md: what becomes of each of veRL's options, by the translator's own table.
 
 python scripts/make_from_verl.py [--check]
 
@@ -10,46 +10,29 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl.cli.verl_earlier import EARLIER_OPTIONS
-from verl.cli.verl_learning import ALGORITHM_OPTIONS, CRITIC_OPTIONS, REWARD_OPTIONS
-from verl.cli.verl_options import Option
-from verl.cli.verl_policy import ACTOR_OPTIONS, MODEL_OPTIONS, REF_OPTIONS
-from verl.cli.verl_rollout import ROLLOUT_OPTIONS
-from verl.cli.verl_run import DATA_OPTIONS, SYSTEM_OPTIONS, TRAINER_OPTIONS
+from verl.cli.verl_options import OPTIONS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "from_verl.md"
 BEGIN, END = "<!-- Written by scripts/make_from_verl.py: begin -->\n", "<!-- end -->\n"
 
-SECTIONS = {
-    "data": DATA_OPTIONS,
-    "actor_rollout_ref.model": MODEL_OPTIONS,
-    "actor_rollout_ref.actor": ACTOR_OPTIONS,
-    "actor_rollout_ref.rollout": ROLLOUT_OPTIONS,
-    "actor_rollout_ref.ref": REF_OPTIONS,
-    "algorithm": ALGORITHM_OPTIONS,
-    "critic": CRITIC_OPTIONS,
-    "Rewards": REWARD_OPTIONS,
-    "trainer": TRAINER_OPTIONS,
-    "The system": SYSTEM_OPTIONS,
-    "Earlier names": EARLIER_OPTIONS,
-}
-KINDS = {"translated": "", "accepted": "No effect: ", "refused": "Refused: "}
-
-
-def row(key: str, option: Option) -> str:
-    """One line of a table."""
-    prefix = "" if option.meaning.startswith("only ") else KINDS[option.kind]
-    return f"| `{key}` | {prefix}{option.meaning} |"
-
 
 def tables() -> str:
-    """All tables."""
-    parts = []
-    for title, options in SECTIONS.items():
-        heading = f"`{title}`" if title[0].islower() else title
-        rows = "\n".join(row(key, option) for key, option in options.items())
-        parts.append(f"### {heading}\n\n| veRL's option | Here |\n|---|---|\n{rows}\n")
-    return "\n".join(parts)
+    """All tables: one for each section, whose options of one meaning share a row."""
+    sections: dict[str, dict[str, list[str]]] = {}
+    for name, option in OPTIONS.items():
+        meaning = "the same name" if option.describe() == f"`{name}`" else option.describe()
+        sections.setdefault(option.section, {}).setdefault(meaning, []).append(f"`{name}`")
+    return "\n".join(_table(title, rows) for title, rows in sections.items())
+
+
+def _table(title: str, rows: dict[str, list[str]]) -> str:
+    heading = f"`{title}`" if title[0].islower() else title
+    # What is translated comes before what is refused or has no effect.
+    ordered = sorted(
+        rows, key=lambda meaning: meaning.startswith(("only", "refused")) + 2 * meaning.startswith("no effect")
+    )
+    lines = "\n".join(f"| {', '.join(rows[meaning])} | {meaning} |" for meaning in ordered)
+    return f"### {heading}\n\n| veRL's option | Here |\n|---|---|\n{lines}\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

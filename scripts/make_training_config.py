@@ -172,7 +172,7 @@ def job_sections(name: str, schemas: dict[str, Schema]) -> Iterator[str]:
 
 
 def flags_section() -> str:
-    rows = [(f"`--{name}`", markdown(flag.becomes)) for name, flag in FLAGS.items()]
+    rows = [(f"`--{name}`", markdown(flag.describe())) for name, flag in FLAGS.items()]
     return f"{FLAGS_INTRODUCTION}\n{table(['Flag', 'Becomes'], rows)}"
 
 

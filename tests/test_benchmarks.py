@@ -1,47 +1,40 @@
 """The scripts that measure: their arithmetic, and the shipped pages against the shipped data. No time is asserted."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import bench_checkpoint
-import bench_dealing
 import bench_hidden_states
-import bench_measuring
-import bench_products
 import bench_report
 import bench_sampler
-import bench_shaping
 import bench_spectral
 import bench_step
 import bench_traffic
-import estimate_step
 import measure_spectral_accuracy as accuracy
 import plot_rank_along_response
 import pytest
+import shapes
+import spectral_cost
 import study_page
 import torch
 from conftest import ROOT
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from turns import Player
 
-from verl.models.gather import as_it_is
+from verl.batch import Batch
 
 HIDDEN_STATES = ("hidden_states_cpu", "hidden_states_cpu_compiled", "hidden_states_cpu_tiny")
 PAGES = {
     **dict.fromkeys(HIDDEN_STATES, bench_hidden_states.page),
+    **dict.fromkeys(("step_cpu", "step_cpu_apart", "shaping_cpu"), bench_step.page),
+    **dict.fromkeys(("studies/rank_shaping", "studies/recipes"), study_page.page),
     "checkpoint": bench_checkpoint.page,
-    "dealing": bench_dealing.page,
-    "measuring": bench_measuring.page,
-    "products": bench_products.page,
     "sampler": bench_sampler.page,
-    "shaping_cpu": lambda facts, pairs: bench_shaping.page(facts, bench_shaping.summarise(pairs)),
     "spectral": bench_spectral.page,
-    "step_cpu": bench_step.page,
-    "step_cpu_apart": bench_step.page,
-    "step_estimate": estimate_step.page,
-    "studies/rank_shaping": study_page.page,
-    "studies/recipes": study_page.page,
+    "spectral_cost": spectral_cost.page,
     "traffic": bench_traffic.page,
 }
 
@@ -55,54 +48,6 @@ def test_shipped_page_follows_from_the_shipped_data(name: str, tmp_path):
         assert (tmp_path / name).with_suffix(suffix).read_text() == shipped.with_suffix(suffix).read_text()
 
 
-def test_the_estimate_counts_the_work_of_a_model():
-    world = estimate_step.World("7b", 8, 1)
-    # Qwen2.5-7B has 7.616e9 parameters, 0.545e9 of them in the embedding, and some in biases and norms.
-    assert world.matrices == pytest.approx(7.616e9 - 0.545e9, rel=1e-3)
-    assert world.cache_bytes == 2 * 2 * 28 * 4 * 128
-    # A row of n tokens: 2 for each matrix entry and token, and 2 n^2 D a layer for causal attention.
-    assert world.forward(torch.tensor([100])) == 200 * world.matrices + 28 * 2 * 100**2 * 3584
-    assert world.forward(torch.tensor([70, 30])) < world.forward(torch.tensor([100]))
-    # One response on each engine: each decode step reads the weights and the sequence so far.
-    read = 3 * 2 * world.matrices + (3 * 1024 + 3) * world.cache_bytes
-    decoding = read / estimate_step.MEMORY_RATE + 3 * estimate_step.DECODE_STEP_S
-    prefill = world.forward(torch.full((128,), 1024)) / 8 / estimate_step.PRODUCT_RATE
-    lengths = torch.tensor([1, 2, 3, 1, 1, 1, 1, 1])
-    assert estimate_step.generation_s(world, lengths) == pytest.approx(decoding + prefill)
-
-
-def test_the_estimate_adds_up_phases():
-    _, traffic = bench_report.read_report(ROOT / "benchmarks/traffic.jsonl")
-    world, lengths = estimate_step.World("32b", 64, 4), torch.tensor([64, 64, 64, 128] * 32)
-    columns = estimate_step.phases(world, lengths, traffic)
-    for found in columns.values():
-        assert found["a step"] == pytest.approx(sum(seconds for name, seconds in found.items() if name != "a step"))
-    before, now, verl = columns.values()
-    # A forward pass for the reference, four times that for the update, three quarters of it for old log-probabilities.
-    scored = world.forward(1024 + lengths) / 64 / estimate_step.PRODUCT_RATE
-    assert (now["reference"], now["update"]) == pytest.approx((scored, 4 * scored))
-    assert (now["old log-probabilities"], verl["old log-probabilities"]) == pytest.approx((0.75 * scored, scored))
-    assert before["reference"] == pytest.approx(
-        world.forward(torch.full((128,), 1024 + 128)) / 64 / estimate_step.PRODUCT_RATE
-    )
-    # 1880 MiB with engines of 4 GPUs, benchmarks/traffic.md, and 60 now.
-    assert before["batches"] == verl["batches"] == pytest.approx(1880 * 2**20 / 1e9, rel=1e-3)
-    assert now["batches"] == pytest.approx(60 * 2**20 / 1e9, rel=1e-2)
-    assert verl["rank metrics"] == 0 < now["rank metrics"] == before["rank metrics"]
-
-
-def test_a_training_is_compared_in_turns_or_apart():
-    seconds = [(1.0, 2.0), (3.0, 4.0), (2.0, 10.0)]
-    rounds = [{"GRPO": {"seconds": a, "reward": 0.5}, "TRL": {"seconds": b, "reward": 0.25}} for a, b in seconds]
-    turns, apart = (bench_step.summarise(rounds, apart) for apart in (False, True))
-    # Of 0.5, 0.75 and 0.2; and 2 of 4.
-    assert turns["GRPO"] == {"seconds": 2.0, "ratio": 0.5, "interval": (0.2, 0.75), "reward": 0.5}
-    assert apart["GRPO"] == {"seconds": 2.0, "ratio": 0.5, "interval": None, "reward": 0.5}
-    rounds[0]["TRL"]["seconds"] = 100.0
-    assert bench_step.summarise(rounds, False)["GRPO"]["ratio"] == 0.2
-    assert bench_step.summarise(rounds, True)["GRPO"]["ratio"] == 0.2
-
-
 def test_a_report_says_how_it_was_made(tmp_path):
     facts = bench_report.provenance("bench_spectral.py", ["--out", "a b"])
     assert facts["command"] == "python benchmarks/bench_spectral.py --out 'a b'"
@@ -112,21 +57,19 @@ def test_a_report_says_how_it_was_made(tmp_path):
     trimmed = {"seconds": 1234570.0, "count": 1234567, "inner": [{"share": 0.333333}]}
     assert bench_report.read_report(tmp_path / "sub" / "new.jsonl") == (facts, [trimmed])
     assert (tmp_path / "sub" / "new.md").read_text() == f"{(facts, [trimmed])}\n"
+    assert bench_report.table(["a", "b:"], [["1", "2"]]) == "| a | b |\n| --- | ---: |\n| 1 | 2 |\n"
 
 
-def test_the_collectives_of_a_weight_sync_are_counted():
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 1000}
-    with bench_traffic.fake_world(4) as mesh:
-        with torch.device("meta"):
-            model = Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2))
-        fully_shard(model, mesh=mesh)
-        numbers = sum(p.numel() for p in model.parameters())
-        before = bench_traffic.count_sync(model, as_it_is, 0)
-        after = bench_traffic.count_sync(model, bench_traffic.bfloat16_matrices, 1 << 18)
-    # Two layers of 12 parameters, embedding, head and the last norm; all of rows that 4 divides.
-    assert before == {"collectives": 27, "gib": 4 * numbers / 2**30, "largest_mib": 4 * 64_000 / 2**20}
-    # Of 128 kB each: embedding and layers, then the head.
-    assert after["collectives"] == 2 and 0.5 < after["gib"] / before["gib"] < 0.51
+def test_a_training_is_compared_in_turns_or_apart():
+    seconds = [(1.0, 2.0), (3.0, 4.0), (2.0, 10.0)]
+    rounds = [{"GRPO": {"seconds": a, "reward": 0.5}, "TRL": {"seconds": b, "reward": 0.25}} for a, b in seconds]
+    turns, apart = (bench_step.summarise(rounds, apart)["GRPO"] for apart in (False, True))
+    # Of 0.5, 0.75 and 0.2; and 2 of 4.
+    assert turns == {"seconds": {"median": 2.0, "ratio": 0.5, "interval": (0.2, 0.75)}, "reward": 0.5}
+    assert apart == {"seconds": {"median": 2.0, "ratio": 0.5, "interval": None}, "reward": 0.5}
+    # A round in which the machine was slow counts like the others.
+    rounds[0]["TRL"]["seconds"] = 100.0
+    assert bench_step.summarise(rounds, False)["GRPO"]["seconds"]["ratio"] == 0.2
 
 
 TEN = [10, 3, 7, 1, 9, 2, 8, 5, 4, 6]
@@ -137,33 +80,75 @@ TEN = [10, 3, 7, 1, 9, 2, 8, 5, 4, 6]
     ("values", "interval"), [(TEN, (2, 9)), (range(40), (13, 26)), ([5.0, 4.0, 6.0], (4.0, 6.0)), ([5.0], (5.0, 5.0))]
 )
 def test_interval_of_the_median(values, interval):
-    assert bench_shaping.median_interval(values) == interval
+    assert bench_step.median_interval(values) == interval
 
 
-def step(seconds: float, cpu_seconds: float, phases: dict[str, float]) -> dict:
-    figures = {"seconds": seconds, "cpu_seconds": cpu_seconds, "tokens": 640.0, "shortest": 128.0}
-    plugin = {"capture": 0.02 * seconds, "reduce": 0.01 * seconds}
-    return figures | {"plugin": plugin, "phases": phases | {"step": seconds}}
+PROGRAM = """
+import sys, time
+from turns import wait_for_turn
+for step in range(3):
+    wait_for_turn()
+    with open(sys.argv[1], "a") as file:
+        file.write(sys.argv[2])
+    while time.process_time() < 0.1 * (step + 2):
+        pass
+print("out of steps", file=sys.stderr)
+sys.exit(3)
+"""
 
 
-def test_the_cost_of_shaping_is_the_median_of_pairs():
-    # The machine was twice as slow during the second pair: its ratio counts like the others.
-    pairs = [
-        {"GRPO": step(a, 2 * a, {"generate": a}), "VERL-GRPO": step(b, 3 * a, {"generate": b, "rank_metrics": 0.5})}
-        for a, b in [(10.0, 10.2), (20.0, 20.6), (10.0, 10.4)]
-    ]
-    figures = bench_shaping.summarise(pairs)
-    assert figures["ratio"] == pytest.approx(1.03) and figures["interval"] == pytest.approx((1.02, 1.04))
-    assert figures["cpu_ratio"] == 1.5
-    assert figures["plugin_share"] == pytest.approx({"capture": 0.02, "reduce": 0.01})
-    assert figures["phases"]["rank_metrics"] == {"GRPO": 0.0, "VERL-GRPO": 0.5}
-    assert figures["same_tokens"] and figures["shortest"] == 128
-    pairs[0]["GRPO"]["tokens"] = 639.0
-    assert not bench_shaping.summarise(pairs)["same_tokens"]
+def player(tmp_path: Path, name: str, program: str = PROGRAM) -> Player:
+    command = [sys.executable, "-c", program, str(tmp_path / "done"), name]
+    return Player(command, tmp_path / name, {"PYTHONPATH": str(ROOT / "benchmarks")}, timeout_s=60)
+
+
+@pytest.mark.slow
+def test_only_the_player_whose_turn_it_is_works(tmp_path: Path):
+    players = {name: player(tmp_path, name) for name in "ab"}
+    assert not (tmp_path / "done").exists()
+    before = players["a"].cpu_seconds()
+    for name in "abba":
+        assert players[name].step() > 0
+    assert (tmp_path / "done").read_text() == "abba"
+    assert 0.1 < players["a"].cpu_seconds() - before < 10
+    with pytest.raises(RuntimeError, match=r"ended: out of steps\n"):
+        players["a"].step()
+    for one in players.values():
+        one.end()
+        assert one.process.returncode is not None
+    slow = player(tmp_path, "slow", PROGRAM.replace("with open", "time.sleep(60)\n    with open"))
+    slow.timeout_s = 0.2
+    with pytest.raises(TimeoutError, match=r"took more than 0\.2 s"):
+        slow.step()
+    slow.end()
+
+
+def test_the_collectives_of_a_weight_sync_are_counted():
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 1000}
+    with bench_traffic.fake_world(4) as mesh:
+        with torch.device("meta"):
+            model = Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2))
+        fully_shard(model, mesh=mesh)
+        numbers = sum(p.numel() for p in model.parameters())
+        sync = bench_traffic.count_sync(model, bench_traffic.bfloat16_matrices, 1 << 18)
+    # Of 256 KiB each: embedding and layers, then the head; norms and biases stay in float32.
+    assert sync["collectives"] == 2 and 2 < sync["gib"] * 2**30 / numbers < 2.05
+
+
+def test_the_bytes_of_a_batch_are_those_of_its_columns():
+    lengths = torch.tensor([100, 200])
+    batch = Batch(torch.tensor([20, 30]), lengths, tokens=torch.randint(1, 60_000, (350,)))
+    batch.fill(old_logprobs=-torch.rand(300), advantages=torch.tensor([1.0, 2.0]).repeat_interleave(lengths))
+    empty, tokens, scored = (
+        bench_traffic.sent_mib(batch.columns(*names)) * bench_traffic.MIB
+        for names in ((), ("tokens",), ("tokens", "old_logprobs", "advantages"))
+    )
+    # 2 bytes a token; 4 bytes a log-probability, and an advantage for each response.
+    assert 700 <= tokens - empty < 1100 and 1208 <= scored - tokens < 1700
 
 
 def test_the_end_of_a_turn_does_not_end_a_response(tiny_model, tmp_path):
-    bench_shaping.make_model("embedded", tmp_path / "model", tiny_model)
+    shapes.make_model("embedded", tmp_path / "model", tiny_model)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     end = tokenizer.eos_token_id
     assert tokenizer.decode([end]) == "<|pad|>"
@@ -232,7 +217,7 @@ def test_every_shape_is_measured_by_every_method(tmp_path: Path):
             assert errors["eigvalsh"] < 1e-10 and 0 < errors["float32_loop"] < 0.1
 
 
-def test_what_is_over_a_limit_stays_in_the_results(tmp_path: Path):
+def test_shapes_over_a_limit_stay_in_the_results(tmp_path: Path):
     _, (first, *others) = run(tmp_path, "--limit", "1e-9")
     assert {result["status"] for result in first["methods"].values()} == {"measured"}
     for record in others:
@@ -240,7 +225,7 @@ def test_what_is_over_a_limit_stays_in_the_results(tmp_path: Path):
         for result in record["methods"].values():
             assert result["status"] == "> limit" and "seconds" not in result
             assert result["estimate_s"] > 1e-9 and result["basis"].startswith(("linear in B", "T^"))
-    _, records = run(tmp_path, "--memory-gib", "0.001")
+    _, records = run(tmp_path, "--memory-gib", "0.001", "--methods", "nested", "svd")
     assert {result["status"] for record in records for result in record["methods"].values()} == {"> memory"}
 
 

@@ -9,11 +9,10 @@ import time
 from pathlib import Path
 
 import check_gpu
-import gpu_stages
 import pytest
 import torch
 from conftest import ROOT
-from gpu_checks import machine, scale, testing, training
+from gpu_checks import checks, stages, training
 from gpu_checks.common import Context, Failed
 from gpu_checks.stages import STAGES
 
@@ -149,7 +148,7 @@ def test_memory_must_be_near_the_estimate(tmp_path):
 
     def check(measured: dict[str, float], device: str = "cuda") -> None:
         context = Context("step-packed", device, False, tmp_path)
-        scale.check_memory(context, {"estimated_gb": phases, "measured_gb": measured})
+        training.check_memory(context, {"estimated_gb": phases, "measured_gb": measured})
 
     check(phases | {"update_actor": 26.0})
     with pytest.raises(Failed, match=r"update_actor took 26.10 GB, 20.00 were estimated"):
@@ -168,12 +167,12 @@ def test_stages_for_two_gpus_say_what_is_missing(monkeypatch, tmp_path):
     context = Context("sharding", "cuda", False, tmp_path)
     for count, used in ((2, 2), (5, 4), (8, 8)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        assert scale.gpus(context) == used
+        assert training.gpus(context) == used
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert gpu_stages.run(context) == {"status": "skipped", "reason": "one GPU here; this needs two"}
+    assert stages.run(context) == {"status": "skipped", "reason": "one GPU here; this needs two"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found = gpu_stages.run(context)
+    found = stages.run(context)
     assert found["status"] == "failed" and found["reason"].endswith("sees no GPU")
 
 
@@ -182,8 +181,8 @@ def test_what_a_stage_raises_is_its_reason(monkeypatch, tmp_path):
         def raising(context: Context) -> None:
             raise error
 
-        monkeypatch.setattr(machine, "versions", raising)
-        return gpu_stages.run(Context(name, "cpu", True, tmp_path))
+        monkeypatch.setattr(checks, "versions", raising)
+        return stages.run(Context(name, "cpu", True, tmp_path))
 
     assert run("versions", ModuleNotFoundError("No module named 'ray'")) == {
         "status": "failed",
@@ -203,7 +202,7 @@ def test_what_pytest_reports_is_read(tmp_path):
           <testcase name="tests.new"><error message="collection failure">import new
 E   ModuleNotFoundError: No module named 'new'</error></testcase>
         </testsuite></testsuites>""")
-    assert testing.counts(tmp_path / "report.xml") == {
+    assert checks.counts(tmp_path / "report.xml") == {
         "tests": 4,
         "passed": 1,
         "failed": ["bad", "tests.new"],
@@ -213,12 +212,12 @@ E   ModuleNotFoundError: No module named 'new'</error></testcase>
 
 
 def test_stages_and_their_tests_are_there():
-    functions = {stage.name: pkgutil.resolve_name(f"gpu_checks.{stage.function}") for stage in STAGES}
-    assert {name for name, function in functions.items() if function is testing.tests} == testing.TESTS.keys()
-    for chosen in testing.TESTS.values():
-        for node in (*chosen[0], *chosen[1]):
+    for stage in STAGES:
+        runs_tests = pkgutil.resolve_name(f"gpu_checks.{stage.function}") is checks.tests
+        assert runs_tests == bool(stage.gpu_tests), stage.name
+        for node in (*stage.gpu_tests, *stage.cpu_tests):
             path, _, name = node.partition("::")
-            assert f"def {name.partition('[')[0]}" in (ROOT / path).read_text()
+            assert f"def {name.partition('[')[0]}" in (ROOT / "tests" / path).read_text()
 
 
 IN_EVERY_ROUND = {"versions", "spectra", "sampler"}

@@ -2,7 +2,9 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from conftest import ROOT
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from transformers import Qwen2Config, Qwen2Model
+from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config, Qwen2Model
 
 from verl.config import PPOConfig, load_config
 from verl.config.rollout import SamplingConfig
@@ -246,3 +248,38 @@ def test_a_critic_has_its_own_sizes_and_its_own_limit_of_tokens():
         # One whose sizes are not known is not counted.
         unknown = memory.estimate(config, memory.Shapes(QWEN_7B), 80.0)
         assert "critic" not in unknown["generate"] and "critic, step" not in unknown
+
+
+def test_a_run_near_the_edge_of_its_gpus_is_warned(tmp_path: Path):
+    Qwen2Config(
+        hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
+        vocab_size=152064, tie_word_embeddings=False,
+    ).save_pretrained(tmp_path)  # fmt: skip
+
+    def warning(*overrides: str) -> str:
+        config = load_config(PPOConfig, "ppo_trainer", [*PRESET, f"model.path={tmp_path}", *overrides])
+        return memory.memory_warning(config, 80.0)
+
+    assert warning() == ""
+    line = warning("rollout.gpu_memory_utilization=0.7")
+    assert line.startswith("warning: sync: needs about 73.8 GB of a GPU with 80.0 (engine 56.0, ")
+    assert "; if memory runs out: lower rollout.gpu_memory_utilization; use more workers" in line
+    line = warning("model.gradient_checkpointing=false")
+    assert (
+        line.startswith("warning: update, backward: needs about 132.3 GB")
+        and "; if memory runs out: lower actor.micro" in line
+    )
+
+
+def test_only_models_that_the_terms_describe_are_estimated(tmp_path: Path, small_config):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 500}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    models = {
+        "llama": LlamaConfig(**sizes, **heads),
+        "mixtral": MixtralConfig(**sizes, **heads, num_local_experts=4),
+        "gpt2": GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16),
+    }
+    for name, config in models.items():
+        config.save_pretrained(tmp_path / name)
+        shape = memory.shape_of(replace(small_config.model, path=str(tmp_path / name)))
+        assert (shape is not None) == (name == "llama"), name

@@ -1,4 +1,4 @@
-"""What the stages of scripts/check_gpu.py share: how they are asked, what they answer, commands and processes."""
+"""What the stages of scripts/check_gpu.py share: their arguments, their answers, commands and processes."""
 
 import os
 import signal
@@ -26,13 +26,13 @@ Record = dict[str, Any]
 
 
 class Context(NamedTuple):
-    """How a stage was asked to run."""
+    """The arguments of a stage."""
 
     stage: str
     device: str
     toy: bool
     out: Path
-    """An empty folder of its own."""
+    """An empty folder for this stage alone."""
 
     @property
     def on_gpu(self) -> bool:
@@ -40,14 +40,14 @@ class Context(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a stage that passed found: a line for people, and figures."""
+    """The result of a stage that passed: a line for people, and figures."""
 
     figure: str
     figures: dict[str, Any]
 
 
 class Failed(Exception):
-    """The stage failed, with what was measured all the same, and what to do if that is not what the stage says."""
+    """The stage failed: why, the figures measured so far, and what to do if not what stages.toml says."""
 
     def __init__(self, reason: str, figures: Mapping[str, Any] | None = None, to_do: str | None = None) -> None:
         super().__init__(reason)

@@ -1,121 +1,78 @@
-"""The stages of scripts/check_gpu.py, in the order in which they run: what tells most comes first."""
+"""The stages of scripts/check_gpu.py, the most informative first, and the process that runs one of them.
 
+python -m gpu_checks.stages STAGE --device cuda --out FOLDER --result FILE [--toy]
+
+A stage returns an ``Outcome``, or raises ``Failed`` or ``Skipped``. The numbers come from what users run: the training
+command, the tests marked ``gpu``, and the scripts that measure.
+"""
+
+import argparse
+import json
+import pkgutil
+import sys
+import tomllib
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+from gpu_checks.common import FAILED, PASSED, SKIPPED, Context, Failed, Outcome, Record, Skipped, require_gpu
+
+TABLE = Path(__file__).with_name("stages.toml")
 
 
 class Stage(NamedTuple):
-    """One check."""
+    """One check; stages.toml describes the fields."""
 
     name: str
     what: str
     function: str
-    """Module and function of this package, a string: listing the stages must not import torch, which may be what is
-    missing."""
     to_do: str
-    """What a user does if it fails, unless the failure knows better."""
+    gpu_tests: Sequence[str] = ()
+    cpu_tests: Sequence[str] = ()
 
 
-TESTS = "testing:tests"
+STAGES = tuple(Stage(**entry) for entry in tomllib.loads(TABLE.read_text())["stages"])
 
-STAGES = (
-    Stage(
-        "versions",
-        "packages, GPU, compiler, sleep support",
-        "machine:versions",
-        "install what requirements.txt lists (README.md, Install), and free the GPU",
-    ),
-    Stage(
-        "sleep",
-        "vLLM's sleep, with captured states before and after",
-        TESTS,
-        "train with rollout.free_cache_engine=false",
-    ),
-    Stage(
-        "sync",
-        "engine and policy take turns: sleep, weights, log-probabilities",
-        TESTS,
-        "train with rollout.free_cache_engine=false; if only [vllm] failed, rollout.name=hf works",
-    ),
-    Stage(
-        "offload",
-        "parameters and optimizer wait in page-locked memory",
-        TESTS,
-        "train with model.fsdp.param_offload=false and model.fsdp.optimizer_offload=false",
-    ),
-    Stage(
-        "attention",
-        "packed rows through the attention kernels",
-        TESTS,
-        "train with model.use_remove_padding=false, or another model.attn_implementation than the one that failed",
-    ),
-    Stage(
-        "train",
-        "the embedded task end to end; engine and trainer agree in every step",
-        "training:train",
-        "try rollout.enforce_eager=true, then rollout.dtype=float32, then rollout.name=hf, to see which one matters",
-    ),
-    Stage(
-        "resume",
-        "a run that is killed goes on as if nothing had happened",
-        "training:resume",
-        "compare the metrics.jsonl of alone/ and killed/; try trainer.async_save=false",
-    ),
-    Stage(
-        "capture",
-        "hidden states with CUDA graphs on four architectures",
-        TESTS,
-        "train with rollout.enforce_eager=true, or calculator.source=actor",
-    ),
-    Stage(
-        "capture-second-runner",
-        "the same with vLLM's second model runner",
-        TESTS,
-        "nothing for training, which uses the first; elsewhere set VLLM_USE_V2_MODEL_RUNNER=0",
-    ),
-    Stage("streams", "draws do not depend on the batch", TESTS, "train with rollout.seeded=false"),
-    Stage(
-        "step-packed",
-        "whole steps of 1.5B parameters, rows packed; memory against the estimate",
-        "scale:whole_steps",
-        "out of memory: lower actor.ppo_max_token_len_per_gpu (docs/memory.md); else model.use_remove_padding=false",
-    ),
-    Stage(
-        "step-padded",
-        "the same, rows padded",
-        "scale:whole_steps",
-        "out of memory: lower actor.micro_batch_size_per_gpu (docs/memory.md)",
-    ),
-    Stage(
-        "capture-cost",
-        "decoding speed with capture against that without",
-        "measuring:capture_cost",
-        "train with calculator.source=actor, or bear the cost; own_share in the JSON says how much is the plugin's",
-    ),
-    Stage(
-        "spectra",
-        "time and accuracy of ranks at 1.5k, 4k and 8k tokens",
-        "measuring:spectra",
-        "out of memory: free the GPU; otherwise do not trust ranks from this machine",
-    ),
-    Stage(
-        "spectra-agree", "ranks on this device against those on a CPU", TESTS, "do not trust ranks from this machine"
-    ),
-    Stage(
-        "sampler",
-        "streams against seeded and unseeded sampling",
-        "measuring:sampler",
-        "train with rollout.seeded=false",
-    ),
-    Stage(
-        "tensor-parallel",
-        "one engine on two GPUs, weights given over NCCL",
-        "scale:tensor_parallel",
-        "train with rollout.tensor_parallel_size=1; run it with NCCL_DEBUG=INFO to see what NCCL does",
-    ),
-    Stage(
-        "sharding",
-        "the policy sharded over the GPUs, and copies of it in groups of them (HSDP)",
-        "scale:sharding",
-        "train with model.fsdp.fsdp_size=-1; run it with NCCL_DEBUG=INFO to see what NCCL does",
-    ),
-)
+
+def run(context: Context) -> Record:
+    """Status, and the figure or the reason."""
+    (function,) = [stage.function for stage in STAGES if stage.name == context.stage]
+    try:
+        # The first stage looks at the packages before that.
+        if context.on_gpu and context.stage != STAGES[0].name:
+            require_gpu()
+        # Imported here, so that a missing package is what this stage has to say.
+        outcome: Outcome = pkgutil.resolve_name(f"gpu_checks.{function}")(context)
+    except Skipped as skipped:
+        return {"status": SKIPPED, "reason": str(skipped)}
+    except Failed as failed:
+        return failure(str(failed), failed.to_do) | {"figures": failed.figures}
+    except Exception as error:  # whatever it is, it is what this stage has to say
+        traceback.print_exc()
+        return failure(f"{type(error).__name__}: {error}".splitlines()[0][:300])
+    return {"status": PASSED, "figure": outcome.figure, "figures": outcome.figures}
+
+
+def failure(reason: str, to_do: str | None = None) -> Record:
+    """The record of a stage that failed; a missing package has one fix, in whatever process it is missed."""
+    if to_do is None and "ModuleNotFoundError" in reason:
+        to_do = "install what requirements.txt lists (README.md, Install)"
+    return {"status": FAILED, "reason": reason} | ({} if to_do is None else {"to_do": to_do})
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run one stage and write its record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=[stage.name for stage in STAGES])
+    parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--result", type=Path, required=True)
+    options = parser.parse_args(argv)
+    record = run(Context(options.stage, options.device, options.toy, options.out))
+    options.result.write_text(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,7 +1,6 @@
 """A process of an abandoned attempt writes nothing that counts."""
 
 import errno
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,14 +44,6 @@ def test_a_folder_that_cannot_be_claimed(tmp_path: Path, monkeypatch: pytest.Mon
         Attempt.claim(tmp_path)
 
 
-def test_every_file_of_a_checkpoint_carries_its_attempt(tmp_path: Path):
-    Attempt.claim(tmp_path)
-    folder = written(Attempt.claim(tmp_path), 3)
-    assert folder.name.startswith(".global_step_3.attempt_2.") and folders.attempt_of(folder) == Attempt(tmp_path, 2)
-    final = folders.complete_checkpoint(folder, 3, "{}")
-    assert json.loads((final / "manifest.json").read_text())["attempt"] == 2
-
-
 def test_a_stale_attempt_begins_and_completes_nothing(tmp_path: Path):
     stale = Attempt.claim(tmp_path)
     before, unfinished = written(stale, 1), written(stale, 2)
@@ -67,37 +58,23 @@ def test_a_stale_attempt_begins_and_completes_nothing(tmp_path: Path):
     assert list(folders.checkpoints(tmp_path)) == [1, 2]
 
 
-def test_an_attempt_that_is_overtaken_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It was paused between its last look and the rename, for as long as the next attempt took to begin."""
+@pytest.mark.parametrize("moment", ["before the rename", "before the pointer", "after the last check"])
+def test_an_attempt_that_is_overtaken_late_does_not_move_the_pointer(tmp_path: Path, monkeypatch, moment: str):
+    """It was paused in the middle of completing its checkpoint, for as long as the next attempt took to begin."""
     stale = Attempt.claim(tmp_path)
     unfinished = written(stale, 2)
     flush = folders.flush
 
     def overtaken(path: Path) -> None:
         flush(path)
-        if path == unfinished:
-            monkeypatch.setattr(Attempt, "check", lambda *_: None)  # the last look was before this
-            folders.remove_unfinished(tmp_path)
-
-    monkeypatch.setattr(folders, "flush", overtaken)
-    with pytest.raises(FileNotFoundError):
-        folders.complete_checkpoint(unfinished, 2, "{}")
-    assert folders.checkpoints(tmp_path) == {} and not (tmp_path / "latest_checkpointed_iteration.txt").exists()
-
-
-@pytest.mark.parametrize("moment", ["before the rename", "before the pointer"])
-def test_an_attempt_that_is_overtaken_late_names_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str):
-    stale = Attempt.claim(tmp_path)
-    unfinished = written(stale, 2)
-    flush = folders.flush
-
-    def overtaken(path: Path) -> None:
-        flush(path)
-        if path == {"before the rename": unfinished, "before the pointer": tmp_path}[moment]:
+        if path == (tmp_path if moment == "before the pointer" else unfinished):
             Attempt.claim(tmp_path)
+            if moment == "after the last check":
+                monkeypatch.setattr(Attempt, "check", lambda *_: None)
+                folders.remove_unfinished(tmp_path)
 
     monkeypatch.setattr(folders, "flush", overtaken)
-    with pytest.raises(StaleAttempt):
+    with pytest.raises(FileNotFoundError if moment == "after the last check" else StaleAttempt):
         folders.complete_checkpoint(unfinished, 2, "{}")
     assert (2 in folders.checkpoints(tmp_path)) == (moment == "before the pointer")
     assert not (tmp_path / "latest_checkpointed_iteration.txt").exists()

@@ -12,8 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from verl.checkpoint import folders
-from verl.checkpoint.attempts import Attempt
-from verl.checkpoint.run_lock import run_lock
+from verl.checkpoint.attempts import Attempt, run_lock
 from verl.config import ConfigError
 from verl.utils.files import FileRecord, RecordedFile, file_record, write_recorded
 
@@ -48,11 +47,6 @@ def test_a_checkpoint_is_complete_and_the_pointer_follows(tmp_path: Path):
     assert FileRecord(**entries["trainer_state.json"]) == file_record(folder / "trainer_state.json")
     assert FileRecord(**entries[MODEL]).size == len("weights")
     folders.verify_checkpoint(folder)
-    # The first example of FIPS 180-2.
-    (tmp_path / "file").write_text("abc")
-    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert file_record(tmp_path / "file") == FileRecord(3, digest)
-
     save(root, 10)
     assert list(folders.checkpoints(root)) == [5, 10]
     assert folders.latest_checkpoint(root) == root / "global_step_10"
@@ -65,11 +59,12 @@ def test_a_checkpoint_is_complete_and_the_pointer_follows(tmp_path: Path):
 
 def test_a_file_is_recorded_while_it_is_written(tmp_path: Path):
     path = tmp_path / "file"
+    # The first example of FIPS 180-2.
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     with RecordedFile(path) as file:
         file.write(b"a")
         file.write(memoryview(b"bc"))
-    assert file.record == FileRecord(3, digest) == write_recorded(path, b"abc")
+    assert file.record == FileRecord(3, digest) == write_recorded(path, b"abc") == file_record(path)
     assert path.read_bytes() == b"abc"
     # What was written cannot be written over.
     with RecordedFile(path) as file, pytest.raises(io.UnsupportedOperation):
@@ -83,19 +78,6 @@ def test_what_the_writers_say_of_their_files_is_taken(tmp_path: Path):
     final = folders.complete_checkpoint(folder, 3, "{}", {MODEL: record})
     with pytest.raises(folders.DamagedCheckpoint, match=r"model\.safetensors was altered"):
         folders.verify_checkpoint(final)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_first_altered_file_is_named_however_many_are_read_at_once(threads: int, tmp_path: Path):
-    folder = begin(tmp_path, 3)
-    for i in range(20):
-        (folder / f"actor/{i:02d}.json").write_text(f"{i}" * 5000)
-    final = folders.complete_checkpoint(folder, 3, "{}")
-    folders.verify_checkpoint(final, threads)
-    for i in (17, 5, 9):
-        alter(final / f"actor/{i:02d}.json")
-    with pytest.raises(folders.DamagedCheckpoint, match=r"actor/05\.json was altered"):
-        folders.verify_checkpoint(final, threads)
 
 
 def truncate(path: Path) -> None:
@@ -137,20 +119,9 @@ def list_file(manifest: Path, name: str) -> None:
         ("manifest.json", lambda path: path.write_bytes(b"\xff"), r"manifest\.json is damaged$"),
         ("manifest.json", lambda path: list_file(path, "/etc/passwd"), r"damaged: '/etc/passwd' is not a file of the"),
         ("manifest.json", lambda path: list_file(path, "actor/../../x"), r"damaged: 'actor/../../x' is not a file of"),
-        (
-            "actor/shards/more.safetensors",
-            create,
-            r"/actor/shards/more\.safetensors is not listed in manifest\.json, so",
-        ),
+        ("actor/shards/more.safetensors", create, r"/more\.safetensors is not listed in manifest\.json, so it does"),
         ("actor/.more.safetensors", create, r"/actor/\.more\.safetensors is not listed in manifest\.json"),
         ("generators/rank_00001.json", create, r"/generators/rank_00001\.json is not listed in manifest\.json"),
-        ("critic/shards/a.safetensors", create, r"/critic/shards/a\.safetensors is not listed in manifest\.json"),
-        (
-            "notes.txt",
-            create,
-            r"/notes\.txt is not listed in manifest\.json, so it is not of this checkpoint; remove it$",
-        ),
-        ("actor/linked", lambda path: path.symlink_to("/etc"), r"/actor/linked/\S+ is not listed in manifest\.json"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, harm: Callable[[Path], object], message: str):
@@ -160,9 +131,9 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, harm: Callable[[Path
         folders.verify_checkpoint(folder)
 
 
-def test_a_model_that_is_exported_later_and_hidden_files_are_not_foreign(tmp_path: Path):
+def test_later_exports_and_files_that_nothing_reads_are_not_foreign(tmp_path: Path):
     folder = save(tmp_path, 5)
-    for name in ("actor/huggingface/config.json", "actor/.nfs0001", ".DS_Store", "actor/.huggingface.12.unfinished/a"):
+    for name in ("actor/huggingface/config.json", "actor/.nfs0001", "notes.txt", "actor/.huggingface.12.unfinished/a"):
         create(folder / name)
     folders.verify_checkpoint(folder)
 
@@ -230,16 +201,6 @@ def test_what_is_not_wholly_there_never_has_the_final_name(tmp_path: Path):
     with pytest.raises(RuntimeError, match=r"shard-00002\.safetensors was written elsewhere; all machines must share"):
         folders.complete_checkpoint(folder, 5, "{}", elsewhere)
     assert folders.checkpoints(tmp_path) == {}
-
-
-def test_a_pointer_that_cannot_be_written_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    save(tmp_path, 5)
-    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(OSError, match="No space left"):
-        save(tmp_path, 10)
-    assert names(tmp_path) == ["global_step_10", "global_step_5", POINTER]
-    assert (tmp_path / POINTER).read_text() == "5\n"
-    folders.verify_checkpoint(tmp_path / "global_step_10")
 
 
 def test_a_full_disk_leaves_nothing_under_a_final_name(tmp_path: Path):

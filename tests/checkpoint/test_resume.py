@@ -57,16 +57,11 @@ ALIASES = "a: &a [1, 1]\nb: &b [*a, *a]\nc: [*b, *b]"
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"\x00\xff", "is damaged: unacceptable character"),
         (b"\xff\xfe\x00", "is damaged: "),
-        (b"a: [", "is damaged: while parsing a flow node"),
         (b"just text", "is damaged: it is not a mapping"),
-        (b"", "is damaged: it is not a mapping"),
         (ALIASES.encode(), "is damaged: holds an alias"),
         (b"a: !!python/object/apply:os.system ['true']", "is damaged: could not determine a constructor for the tag"),
         (b"a: !!timestamp x", "is damaged: 'NoneType' object has no attribute"),
-        (b"a: 2020-13-45", "is damaged: month must be in 1..12"),
-        (b"a: " + b"7" * 101, "is damaged: holds an integer of more than 100 characters"),
         (b"a: 1" + b":59" * 4000, "is damaged: holds an integer of more than 100 characters"),
         (b"{a: " * 2000, "is damaged: maximum recursion depth exceeded"),
         (b"#" * (1 << 17) + b"#", "is damaged: it has more than 131072 bytes"),
@@ -79,13 +74,13 @@ def test_a_damaged_config_costs_a_warning_and_is_kept(small_config, tmp_path, co
     resumption, (first, warning) = find(with_trainer(small_config, tmp_path))
     assert resumption is not None and resumption.step == 4 and first.startswith("resuming from ")
     assert warning.startswith(f"warning: {tmp_path}/config.yaml: {reason}") and "\n" not in warning
-    assert warning.endswith("differ from those before cannot be told; it is kept as config.yaml.damaged")
+    assert warning.endswith("; changed options are not reported; it is kept as config.yaml.damaged")
     assert (tmp_path / "config.yaml.damaged").read_bytes() == content
     # That of another run is left as it is.
     named = with_trainer(
         small_config, tmp_path / "new", resume_mode="path", resume_from_path=str(tmp_path / "global_step_4")
     )
-    assert find(named)[1][1].endswith("before cannot be told") and len(list(tmp_path.glob("config.yaml*"))) == 2
+    assert find(named)[1][1].endswith("options are not reported") and len(list(tmp_path.glob("config.yaml*"))) == 2
 
 
 def test_a_checkpoint_with_a_foreign_file_is_refused_and_kept(small_config, tmp_path):
@@ -98,6 +93,16 @@ def test_a_checkpoint_with_a_foreign_file_is_refused_and_kept(small_config, tmp_
     foreign.unlink()
     resumption, _ = find(with_trainer(small_config, tmp_path))
     assert resumption is not None and resumption.step == 4
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(small_config, tmp_path):
+    folder = save(tmp_path, 2)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["format"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    message = rf"^{folder}: written by an earlier version of VERL, .*`verl-export {folder}`.*/actor/huggingface$"
+    with pytest.raises(ConfigError, match=message):
+        find(with_trainer(small_config, tmp_path))
 
 
 def test_a_run_that_cannot_be_resumed_is_not_overwritten(small_config, tmp_path):

@@ -4,7 +4,7 @@ import pickle
 import shutil
 import subprocess
 import sys
-import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,96 +86,77 @@ class Payload:
         return Path.touch, (Path("run"),)
 
 
-def lie(state: dict, damage: str, rank: int) -> None:
-    """Make one tensor's metadata untrue."""
-    name = "model.norm.weight"
-    tensor = state[name]
-    if damage == "of one worker" and rank == 1:
-        del state[name]
-    elif damage == "placement":
-        tensor._spec.placements = (Shard(7),)
-    elif damage == "no placement":
-        tensor._spec.placements = ()
-    elif damage == "mixed" and rank == 0:
-        state[name] = torch.ones(64)
-    elif damage == "dimensions" and rank == 1:
-        tensor._local_tensor = torch.ones(64, 1)
-    elif damage == "vast":
-        state[name] = torch.ones(1).expand(200000, 100000)
-    elif damage == "no numbers":
-        state[name] = torch.empty(64, device="meta")
+def tensors(change: Callable[[dict, int], object]) -> Callable[[Path], None]:
+    """Applies ``change`` to the state of every worker, with its rank."""
 
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ("missing", r"rank_1.pt: is missing; each of the 2 workers saved one"),
-        ("payload", rf"rank_1.pt: is damaged, or holds more than tensors; merge it where veRL is installed, `{MERGE} "),
-        ("truncated", rf"rank_1.pt: is damaged, or holds more than tensors; .*{MERGE}"),
-        ("number", "rank_1.pt: is not a state dict of tensors"),
-        ("another size", r"has shards of \[2, 3\] workers; leave those of one saving there"),
-        ("adapters", r"has no model.embed_tokens.weight, or under another name \(adapters\?\)"),
-        ("shape", r"is in parts \[\[3, 3\], \[3, 3\]\], where huggingface/config.json asks for \["),
-        ("bytes", r"rank_1.pt: is damaged, or holds more than tensors"),
-        ("workers", r"model_world_size_999999999999_rank_1.pt: is missing"),
-        ("of one worker", r"has no model.norm.weight, or under another name"),
-        ("placement", r"model.norm.weight is in parts \[\[64\], \[64\]\]"),
-        ("no placement", r"model.norm.weight is in parts \[\[64\]\]"),
-        ("mixed", r"model.norm.weight is in parts \[\[64\], \[128\]\]"),
-        ("dimensions", r"model.norm.weight is in parts \[\[64\], \[64, 1\]\]"),
-        ("vast", r"model.norm.weight is in parts \[\[200000, 100000\], \[200000, 100000\]\]"),
-        ("no numbers", r"model.norm.weight is in parts \[\[64\], \[64\]\]"),
-    ],
-)
-def test_what_cannot_be_merged_is_one_line(actor: Path, tmp_path: Path, monkeypatch, damage: str, message: str):
-    folder = tmp_path / "actor"
-    shutil.copytree(actor, folder)
-    monkeypatch.chdir(tmp_path)
-    last = folder / "model_world_size_2_rank_1.pt"
-    if damage == "missing":
-        last.unlink()
-    elif damage == "payload":
-        torch.save({"a": Payload()}, last)
-    elif damage == "truncated":
-        last.write_bytes(last.read_bytes()[:1000])
-    elif damage == "number":
-        torch.save({"a": 1}, last)
-    elif damage == "another size":
-        (folder / "model_world_size_3_rank_0.pt").touch()
-    elif damage == "workers":
-        for rank in range(2):
-            (folder / f"model_world_size_2_rank_{rank}.pt").unlink()
-        (folder / "model_world_size_999999999999_rank_0.pt").touch()
-    elif damage == "bytes":
-        with zipfile.ZipFile(last) as archive:
-            files = {name: archive.read(name) for name in archive.namelist()}
-        with zipfile.ZipFile(last, "w") as archive:
-            for name, data in files.items():
-                archive.writestr(name, data.replace(b"model.norm", b"model\xff\xff\xffrm"))
-    elif damage not in ("adapters", "shape"):
+    def harm(folder: Path) -> None:
         for rank in range(2):
             path = folder / f"model_world_size_2_rank_{rank}.pt"
             state = torch.load(path, weights_only=True)
-            lie(state, damage, rank)
+            change(state, rank)
             torch.save(state, path)
-    else:
-        changed = {"base_model.model.x": torch.ones(2)}
-        if damage == "shape":
-            changed = dict.fromkeys(torch.load(last, weights_only=True), torch.ones(3, 3))
-        for rank in range(2):
-            torch.save(changed, folder / f"model_world_size_2_rank_{rank}.pt")
+
+    return harm
+
+
+def last(harm: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: harm(folder / "model_world_size_2_rank_1.pt")
+
+
+def renumber(folder: Path) -> None:
+    for path in folder.glob("*.pt"):
+        path.unlink()
+    (folder / "model_world_size_999999999999_rank_0.pt").touch()
+
+
+def rename_adapters(state: dict, rank: int) -> None:
+    state.clear()
+    state["base_model.model.x"] = torch.ones(2)
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (last(Path.unlink), r"rank_1.pt: is missing; each of the 2 workers saved one"),
+        (last(lambda path: torch.save({"a": Payload()}, path)), rf"rank_1.pt: is damaged, or .* installed, `{MERGE} "),
+        (last(lambda path: path.write_bytes(pickle.dumps(Payload()))), r"rank_1.pt: is damaged, or holds more than"),
+        (last(lambda path: path.write_bytes(path.read_bytes()[:1000])), rf"rank_1.pt: is damaged, .*{MERGE}"),
+        (last(lambda path: torch.save({"a": 1}, path)), "rank_1.pt: is not a state dict of tensors"),
+        (lambda folder: (folder / "model_world_size_3_rank_0.pt").touch(), r"has shards of \[2, 3\] workers; leave"),
+        (renumber, r"model_world_size_999999999999_rank_1.pt: is missing"),
+        (tensors(rename_adapters), r"has no model.embed_tokens.weight, or under another name \(adapters\?\)"),
+        (tensors(lambda state, rank: rank and state.pop(NORM)), r"has no model.norm.weight, or under another name"),
+        (
+            tensors(lambda state, rank: state.update(dict.fromkeys(state, torch.ones(3, 3)))),
+            r"is in parts \[\[3, 3\], \[3, 3\]\], where huggingface/config.json asks for \[",
+        ),
+        # Untrue metadata: where a tensor was cut, how large it is, and whether it holds numbers.
+        (
+            tensors(lambda state, rank: setattr(state[NORM]._spec, "placements", (Shard(7),))),
+            r"parts \[\[64\], \[64\]\]",
+        ),
+        (tensors(lambda state, rank: rank or state.update({NORM: torch.ones(64)})), r"in parts \[\[64\], \[128\]\]"),
+        (
+            tensors(lambda state, rank: state.update({NORM: torch.ones(1).expand(200000, 100000)})),
+            r"parts \[\[200000, ",
+        ),
+        (
+            tensors(lambda state, rank: state.update({NORM: torch.empty(64, device="meta")})),
+            r"in parts \[\[64\], \[64\]\]",
+        ),
+    ],
+)
+def test_what_cannot_be_merged_is_one_line(actor: Path, tmp_path: Path, monkeypatch, harm, message: str):
+    folder = tmp_path / "actor"
+    shutil.copytree(actor, folder)
+    monkeypatch.chdir(tmp_path)
+    harm(folder)
     with pytest.raises(ConfigError, match=message) as error:
         merge_verl_shards(folder, trust_remote_code=False)
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
-
-
-def test_old_pickles_are_not_run(actor: Path, tmp_path: Path, monkeypatch):
-    shutil.copytree(actor, tmp_path / "actor")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "actor" / "model_world_size_2_rank_0.pt").write_bytes(pickle.dumps(Payload()))
-    with pytest.raises(ConfigError, match="is damaged, or holds more than tensors"):
-        merge_verl_shards(tmp_path / "actor", trust_remote_code=False)
-    assert not (tmp_path / "run").exists()
 
 
 def test_our_own_form_is_as_it_was(tmp_path: Path, capsys):

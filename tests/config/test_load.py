@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from verl.checkpoint.run_lock import run_lock
+from verl.checkpoint.attempts import run_lock
 from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, load_config
 from verl.config.load import compose_config, parse_config, parse_run_config, require_folder
 from verl.config.rollout_correction import Rejection

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.evaluation.example_tasks import FakeEngines, evaluation_config
-from verl.checkpoint.run_lock import run_lock
+from verl.checkpoint.attempts import run_lock
 from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation import evaluate as evaluate_module

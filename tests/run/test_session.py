@@ -9,9 +9,8 @@ from signal import SIGTERM, raise_signal
 import pytest
 from ray.exceptions import RaySystemError
 
-from verl.checkpoint.attempts import Attempt, StaleAttempt
+from verl.checkpoint.attempts import Attempt, StaleAttempt, run_lock
 from verl.checkpoint.resume import Resumption
-from verl.checkpoint.run_lock import run_lock
 from verl.config import ConfigError, PPOConfig
 from verl.run import session as session_module
 from verl.run.preemption import Preempted

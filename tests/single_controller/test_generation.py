@@ -1,8 +1,8 @@
 """Dealing requests to engines: the real queue and the real loop, with engines that count steps."""
 
 import pytest
-from bench_dealing import fixed_shares, ideal, simulate, skewed
 
+from tests.single_controller.simulated_engines import fixed_shares, ideal, simulate, skewed
 from verl.rollout.queue import EngineRoom, RequestQueue
 
 

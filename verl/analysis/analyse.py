@@ -15,7 +15,7 @@ from verl.analysis.measure import MeasureFile, measure_missing, measure_settings
 from verl.analysis.prompt_files import read_prompt_file
 from verl.analysis.publish import publish
 from verl.analysis.sheets import ResponseData, check_pairs, prompt_row, response_row
-from verl.checkpoint.run_lock import run_lock
+from verl.checkpoint.attempts import run_lock
 from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig

@@ -1,16 +1,23 @@
-"""Attempts at a run: who may write into its folder.
+"""Who may write into a run's folder: one process at a time by its lock, and only the newest attempt.
 
 A run that is requeued or restarted is the same run in another attempt. The file ``.attempt`` in its folder holds the
 number of the newest one, which never decreases. A process of an earlier attempt may still be alive, on a machine that
 lost its network or was paused; whatever it then writes carries its attempt's number and is refused.
 """
 
+import errno
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from verl.config.errors import ConfigError
-from verl.config.load import ATTEMPT
+from verl.config.load import ATTEMPT, LOCK
 from verl.utils.files import replace_text
+
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of file systems without locks; there, a second process cannot be kept out."""
 
 
 class StaleAttempt(RuntimeError):
@@ -36,8 +43,7 @@ class Attempt:
             attempt = cls(root, newest_attempt(root) + 1)
             replace_text(root / ATTEMPT, f"{attempt.number}\n")
         except OSError as error:
-            field = f"trainer.default_local_dir={str(root)!r}"
-            raise ConfigError(f"{field}: cannot be written ({error.strerror}); name another folder") from error
+            raise _unwritable(root, error) from error
         except ValueError as error:
             raise ConfigError(f"{root / ATTEMPT}: is damaged; write the number of attempts so far into it") from error
         return attempt
@@ -61,3 +67,34 @@ def newest_attempt(root: Path) -> int:
         return int((root / ATTEMPT).read_text())
     except FileNotFoundError:
         return 0
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Create ``folder`` and lock it for this process; the lock ends with the process, even if that is killed.
+
+    Raises:
+        ConfigError: another process holds the lock, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    with lock as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"trainer.default_local_dir={str(folder)!r}: another run is using this folder; wait until it ends or "
+                "name another folder"
+            ) from None
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+        yield
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    field = f"trainer.default_local_dir={str(folder)!r}"
+    return ConfigError(f"{field}: cannot be written ({error.strerror}); name another folder")

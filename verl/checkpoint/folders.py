@@ -23,8 +23,10 @@ from verl.utils.process import available_cores
 POINTER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
+FORMAT = 2
+"""Number in the manifest. It rises when the trainer's state changes so that earlier checkpoints cannot be resumed."""
 READ_SUFFIXES = (".safetensors", ".json")
-"""Of the files that a resumption reads, whatever their names."""
+"""Suffixes of the files that a resumption reads, whatever their names."""
 EXPORTED = "huggingface"
 """Folder of a model as ``transformers`` reads it, which may be written later than the checkpoint."""
 _NAME = re.compile(r"global_step_(\d+)")
@@ -36,7 +38,7 @@ class DamagedCheckpoint(ConfigError):
 
 
 class ForeignFile(DamagedCheckpoint):
-    """A checkpoint is intact, but holds a file that is not its own."""
+    """A checkpoint is intact, but contains a file that does not belong to it."""
 
 
 def begin_checkpoint(attempt: Attempt, step: int) -> Path:
@@ -82,7 +84,7 @@ def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[st
     if missing := known.keys() - files.keys():
         raise RuntimeError(f"{folder}: {min(missing)} was written elsewhere; all machines must share {root}")
     entries = {name: asdict(known.get(name) or file_record(path)) for name, path in files.items()}
-    manifest = {"attempt": attempt.number, "files": entries}
+    manifest = {"format": FORMAT, "attempt": attempt.number, "files": entries}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     for path in [*folder.rglob("*"), folder]:
         flush(path)
@@ -107,9 +109,9 @@ def verify_checkpoint(folder: Path, threads: int | None = None) -> None:
 
     Raises:
         DamagedCheckpoint: a file is missing, has another size or content, or cannot be read.
-        ForeignFile: a file is not listed.
+        ForeignFile: a file that a resumption would read is not listed.
     """
-    expected = _read_manifest(folder / MANIFEST)
+    expected = _read_files(folder / MANIFEST)
     for name, record in expected.items():
         path = folder / name
         if not path.is_file():
@@ -119,15 +121,15 @@ def verify_checkpoint(folder: Path, threads: int | None = None) -> None:
             raise DamagedCheckpoint(f"{path} has {size} bytes instead of the {record.size} that were written")
     foreign = _first_foreign(folder, expected.keys())
     if foreign is not None:
-        raise ForeignFile(f"{foreign} is not listed in {MANIFEST}, so it is not of this checkpoint; remove it")
+        raise ForeignFile(f"{foreign} is not listed in {MANIFEST}, so it does not belong to this checkpoint; remove it")
     # Sizes first: they cost nothing, while the checksums read everything.
     readers = ThreadPoolExecutor(threads or available_cores(), thread_name_prefix="verify")
     try:
-        found = {name: readers.submit(file_record, folder / name) for name in expected}
+        records = {name: readers.submit(file_record, folder / name) for name in expected}
         for name, record in expected.items():
             path = folder / name
             try:
-                altered = found[name].result() != record
+                altered = records[name].result() != record
             except OSError as error:
                 raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
             if altered:
@@ -136,8 +138,17 @@ def verify_checkpoint(folder: Path, threads: int | None = None) -> None:
         readers.shutdown(cancel_futures=True)
 
 
-def _read_manifest(manifest: Path) -> dict[str, FileRecord]:
-    """Name -> record of every file. Raises ``DamagedCheckpoint``."""
+def check_format(folder: Path) -> None:
+    """Raise ``ConfigError`` if the state in a verified checkpoint is that of an earlier version of VERL."""
+    if json.loads((folder / MANIFEST).read_text()).get("format") != FORMAT:
+        raise ConfigError(
+            f"{folder}: written by an earlier version of VERL, so it cannot be resumed; export its model, `verl-export "
+            f"{folder}`, and start a new run from it: model.path={folder}/actor/{EXPORTED}"
+        )
+
+
+def _read_files(manifest: Path) -> dict[str, FileRecord]:
+    """Name -> record of every file that a manifest lists. Raises ``DamagedCheckpoint``."""
     try:
         entries = json.loads(manifest.read_text())["files"]
         expected = {name: FileRecord(**entry) for name, entry in entries.items()}
@@ -155,25 +166,12 @@ def _read_manifest(manifest: Path) -> dict[str, FileRecord]:
 
 
 def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
-    """A file in a checkpoint that ``names``, those of the manifest, do not list; None if there is none.
-
-    Exported models, which may come later, and hidden files that file systems leave are not counted: no resumption reads
-    them.
-    """
-    listed = {Path(name) for name in (*names, MANIFEST)}
-    folders = {parent for name in listed for parent in name.parents}
-    for parent in sorted(folders):
-        if EXPORTED in parent.parts or not (folder / parent).is_dir():
-            continue
-        for path in sorted((folder / parent).iterdir()):
-            name = path.relative_to(folder)
-            hidden = path.name.startswith(".") and path.suffix not in READ_SUFFIXES
-            if name in listed or name in folders or path.name == EXPORTED or hidden:
-                continue
-            inside = sorted(path.rglob("*")) if path.is_dir() else [path]
-            foreign = next((entry for entry in inside if not entry.is_dir()), None)
-            if foreign is not None:
-                return foreign
+    """The first file in a checkpoint that a resumption would read although the manifest does not list it."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        exported = any(part.startswith((EXPORTED, f".{EXPORTED}")) for part in name.parts)
+        if path.suffix in READ_SUFFIXES and not exported and name.as_posix() not in {*names, MANIFEST}:
+            return path
     return None
 
 
@@ -199,14 +197,13 @@ def step_of(folder: Path) -> int | None:
 
 def checkpoints(root: Path) -> dict[int, Path]:
     """Step -> folder of the run's checkpoints, oldest first, verified or not."""
-    found = {step_of(folder): folder for folder in root.glob("global_step_*") if folder.is_dir()}
-    return {step: folder for step, folder in sorted((s, f) for s, f in found.items() if s is not None)}
+    steps = ((step_of(folder), folder) for folder in root.glob("global_step_*") if folder.is_dir())
+    return dict(sorted((step, folder) for step, folder in steps if step is not None))
 
 
 def latest_checkpoint(root: Path) -> Path | None:
     """The folder of the latest checkpoint, verified or not; None if there is none."""
-    found = checkpoints(root)
-    return found[max(found)] if found else None
+    return next(reversed(checkpoints(root).values()), None)
 
 
 def remove_unfinished(root: Path, attempt: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Resuming a run: from which checkpoint, which options changed, and whether the checkpoint fits."""
+"""Resuming a run: chooses and verifies the checkpoint, reports changed options, and checks that it fits the run."""
 
 import shutil
 import sys
@@ -15,6 +15,7 @@ from verl.checkpoint.folders import (
     STATE,
     DamagedCheckpoint,
     ForeignFile,
+    check_format,
     checkpoints,
     read_state,
     remove_unfinished,
@@ -58,7 +59,7 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
 
     Raises:
         ConfigError: ``resume_from_path`` is not an intact checkpoint, the run in the folder cannot be resumed, or a
-            checkpoint holds a file that is not its own.
+            checkpoint holds a file that does not belong to it or is of another version.
     """
     trainer = config.trainer
     root = Path(trainer.default_local_dir)
@@ -72,6 +73,7 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
                 "folder or remove it"
             )
         return None
+    check_format(folder)
     step = step_of(folder)
     assert step is not None
     say(f"resuming from {folder}")
@@ -80,14 +82,14 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
         for line in changed_options(before, asdict(config)):
             say(f"  {line}")
     except ConfigError as error:
-        say(f"warning: {error}; which options differ from those before cannot be told{_keep(before, root)}")
+        say(f"warning: {error}; changed options are not reported{_keep(before, root)}")
     if folder.parent == root:
         replace_text(root / POINTER, f"{step}\n")
     return Resumption(folder, step, read_state(folder))
 
 
 def _keep(path: Path, root: Path) -> str:
-    """Copy a damaged file of the run in ``root``, which is going to replace it; where the copy is, for a message."""
+    """Copy a damaged file of the run in ``root`` before the run replaces it; returns the end of a message."""
     if path.parent != root or not path.is_file():
         return ""
     copy = damaged_name(path)
@@ -120,13 +122,12 @@ def _checkpoint_by_path(trainer: RunConfig, root: Path) -> Path:
 
 def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
     """The latest intact checkpoint in ``root``; newer ones, which are damaged, are renamed."""
-    found = checkpoints(root)
-    damaged = []
-    for _, folder in sorted(found.items(), reverse=True):
+    field, damaged = f"trainer.default_local_dir={str(root)!r}", []
+    for folder in reversed(checkpoints(root).values()):
         try:
             verify_checkpoint(folder)
         except ForeignFile as error:
-            raise ConfigError(f"trainer.default_local_dir={str(root)!r}: {error}") from error
+            raise ConfigError(f"{field}: {error}") from error
         except DamagedCheckpoint as error:
             say(f"warning: {error}; this checkpoint is not used")
             damaged.append(folder)
@@ -135,10 +136,8 @@ def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
             bad.rename(damaged_name(bad))
         return folder
     if damaged:
-        raise ConfigError(
-            f"trainer.default_local_dir={str(root)!r}: none of its {len(found)} checkpoints is intact; name another "
-            "folder or remove it"
-        )
+        text = f"none of its {len(damaged)} checkpoints is intact; name another folder or remove it"
+        raise ConfigError(f"{field}: {text}")
     return None
 
 
@@ -172,11 +171,9 @@ def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -
     Args:
         validations: step -> metrics.
     """
-    found = {step: metrics[name] for step, metrics in validations.items() if name in metrics}
-    if not found:
-        return None
-    step = max(found, key=lambda step: found[step])
-    return {"name": name, "value": found[step], "step": step}
+    values = {step: metrics[name] for step, metrics in validations.items() if name in metrics}
+    step = max(values, key=values.__getitem__, default=None)
+    return None if step is None else {"name": name, "value": values[step], "step": step}
 
 
 def saved_validations(state: Mapping[str, Any]) -> dict[int, dict[str, float]]:

@@ -53,7 +53,7 @@ def analysis_arguments(arguments: Sequence[str]) -> list[str] | None:
     config = load_config(PPOConfig, "ppo_trainer", translate([*flags, *overrides]))
     note("--motivation_mode: runs `python -m verl.trainer.main_analysis`; docs/analysis.md says what it measures")
     options = _options(config, mode, line.flags)
-    if "trainer.default_local_dir" in line.keys:
+    if "trainer.default_local_dir" in line.options:
         options["trainer.default_local_dir"] = config.trainer.default_local_dir
     return [*(override for option, value in options.items() for override in _overrides(option, value)), *line.hydra]
 

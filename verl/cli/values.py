@@ -1,14 +1,18 @@
 """Values as users type them, written as Hydra reads them."""
 
 import ast
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 
 class FlagError(ValueError):
     """A command line that cannot be translated; the message names the flag and the fix."""
+
+
+# Values of flags, which are plain text.
 
 
 def scalar(text: str) -> str:
@@ -34,6 +38,13 @@ def listed(text: str) -> str:
     return literal(list(value) if isinstance(value, list | tuple) else [value])
 
 
+def literal(value: object) -> str:
+    """A value of Python's."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(literal(element) for element in value)}]"
+    return quoted(value) if isinstance(value, str) else scalar(str(value))
+
+
 def _word(text: str) -> str:
     if text.lower() in ("true", "false"):
         return text.lower()
@@ -42,10 +53,75 @@ def _word(text: str) -> str:
     return text if re.fullmatch(r"[\w.+/-]+", text) else quoted(text)
 
 
-def literal(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{','.join(literal(element) for element in value)}]"
-    return quoted(value) if isinstance(value, str) else scalar(str(value))
+# Values of overrides, which are in Hydra's grammar already.
+
+
+def unquoted(value: str) -> str:
+    """The text of a value without its quotes."""
+    text = value.strip()
+    return text[1:-1] if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def same(value: str) -> str:
+    """The value as typed, except that Python's spellings of true, false and null become Hydra's."""
+    words = {"true": "true", "false": "false", "none": "null", "null": "null", "": "null"}
+    return words.get(unquoted(value).lower(), value)
+
+
+def is_null(value: str) -> bool:
+    """Whether the value is null in one of its spellings."""
+    return same(value) == "null"
+
+
+def path(value: str) -> str:
+    """A path with the home folder for ``~``, which no shell expands behind ``=``."""
+    text = unquoted(value)
+    return quoted(os.path.expanduser(text)) if text.startswith("~") else same(value)
+
+
+def elements(value: str) -> list[str]:
+    """The entries of a list in Hydra's, Python's or JSON's form, or the only entry."""
+    text = unquoted(value)
+    try:
+        read = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        inner = text[1:-1] if text[:1] in "[(" and text[-1:] in ")]" else text
+        read = [unquoted(part) for part in inner.split(",") if part.strip()]
+    return [str(entry) for entry in read] if isinstance(read, list | tuple) else [text]
+
+
+def files(value: str) -> str:
+    """A list of files, with the home folder for ``~``."""
+    return "[]" if is_null(value) else literal([os.path.expanduser(entry) for entry in elements(value)])
+
+
+def frequency(value: str) -> str:
+    """Steps between two events: veRL's 0, negative numbers, null and false are our -1, never."""
+    text = same(unquoted(value))
+    off = text in ("false", "null") or text == "0" or text.startswith("-")
+    return "-1" if off else text
+
+
+def count_or_zero(value: str) -> str:
+    """A number whose 0 is no limit: null and negative numbers become 0."""
+    text = same(unquoted(value))
+    return "0" if text == "null" or text.startswith("-") else text
+
+
+CONVERSIONS: dict[str, Callable[[str], str]] = {
+    "scalar": scalar,
+    "text": quoted,
+    "list": listed,
+    "same": same,
+    "unquoted": unquoted,
+    "path": path,
+    "names": lambda value: literal(elements(value)),
+    "numbers": lambda value: f"[{','.join(elements(value))}]",
+    "files": files,
+    "frequency": frequency,
+    "count_or_zero": count_or_zero,
+}
+"""What ``as`` in a table of options names."""
 
 
 def override_key(override: str) -> str:
@@ -60,5 +136,5 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def note(text: str) -> None:
-    """One line for the user, on stderr."""
+    """Print one line for the user, on stderr."""
     print(f"note: {text}", file=sys.stderr)

@@ -6,33 +6,22 @@ A command with an option of a group that only veRL has is veRL's as a whole: wha
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
-from verl.cli.values import FlagError, nearest, note, override_key
-from verl.cli.verl_conversions import SCHEMA, Line, Option, is_null, refused, unquoted
-from verl.cli.verl_earlier import EARLIER_OPTIONS
-from verl.cli.verl_learning import ALGORITHM_OPTIONS, CRITIC_OPTIONS, REWARD_OPTIONS
-from verl.cli.verl_models import ACTOR
-from verl.cli.verl_policy import ACTOR_OPTIONS, MODEL_OPTIONS, REF_OPTIONS
-from verl.cli.verl_rollout import ROLLOUT, ROLLOUT_OPTIONS
-from verl.cli.verl_run import DATA_OPTIONS, SYSTEM_OPTIONS, TRAINER_OPTIONS
+from verl.cli.tables import CommandLine, Option, load_table, plain
+from verl.cli.values import FlagError, is_null, nearest, note, override_key, unquoted
+from verl.cli.verl_functions import ACTOR, FUNCTIONS, ROLLOUT, learns_values, longest
+from verl.config.overrides import option_names
+from verl.config.ppo import PPOConfig
 
 PRESET = "preset=verl"
 
-OPTIONS: dict[str, Option] = {
-    **EARLIER_OPTIONS,
-    **DATA_OPTIONS,
-    **MODEL_OPTIONS,
-    **ACTOR_OPTIONS,
-    **REF_OPTIONS,
-    **ROLLOUT_OPTIONS,
-    **ALGORITHM_OPTIONS,
-    **CRITIC_OPTIONS,
-    **REWARD_OPTIONS,
-    **TRAINER_OPTIONS,
-    **SYSTEM_OPTIONS,
-}
+OPTIONS = load_table("verl_options.yaml", FUNCTIONS, "same")
 """veRL's option -> what becomes of it; ``group.*`` stands for all options of a group that have no entry."""
+
+SCHEMA = frozenset(option_names(PPOConfig, ""))
+"""Dotted names of all our options."""
 
 MARKS = ("actor_rollout_ref", "custom_reward_function", "global_profiler", "transfer_queue", "ray_kwargs", "ray_init")
 """Groups that only veRL has."""
@@ -47,12 +36,10 @@ def lookup(key: str) -> tuple[Option, str] | None:
     """What becomes of veRL's option ``key``, and the part of it that names an entry of a mapping; None if unknown."""
     if key in OPTIONS:
         return OPTIONS[key], ""
-    if ".megatron." in f"{key}.":
-        return refused("Megatron is not supported; models are sharded by FSDP2, set fsdp_config"), ""
     parts = key.split(".")
     for length in range(len(parts) - 1, 0, -1):
         group, rest = ".".join(parts[:length]), ".".join(parts[length:])
-        if group in OPTIONS and OPTIONS[group].mapping:
+        if group in OPTIONS and OPTIONS[group].entries:
             return OPTIONS[group], rest
         if f"{group}.*" in OPTIONS:
             return OPTIONS[f"{group}.*"], ""
@@ -83,37 +70,33 @@ def _ours(key: str) -> bool:
     )
 
 
-def translate_overrides(overrides: Sequence[str], hydra: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-    """Our overrides for those of a command, and the flags of Hydra that stay; both unchanged if it is not veRL's.
+def translate_verl(line: CommandLine) -> CommandLine:
+    """The command with our overrides, and without the name of veRL's configuration; unchanged if it is not veRL's.
 
     Notes go to stderr, one line for each reason.
 
     Raises:
         FlagError: an option of veRL's that is refused, or one that neither veRL nor this project has.
     """
-    if not is_verl(overrides):
-        return list(overrides), list(hydra)
-    values = {override_key(override): override.partition("=")[2] for override in overrides}
-    overrides = [_resolved(override, values) for override in overrides]
-    line = Line({key: _resolved(value, values) for key, value in values.items()})
+    if not is_verl(line.overrides):
+        return line
+    line = replace(line, overrides=[_resolved(override, line.options) for override in line.overrides])
     translated: list[str] = []
     notes: dict[str, list[str]] = {}
-    for override in overrides:
-        found = lookup(override_key(override))
-        if found is None:
-            translated.append(_own(override))
-            continue
-        option, rest = found
-        translated += _translate(override, option, rest, line)
-        if option.note:
-            notes.setdefault(option.note, []).append(override_key(override))
+    for override in line.overrides:
+        if found := lookup(override_key(override)):
+            translated += _translate(override, *found, line)
+            if found[0].accepted:
+                notes.setdefault(found[0].accepted, []).append(override_key(override))
+        else:
+            translated.append(_check_ours(override))
     for reason, keys in notes.items():
-        note(f"{', '.join(dict.fromkeys(keys))}: no effect: {reason.replace('`', '')}")
-    translated += _follows(line)
+        note(f"{', '.join(dict.fromkeys(keys))}: no effect: {plain(reason)}")
+    translated += _derived(line)
     if not any(override_key(override) == "preset" for override in translated):
         note(f"a command of veRL's: options that it leaves out have veRL's defaults, {PRESET}")
         translated.insert(0, PRESET)
-    return translated, _hydra_flags(hydra)
+    return replace(line, overrides=translated, hydra=_hydra_flags(line.hydra))
 
 
 def _resolved(text: str, values: Mapping[str, str]) -> str:
@@ -123,19 +106,19 @@ def _resolved(text: str, values: Mapping[str, str]) -> str:
     return text
 
 
-def _translate(override: str, option: Option, rest: str, line: Line) -> list[str]:
+def _translate(override: str, option: Option, entry: str, line: CommandLine) -> list[str]:
     key, _, value = override.partition("=")
     if key.startswith("~"):
         raise FlagError(f"{key}: veRL's options cannot be deleted; leave it out")
+    if entry:
+        return [f"++{option.entries}.{entry}={value}"]
     try:
-        if rest:
-            return [f"++{option.mapping}.{rest}={value}"]
         return option.translate(value, line)
     except FlagError as error:
         raise FlagError(f"{override_key(override)}={value}: {error}") from None
 
 
-def _own(override: str) -> str:
+def _check_ours(override: str) -> str:
     """``override`` if it is an option or a group of ours. Raises ``FlagError`` otherwise."""
     key = override_key(override)
     group = key.partition(".")[0]
@@ -153,26 +136,18 @@ def _own(override: str) -> str:
     )
 
 
-def _follows(line: Line) -> list[str]:
+def _derived(line: CommandLine) -> list[str]:
     """Options that veRL derives from others."""
-    follows = []
+    derived = []
     if line.text("reward_model.enable") == "true" and is_null(line.text("reward_model.max_length")):
-        longest = sum(line.number(f"data.max_{part}_length", 512) for part in ("prompt", "response"))
-        follows.append(f"reward_model.max_length={longest}")
-    if _greedy_validation(line):
+        derived.append(f"reward_model.max_length={longest(line)}")
+    many = line.text(f"{ROLLOUT}.val_kwargs.n", "1") not in ("1", "null")
+    if many and line.text(f"{ROLLOUT}.val_kwargs.temperature", "0") in ("0", "0.0"):
         note("rollout.val_kwargs.n=1: with val_kwargs.temperature=0 all responses to a prompt are the same one")
-        follows.append("rollout.val_kwargs.n=1")
-    aggregation = line.text(f"{ACTOR}.loss_agg_mode", "token-mean")
-    if line.text("algorithm.adv_estimator", "gae") == "gae" and aggregation != "token-mean":
+        derived.append("rollout.val_kwargs.n=1")
+    if learns_values(line) and line.text(f"{ACTOR}.loss_agg_mode", "token-mean") != "token-mean":
         note("the critic's loss stays the mean over tokens; in veRL critic.loss_agg_mode follows actor.loss_agg_mode")
-    return follows
-
-
-def _greedy_validation(line: Line) -> bool:
-    """Whether veRL would validate with several greedy responses, which are alike."""
-    samples = line.text(f"{ROLLOUT}.val_kwargs.n", line.text(f"{ROLLOUT}.n_val", "1"))
-    temperature = line.text(f"{ROLLOUT}.val_kwargs.temperature", line.text(f"{ROLLOUT}.val_temperature", "0"))
-    return samples not in ("1", "null") and temperature in ("0", "0.0")
+    return derived
 
 
 def _hydra_flags(hydra: Sequence[str]) -> list[str]:

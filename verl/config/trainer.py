@@ -44,14 +44,6 @@ class TrainerConfig(RunConfig):
     """Show this many responses of every kept training step and validation on the console and, as tables, in wandb and
     TensorBoard; spread over the batch, so that every validation shows the same prompts. 0: none."""
 
-    check_memory: bool
-    """Before anything is loaded on GPUs, compare the estimate of docs/memory.md with their memory: a run that clearly
-    does not fit is refused, one near the edge begins with a warning; both name the options to change. Models that the
-    estimate does not know are not checked, nor is a run on CPUs, nor one with ``val_only``."""
-    gpu_memory_gb: float
-    """Memory of a GPU that ``check_memory`` compares with, 10^9 bytes, on CPUs as well; 0: what the smallest GPU of the
-    workers has."""
-
     def deals_by_counts(self, device_type: str) -> bool:
         """Whether ``deterministic`` holds."""
         return device_type == "cpu" if self.deterministic is None else self.deterministic
@@ -61,7 +53,6 @@ class TrainerConfig(RunConfig):
         require_own("trainer.method", self.method, self.method_kwargs)
         require_not_negative("trainer.critic_warmup", self.critic_warmup)
         require_not_negative("trainer.log_samples", self.log_samples)
-        require_not_negative("trainer.gpu_memory_gb", self.gpu_memory_gb)
         positive = all(step > 0 for step in self.except_save)
         require(positive, "trainer.except_save", self.except_save, "steps are counted from 1")
 

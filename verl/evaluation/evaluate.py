@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from verl.checkpoint.run_lock import run_lock
+from verl.checkpoint.attempts import run_lock
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.config.load import require_folder

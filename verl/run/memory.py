@@ -4,6 +4,7 @@ They hold for decoder-only models with gated MLPs (Qwen, Llama, Mistral). The by
 what autograd saves.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from verl.config.common import ModelConfig
@@ -12,6 +13,7 @@ from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
 from verl.rank.calculator import workspace_bytes
 from verl.rollout.hidden_states import reserved_bytes
+from verl.single_controller.out_of_memory import FIXES
 
 GB = 1e9
 CONTEXT_GB = 2.0
@@ -31,6 +33,14 @@ ENGINE_ITEMSIZE = {"float32": 4}
 
 SAME_MODEL = 0.05
 """Share of a model's parameters that its norms and biases may have."""
+
+WARNED = 0.9
+"""Share of a GPU's memory above which a run is warned: the estimate leaves out fragments and temporaries."""
+LARGEST = 3
+"""Number of terms that a warning names."""
+METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
+METHODS |= {"update, backward": "update_actor", "critic, backward": "update_critic"}
+"""Phase -> the worker's method whose fixes apply to it; the optimizers' steps need what loading needs."""
 
 Parts = dict[str, float]
 """Holder of memory -> GB on one GPU."""
@@ -258,7 +268,7 @@ def _critic_phases(config: PPOConfig, shape: Shape, resting: Parts) -> dict[str,
 
 
 def shape_of(model: ModelConfig) -> Shape | None:
-    """The sizes of a model; None if it is built otherwise than the terms of the estimate suppose."""
+    """The sizes of a model; None if it is not built as the terms of the estimate assume."""
     info = ModelInfo.of(model)
     try:
         shape, whole = Shape.of(info.text_config), info.causal_model
@@ -267,3 +277,36 @@ def shape_of(model: ModelConfig) -> Shape | None:
     # A mixture of experts, or layers of other kinds, would be taken for something much smaller.
     parameters = sum(parameter.numel() for parameter in whole.parameters())
     return shape if abs(shape.parameters / parameters - 1) < SAME_MODEL else None
+
+
+def peak_of(phases: Mapping[str, Parts]) -> tuple[str, float]:
+    """The phase of an estimate that needs most, and its GB."""
+    phase = max(phases, key=lambda name: sum(phases[name].values()))
+    return phase, sum(phases[phase].values())
+
+
+def fix_of(phase: str) -> str:
+    """In words, the options that lower a phase's memory."""
+    return f"{FIXES[METHODS.get(phase, 'load')]}, or train adapters (model.lora.rank=32)"
+
+
+def memory_warning(config: PPOConfig, gpu_gb: float) -> str:
+    """One line if the estimate exceeds 90 % of the smallest GPU's memory; otherwise empty.
+
+    Models whose sizes the estimate does not know are not counted; without the policy's there is no estimate.
+    """
+    policy = shape_of(config.model)
+    if policy is None:
+        return ""
+    critic = shape_of(config.critic.model) if config.uses_critic else None
+    judge = shape_of(config.reward_model.model) if config.uses_reward_model else None
+    phases = estimate(config, Shapes(policy, critic, judge), gpu_gb)
+    phase, total = peak_of(phases)
+    if total <= WARNED * gpu_gb:
+        return ""
+    largest = sorted(phases[phase].items(), key=lambda part: -part[1])[:LARGEST]
+    terms = ", ".join(f"{name} {size:.1f}" for name, size in largest)
+    return (
+        f"warning: {phase}: needs about {total:.1f} GB of a GPU with {gpu_gb:.1f} ({terms}), by the estimate of "
+        f"docs/memory.md; if memory runs out: {fix_of(phase)}"
+    )

@@ -6,7 +6,6 @@ A file appears once it is complete. They are read together by what reads parquet
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 
 from verl.checkpoint.attempts import Attempt
 from verl.config.samples import SamplesConfig
-from verl.utils.files import replacing
+from verl.utils.files import free_name, replacing
 
 SAMPLES = "samples"
 """Folder in a run's folder."""
@@ -151,8 +150,7 @@ def drop_samples(root: Path, last_step: int | None) -> None:
 
 
 def set_aside_samples(root: Path) -> None:
-    """Rename the samples of the run in ``root``, so that the next one does not drop them."""
+    """Rename the samples of the run in ``root``, so that the next run does not delete them."""
     folder = root / SAMPLES
     if sample_files(folder):
-        names = (root / f"{SAMPLES}.{number}" for number in count(1))
-        folder.rename(next(name for name in names if not name.exists()))
+        folder.rename(free_name(folder, "."))

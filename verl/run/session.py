@@ -13,26 +13,24 @@ from typing import Any, Self, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from verl.checkpoint.attempts import Attempt
+from verl.checkpoint.attempts import Attempt, run_lock
 from verl.checkpoint.folders import checkpoints, latest_checkpoint, remove_unfinished
 from verl.checkpoint.resume import Resumption, check_resumable, find_resumption, resume_hint
-from verl.checkpoint.run_lock import run_lock
 from verl.config.common import MachineOptions, ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.run.display import Columns, RunDisplay, share_rows
-from verl.run.memory import GB
-from verl.run.memory_check import check_memory
+from verl.run.memory import GB, memory_warning
 from verl.run.page import PageWriter
 from verl.run.preemption import Preemption
-from verl.run.probe import INTERFACES, survey
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller.cluster import ray_cluster, store_megabytes
 from verl.single_controller.failures import HeadLost, MachineError, NoRoom, RequeueError, WorkerError
 from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.network import LOOPBACK, loopback_interface
 from verl.single_controller.out_of_memory import OutOfMemory
+from verl.single_controller.probe import INTERFACES, survey
 from verl.single_controller.ray_head import cluster_address
 from verl.single_controller.scheduler import REQUEUE
 from verl.single_controller.supervision import Supervision
@@ -238,13 +236,13 @@ class TrainingRun(RaySession):
         return tracker, group
 
     def _check_devices(self, sizes: list[int]) -> None:
-        """Raise ``ConfigError`` if the models do not fit GPUs of these bytes."""
+        """Warn if the models may not fit GPUs of these bytes; 0 stands for a CPU."""
         config = self.config
         # A validation alone makes neither gradients nor moments.
-        if isinstance(config, PPOConfig) and config.trainer.check_memory and not config.trainer.val_only:
-            size = config.trainer.gpu_memory_gb or min(sizes) / GB
-            if size:
-                check_memory(config, size, self.display.say)
+        if isinstance(config, PPOConfig) and min(sizes) and not config.trainer.val_only:
+            warning = memory_warning(config, min(sizes) / GB)
+            if warning:
+                self.display.say(warning)
 
     def attempts(self, train: Callable[[], T]) -> T:
         """What ``train`` returns. It is called again, from the latest checkpoint, after failures of machines.

@@ -1,12 +1,13 @@
-"""The trackers of ``trainer.logger``: what each needs before a run starts, and how it takes the metrics of a step.
+"""The trackers of ``trainer.logger``: the checks before a run starts, and a sink for the metrics of each step.
 
-Packages are imported only where they are asked for: mlflow and swanlab are not among the requirements.
+Packages are imported only in runs that name them: mlflow and swanlab are not among the requirements.
 """
 
 import json
 import math
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from verl.config.errors import ConfigError, in_one_line
-from verl.run.records import keep_records
-from verl.utils.files import replace_text
+from verl.utils.files import damaged_name, replace_text
 
 WANDB_ID = "wandb_id.txt"
 """File in a run's folder by which a resumed run finds its wandb run."""
@@ -24,14 +24,14 @@ WANDB_ID = "wandb_id.txt"
 MLFLOW_ID = "mlflow_id.txt"
 """The same for mlflow."""
 
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "swanlab": "swanlab"}
-"""Tracker -> the package that it needs."""
+PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab")
+"""Trackers that need the package of their name."""
 
 Metrics = Mapping[str, float]
 
 
 class Table(NamedTuple):
-    """What is recorded besides metrics: rows of text and numbers."""
+    """Rows of text and numbers, recorded besides metrics."""
 
     columns: list[str]
     rows: list[list[str | float | None]]
@@ -39,7 +39,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Sink:
-    """One place that metrics go to."""
+    """One destination of metrics."""
 
     log: Callable[[int, Metrics], None]
     close: Callable[[], None]
@@ -49,7 +49,7 @@ class Sink:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker is told of a run."""
+    """A run as trackers see it."""
 
     folder: Path
     project: str
@@ -60,55 +60,88 @@ class RunInfo:
 
 
 def check_trackers(loggers: Sequence[str]) -> None:
-    """Find out before anything starts whether the trackers can be used.
+    """Check before anything starts that the trackers can be used.
 
     Raises:
         ConfigError: a package is missing, or a key.
     """
     for name in loggers:
         field = f"trainer.logger={name!r}"
-        package = PACKAGES.get(name)
-        if package is not None and not _is_installed(package):
-            raise ConfigError(f"{field}: {package} is not installed; `pip install {package}`, or leave it out")
+        if name in PACKAGES:
+            spec = find_spec(name)
+            # A folder of its name, as trackers leave behind, has no origin.
+            if spec is None or spec.origin is None:
+                raise ConfigError(f"{field}: {name} is not installed; `pip install {name}`, or leave it out")
         if name == "wandb":
             _check_wandb(field)
-        if name == "swanlab" and not _has_swanlab_key():
-            raise ConfigError(
-                f"{field}: not logged in; run `swanlab login`, set SWANLAB_API_KEY, or set SWANLAB_MODE=local to "
-                "record here"
-            )
-
-
-def _is_installed(package: str) -> bool:
-    """Whether it can be imported; a folder of its name, as trackers leave behind, is none."""
-    spec = find_spec(package)
-    return spec is not None and spec.origin is not None
+        if name == "swanlab":
+            _check_swanlab(field)
 
 
 def _check_wandb(field: str) -> None:
-    """Raise ``ConfigError`` unless wandb takes its settings, and has a key if it needs one."""
+    """Raise ``ConfigError`` unless wandb accepts its settings, and has a key if it needs one."""
     import wandb
 
     fix = "run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to record here; or leave it out"
     try:
         settings = wandb.setup().settings
-        # Without the server: what it says of the key comes when the run is opened, still before the workers start. A
-        # login that is not silent asks it for the user's name, for as long as the network lets it wait.
+        # A login that is not silent asks the server for the user's name, for as long as the network lets it wait. The
+        # server sees the key when the run is opened, still before the workers start.
         silent, settings.silent = settings.silent, True
         try:
             logged_in = settings.mode in ("offline", "dryrun", "disabled") or wandb.login(prompt=False, verify=False)
         finally:
             settings.silent = silent
-    except (wandb.Error, ValueError) as error:  # a key that cannot be one; a WANDB_... that it does not know
+    except (wandb.Error, ValueError) as error:  # a malformed key, or an unknown WANDB_... setting
         raise ConfigError(f"{field}: {in_one_line(error)}; {fix}") from error
     if not logged_in:
         raise ConfigError(f"{field}: not logged in; {fix}")
 
 
-def _has_swanlab_key() -> bool:
+def _check_swanlab(field: str) -> None:
+    """Raise ``ConfigError`` if SwanLab's cloud is to be used without a key."""
     saved = Path(os.environ.get("SWANLAB_SAVE_DIR", Path.home() / ".swanlab")) / ".netrc"
-    needs_key = os.environ.get("SWANLAB_MODE", "cloud") == "cloud"
-    return not needs_key or "SWANLAB_API_KEY" in os.environ or saved.is_file()
+    in_cloud = os.environ.get("SWANLAB_MODE", "cloud") == "cloud"
+    if in_cloud and "SWANLAB_API_KEY" not in os.environ and not saved.is_file():
+        fix = "run `swanlab login`, set SWANLAB_API_KEY, or set SWANLAB_MODE=local to record here"
+        raise ConfigError(f"{field}: not logged in; {fix}")
+
+
+def keep_records(path: Path, last_step: int) -> Path | None:
+    """Remove the records of the steps after ``last_step``, and a last line that was only partly written.
+
+    If other lines are damaged, the file is copied first, and its readable records are kept; returns the copy.
+
+    Raises:
+        ConfigError: the file cannot be read or copied.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+        # The last one, after the last line break, is empty or was cut.
+        if _step_of(lines[-1]) is None:
+            lines.pop()
+        steps = [_step_of(line) for line in lines]
+        copy = None
+        if None in steps:
+            copy = damaged_name(path)
+            shutil.copy2(path, copy)
+        kept = [
+            line.decode() for line, step in zip(lines, steps, strict=True) if step is not None and step <= last_step
+        ]
+        replace_text(path, "".join(f"{line}\n" for line in kept))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read or rewritten: {error.strerror}; move it away") from error
+    return copy
+
+
+def _step_of(line: bytes) -> int | None:
+    """The ``step`` of a record; None if the line is not a record."""
+    try:
+        record = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if type(step) is int else None
 
 
 def jsonl_sink(path: Path) -> Sink:
@@ -170,7 +203,7 @@ def markdown_table(table: Table) -> str:
 
 
 def _literal(text: str) -> str:
-    """``text`` with every character that markdown or HTML reads written as a number, and lines kept."""
+    """``text`` with line breaks kept and every character that markdown or HTML interprets as a numeric entity."""
     escaped = re.sub(r"[^\w\s]", lambda match: f"&#{ord(match[0])};", text)
     return re.sub(r"\r\n?|\n", "<br>", escaped)
 

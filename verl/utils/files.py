@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,13 @@ def replace_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def damaged_name(path: Path) -> Path:
-    """A name beside ``path`` that is free, to set it aside: ``<name>.damaged``, ``<name>.damaged_2`` and so on."""
-    names = (path.with_name(f"{path.name}.damaged{suffix}") for suffix in ("", *(f"_{i}" for i in range(2, 1000))))
+def free_name(path: Path, suffix: str, first: int = 1) -> Path:
+    """An unused name beside ``path``: with ``suffix`` and the first free number, such as ``metrics.jsonl.1``."""
+    names = (path.with_name(f"{path.name}{suffix}{number}") for number in count(first))
     return next(name for name in names if not os.path.lexists(name))
+
+
+def damaged_name(path: Path) -> Path:
+    """An unused name beside ``path``, to set it aside: ``<name>.damaged``, ``<name>.damaged_2`` and so on."""
+    name = path.with_name(f"{path.name}.damaged")
+    return free_name(name, "_", 2) if os.path.lexists(name) else name

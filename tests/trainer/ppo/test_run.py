@@ -231,22 +231,3 @@ def test_a_group_of_one_is_warned_of(name: str):
 def test_a_clip_range_that_never_acts_is_warned_of():
     (line,) = start_warnings(load_config(PPOConfig, "ppo_trainer", ["experiment=dapo", "actor.policy_loss=gspo"]))
     assert "the clip range (0.2, 0.28) is one of tokens" in line
-
-
-@pytest.mark.slow
-def test_what_does_not_fit_the_gpus_is_refused_before_anything_is_loaded(small_config, ray_session, tmp_path):
-    trainer = replace(small_config.trainer, gpu_memory_gb=1.0, default_local_dir=str(tmp_path / "run"))
-    message = r"^trainer\.check_memory=True: \w+: needs about \d\.\d GB of a GPU with 1\.0 \(hidden states \d\.\d, "
-    with pytest.raises(ConfigError, match=message):
-        run_ppo(replace(small_config, trainer=trainer))
-    assert not list((tmp_path / "run").rglob("rank_*.log"))
-
-    def check(sizes: list[int], **changes: object) -> None:
-        trainer = replace(small_config.trainer, **changes)
-        TrainingRun(replace(small_config, trainer=trainer), 1, {}, "cpu")._check_devices(sizes)
-
-    check([0, 0])  # CPUs
-    check([80 * 10**9, 10**9], check_memory=False)
-    # The smallest counts.
-    with pytest.raises(ConfigError, match="of a GPU with 1.0"):
-        check([80 * 10**9, 10**9])

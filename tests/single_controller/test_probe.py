@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from verl.run import probe
-from verl.run.probe import ROOM, Request, look, room_for_checkpoint
+from verl.single_controller import probe
+from verl.single_controller.probe import ROOM, Request, look, room_for_checkpoint
 
 
 @pytest.fixture

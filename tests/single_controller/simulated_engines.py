@@ -1,34 +1,13 @@
-"""Simulate how long engines take for the responses of a step: dealt from the queue, and in fixed shares.
+"""Simulated engines for the queue and the loop of generation: each decodes a token of every response in a step."""
 
-python benchmarks/bench_dealing.py --out benchmarks/dealing
-
-The queue and the loop are those of training (verl/rollout/queue.py, verl/single_controller/generation.py). Engines are
-simulated: each decodes one token of every response that has a slot in one step of its clock.
-
-Writes OUT.jsonl (how it was made, then each case) and OUT.md.
-"""
-
-import argparse
 import heapq
 import math
 import random
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from statistics import NormalDist, mean
-from typing import Any
-
-from bench_report import provenance, write_report
+from statistics import NormalDist
 
 from verl.rollout.queue import EngineRoom, RequestQueue
 from verl.single_controller.generation import STEPS_PER_CALL, serve
-
-CASES = [(4, 64), (64, 16)]
-"""Engines, and the slots of each."""
-LOADS = [1, 2, 4, 8, 16, 64]
-"""Responses for each slot."""
-ALIKE = [0.0, 0.7]
-SEEDS = 4
 
 
 class SimulatedEngines:
@@ -140,73 +119,3 @@ def fixed_shares(lengths: Sequence[int], num_engines: int, slots: int) -> float:
 def ideal(lengths: Sequence[int], num_engines: int, slots: int) -> float:
     """Steps that no order can go below: the longest response, or all tokens spread over all slots."""
     return max(max(lengths), sum(lengths) / (num_engines * slots))
-
-
-def measure() -> list[dict[str, Any]]:
-    """Makespans as multiples of the ideal, means over seeds."""
-    rows = []
-    for alike in ALIKE:
-        for num_engines, slots in CASES:
-            for load in LOADS:
-                cases = [skewed(num_engines * slots * load, seed, alike) for seed in range(SEEDS)]
-                least = [ideal(lengths, num_engines, slots) for lengths in cases]
-                fixed = [fixed_shares(lengths, num_engines, slots) for lengths in cases]
-                row: dict[str, Any] = {"alike": alike, "engines": num_engines, "slots": slots, "load": load}
-                row["longest"] = mean(max(lengths) / sorted(lengths)[len(lengths) // 2] for lengths in cases)
-                row["shares"] = mean(a / b for a, b in zip(fixed, least, strict=True))
-                for name, deterministic in (("rounds", True), ("free", False)):
-                    spans = [simulate(lengths, num_engines, slots, deterministic).makespan for lengths in cases]
-                    row[name] = mean(a / b for a, b in zip(spans, least, strict=True))
-                rows.append(row)
-                print(row, flush=True)
-    return rows
-
-
-def page(facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """The report."""
-    lines = [
-        f"| {row['alike']:g} | {row['engines']} x {row['slots']} | {row['load']} | {row['longest']:.1f} "
-        f"| {row['shares']:.2f} | {row['rounds']:.2f} | {row['free']:.2f} |"
-        for row in rows
-    ]
-    table = "\n".join(lines)
-    return f"""# How long generation takes, by how responses are dealt to engines
-
-A simulation in decode steps, {facts["date"]}; the same on any machine. Regenerate with
-
-    {facts["command"]}
-
-Responses have log-normal lengths; the longest is about ten times the median. Times are multiples of what no order can
-go below: the longest response, or all tokens over all slots. Means of {SEEDS} draws.
-
-| alike | engines x slots | responses a slot | longest / median | fixed shares | queue, in rounds | queue, free |
-|---:|---:|---:|---:|---:|---:|---:|
-{table}
-
-*alike* is the share of the variance of log lengths that the 8 responses to a prompt have in common. *fixed shares*
-gives each engine an equal number of prompts at once. *in rounds* is `trainer.deterministic=true`, *free* is `false`;
-they are the same for engines of equal speed.
-
-What the table says:
-
-- If all responses have a slot at once (1 a slot, the usual case on GPUs: `rollout.max_num_seqs=256`), nothing is gained
-  or lost: the step takes as long as its longest response.
-- With 64 responses a slot, the queue takes 5 to 6% longer than the ideal, fixed shares 6 to 14%.
-- In between, a long response that is begun late outlasts all others; without knowing lengths beforehand no order
-  prevents that. The queue is then about as good as fixed shares on 4 engines, and up to a tenth better on 64.
-  Requests are not reordered by the lengths of their neighbours: that would spread each prompt over many engines, and
-  each would have to read it again.
-"""
-
-
-def main() -> None:
-    """Simulate and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="OUT.jsonl and OUT.md are written")
-    options = parser.parse_args()
-    facts, rows = provenance("bench_dealing.py", sys.argv[1:]), measure()
-    write_report(options.out, facts, rows, page)
-
-
-if __name__ == "__main__":
-    main()
