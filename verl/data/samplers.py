@@ -140,7 +140,7 @@ class _CustomPass(Iterator[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` was called: with a state of its own, the user's sampler knows where."""
         sampler = self.sampler
-        if "inner" not in state or (state["inner"] is not None) != sampler.has_state:
+        if "inner" not in state or (state["inner"] is not None) != sampler.state.exists:
             raise ConfigError(f"{sampler.where}: the checkpoint was written by another sampler; start a new run")
         self.resumed = True
         if sampler.state.exists:

@@ -11,7 +11,6 @@ from torch import Tensor
 from verl.batch import Batch, RankMetrics
 from verl.config.errors import ConfigError
 from verl.data.prompt_rows import PromptRecord
-from verl.rewards import Score
 
 EDITED = ("input_ids", "messages", "opens_thought")
 """What an edited prompt has of its own."""
@@ -43,7 +42,7 @@ class ReplayBuffer:
 
     def add(self, batch: Batch) -> None:
         """Hold these too. What a user's reward function returned besides the score is not kept."""
-        verdicts = [Score(**(verdict | {"reward_extra_info": {}})) for verdict in batch.verdicts]
+        verdicts = [verdict | {"reward_extra_info": {}} for verdict in batch.verdicts]
         added = batch.columns(*batch.names).fill(verdicts=verdicts)
         held = added if self._held is None else Batch.join([self._held, added])
         first = max(0, len(held) - self.capacity)
@@ -69,7 +68,7 @@ class ReplayBuffer:
         if self._held is None:
             return {}
         held = self._held
-        lists = {"records": [self._saved(record) for record in held.records]}
+        lists: dict[str, Any] = {"records": [self._saved(record) for record in held.records]}
         lists |= {"rank_metrics": _tensors(held.rank_metrics)} if "rank_metrics" in held else {}
         columns = {name: getattr(held, name) for name in held.names} | lists
         return {
@@ -103,7 +102,8 @@ class ReplayBuffer:
                 "set it back to the files of that run"
             )
         edits = {name: value for name, value in saved.items() if name != "uid"}
-        return replace(self.prompts[uid], **edits) if edits else self.prompts[uid]
+        record: PromptRecord = self.prompts[uid]
+        return replace(record, **edits) if edits else record
 
 
 def _tensors(metrics: RankMetrics) -> dict[str, Any]:

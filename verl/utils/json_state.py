@@ -79,7 +79,7 @@ class UserState:
             return to_json(self.owner.state_dict())
 
     def load(self, state: Any) -> None:
-        """Restore what :meth:`save` returned. Raises ``ConfigError`` if it is missing, or there is nobody to take it."""
+        """Restore what :meth:`save` returned. Raises ``ConfigError`` for the state of other code."""
         if (state is not None) != self.exists:
             raise ConfigError(f"{self.where}: the checkpoint was written with other code; start a new run")
         if self.exists:

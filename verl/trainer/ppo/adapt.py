@@ -14,8 +14,9 @@ from verl.data.prompt_rows import PromptRecord
 from verl.protocol import PolicyBatch, PolicyScores, PromptBatch, RolloutBatch, ValueBatch
 from verl.rollout.base import FinishedResponses
 from verl.rollout.requests import ResponseSettings
-from verl.single_controller import WorkerGroup, roles
+from verl.single_controller import roles
 from verl.single_controller.roles import RewardModelWorkers as RewardModelWorkers
+from verl.single_controller.worker_group import WorkerGroup
 from verl.workers import policy_loss
 from verl.workers.policy_loss import OLD, PREPARED
 
@@ -84,7 +85,7 @@ class PolicyLoss(policy_loss.PolicyLoss):
             return mini
         found = super().prepared(policy_batch(mini, self.config, self.needs), size).extra
         assert found is not None
-        return mini.columns(*mini.names).fill(**{n: found[n] for n in found.keys() if str(n).startswith(PREPARED)})
+        return mini.columns(*mini.names).fill(**{str(n): found[n] for n in found.keys() if str(n).startswith(PREPARED)})
 
 
 def policy_batch(mini: Batch, config: PPOConfig, needs: Any) -> PolicyBatch:

@@ -50,7 +50,8 @@ class AdvantageEstimation:
         learned = batch.learned
         if self.config.trainer.remove_clip:
             learned = learned & ~batch.truncated
-        mask, metrics = batch.mask & learned[:, None], {}
+        mask = batch.mask & learned[:, None]
+        metrics: dict[str, float] = {}
         rules = self.config.algorithm.rollout_correction.rejections
         if rules:
             pair = (batch.padded("logprobs"), batch.padded("rollout_logprobs"))

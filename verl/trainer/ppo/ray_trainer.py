@@ -22,7 +22,7 @@ from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
-from verl.single_controller import WorkerGroup
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,

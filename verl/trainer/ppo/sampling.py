@@ -21,7 +21,7 @@ from verl.models.reward_model_inputs import reward_model_batch
 from verl.rewards import Score
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import ResponseSettings
-from verl.single_controller import WorkerGroup
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.timing import PhaseTimer, Work
 from verl.trainer.ppo.adapt import PolicyWorkers, RewardModelWorkers
 from verl.trainer.ppo.verdicts import (
@@ -117,7 +117,8 @@ class Sampler:
         self, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer
     ) -> tuple[Batch, dict[str, float]]:
         """The responses of one training step, and metrics; the engines' memory is free afterwards."""
-        n, metrics = self.config.rollout.n, {}
+        n = self.config.rollout.n
+        metrics: dict[str, float] = {}
         self.greedy, self.dropped_scores = None, torch.zeros(0)
         if self.config.algorithm.filter_groups.enable:
             batch, metrics = self._sample_informative(prompts, step, timer)

@@ -5,6 +5,7 @@ Legend: B responses, G prompts.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,9 +34,9 @@ def count_reasons(verdicts: Sequence[Score]) -> dict[str, float]:
     return {f"verifier/{reason}": float(count) for reason, count in counts.items()}
 
 
-def first(batch: Batch, name: str) -> list[object]:
+def first(batch: Batch, name: str) -> list[Any]:
     """The column ``records`` or ``verdicts`` as it was before ``Method.judged`` replaced any, B."""
-    column: list[object] = getattr(batch, f"first_{name}" if f"first_{name}" in batch else name)
+    column: list[Any] = getattr(batch, f"first_{name}" if f"first_{name}" in batch else name)
     return column
 
 
