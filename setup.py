@@ -45,7 +45,11 @@ setup(
     # Naming the root explicitly makes an editable installation a plain path entry: packages that are added later
     # are found without installing again.
     package_dir={"": "."},
-    package_data={"verl.cli": ["*.yaml"], "verl_pages": ["assets/*"]},
+<<<<<<< HEAD
+    package_data={"verl.cli": ["*.yaml"], "verl.rewards": ["*.toml"], "verl_pages": ["assets/*"]},
+=======
+    package_data={"verl.cli": ["*.yaml"], "verl.evaluation.benchmarks": ["*.yaml"], "verl_pages": ["assets/*"]},
+>>>>>>> main
     cmdclass={"build_py": BuildWithConfigs},
     # What CPU and GPU share; torch and vLLM are installed beforehand, in the build that fits.
     install_requires=read_requirements("common.txt"),

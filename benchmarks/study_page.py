@@ -2,13 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from bench_report import table
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -51,6 +52,9 @@ Detectable is the difference at pass@{k} that {power:.0%} of such studies would 
 if seeds vary as they did here. Where deviations differ, p alone is the safer one: of the paired t test of the two arms,
 not corrected.
 """
+TRAINING = """\
+Means over steps and seeds. Tokens shaped: those whose advantage shaping changed. Change: how much it did,
+relative to the advantage."""
 EXPLORATORY = "Exploratory arms have too few seeds to decide anything."
 
 
@@ -176,45 +180,38 @@ def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     results = Results.of_report(facts, rows)
     study = results.study
     missing = sum(len(arm.seeds) for arm in study.arms.values()) - len(rows)
-    lines = [f"# {study.question}", ""]
-    if study.note:
-        lines += [study.note, ""]
     codes = list(dict.fromkeys(row["code"] for row in rows))
-    lines += [f"{facts['hardware']}, {facts['date']}. Code: {'; '.join(codes)}.", ""]
+    parts = [f"# {study.question}", study.note, f"{facts['hardware']}, {facts['date']}. Code: {'; '.join(codes)}."]
     if missing:
-        lines += [f"**Incomplete: {missing} of {missing + len(rows)} runs are missing.**", ""]
+        parts.append(f"**Incomplete: {missing} of {missing + len(rows)} runs are missing.**")
     if len(codes) > 1:
-        lines += ["**The runs are of different code or packages, so they do not differ by their arms alone.**", ""]
-    lines += ["Regenerate with", "", f"    {facts['command']}", "", f"![pass@k of the arms]({facts['plot']})", ""]
-    told = RATES
+        parts.append("**The runs are of different code or packages, so they do not differ by their arms alone.**")
+    parts += ["Regenerate with", f"    {facts['command']}", f"![pass@k of the arms]({facts['plot']})"]
+    remarks = RATES
     if len(results.block_seeds) > 1:
-        told += TESTS.format(k=study.ks[0], tests=len(study.decisive), power=POWER)
+        remarks += TESTS.format(k=study.ks[0], tests=len(study.decisive), power=POWER)
     if any(arm.exploratory for arm in study.arms.values()):
-        told += EXPLORATORY + "\n"
-    lines += [told, "## Pass rates", "", *_rates(results), ""]
-    lines += ["## Differences", "", *_differences(results), "", "## Training", "", *_training(results), ""]
-    return "\n".join([*lines, "## Arms", "", *_arms(study), ""])
+        remarks += EXPLORATORY
+    parts += [remarks.strip(), "## Pass rates", _rates(results), "## Differences", _differences(results)]
+    parts += ["## Training", TRAINING, _training(results), "## Arms", f"All: `{' '.join(study.train)}`", _arms(study)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _rates(results: Results) -> Iterator[str]:
-    first, *others = results.study.ks
-    yield f"| arm | seeds | pass@{first} | deviation over seeds |{''.join(f' pass@{k} |' for k in others)}"
-    yield f"|---|---:|---:|---:|{'---:|' * len(others)}"
+def _rates(results: Results) -> str:
+    rows = []
     for arm, runs in results.by_arm.items():
         cells = [f"{found.value:.1%} ({found.low:.1%} to {found.high:.1%})" for found in results.estimates(arm)]
         of_first = results.means(arm, list(runs))[:, 0].tolist()
         deviation = _points(statistics.stdev(of_first)) if len(of_first) > 1 else ""
-        row = [_label(results.study, arm), str(len(runs)), cells[0], deviation, *cells[1:]]
-        yield f"| {' | '.join(row)} |"
+        rows.append([_label(results.study, arm), str(len(runs)), cells[0], deviation, *cells[1:]])
+    first, *others = [f"pass@{k}:" for k in results.study.ks]
+    return table(["arm", "seeds:", first, "deviation over seeds:", *others], rows).strip()
 
 
-def _differences(results: Results) -> Iterator[str]:
-    study = results.study
-    first, *others = study.ks
-    yield f"| contrast | pairs | pass@{first} | detectable | p | p alone |{''.join(f' pass@{k} |' for k in others)}"
-    yield f"|---|---:|---:|---:|---:|---:|{'---:|' * len(others)}"
+def _differences(results: Results) -> str:
+    study, rows = results.study, []
     decisive, arms, seeds = study.decisive, study.decisive_arms, results.block_seeds
-    others_of = [pair for pair in study.contrasts if pair not in decisive]
+    others = [pair for pair in study.contrasts if pair not in decisive]
     if len(seeds) > 1:
         values = torch.stack([results.means(arm, seeds) for arm in arms], dim=1)
         blocks = [Block(values[..., place]) for place in range(len(study.ks))]
@@ -224,16 +221,18 @@ def _differences(results: Results) -> Iterator[str]:
         for pair, found, p in zip(decisive, differences, corrected, strict=True):
             cells = [_signed(value, block.margin()) for value, block in zip(found, blocks, strict=True)]
             of_pair = values[:, [arms.index(arm) for arm in pair], 0]
-            told = [f"{p:.2g}", f"{Block(of_pair).p(found[0]):.2g}"]
-            yield f"| {' | '.join([' - '.join(pair), str(len(seeds)), cells[0], power, *told, *cells[1:]])} |"
+            ps = [f"{p:.2g}", f"{Block(of_pair).p(found[0]):.2g}"]
+            rows.append([" - ".join(pair), str(len(seeds)), cells[0], power, *ps, *cells[1:]])
     else:
-        others_of = study.contrasts
-    for pair in others_of:
+        others = study.contrasts
+    for pair in others:
         both = results.shared(pair)
         if both:
             cells = [_signed(value) for value in _difference(results, pair, both)]
             name = f"{' - '.join(pair)}{'' if pair in decisive else ' (exploratory)'}"
-            yield f"| {' | '.join([name, str(len(both)), cells[0], '', '', '', *cells[1:]])} |"
+            rows.append([name, str(len(both)), cells[0], "", "", "", *cells[1:]])
+    first, *more = [f"pass@{k}:" for k in study.ks]
+    return table(["contrast", "pairs:", first, "detectable:", "p:", "p alone:", *more], rows).strip()
 
 
 def _difference(results: Results, pair: Sequence[str], seeds: Sequence[int]) -> list[float]:
@@ -257,27 +256,23 @@ def _label(study: Study, arm: str) -> str:
     return f"{arm} (exploratory)" if study.arms[arm].exploratory else arm
 
 
-def _training(results: Results) -> Iterator[str]:
-    yield "Means over steps and seeds. Tokens shaped: those whose advantage shaping changed. Change: how much it did,"
-    yield "relative to the advantage."
-    yield ""
-    yield "| arm | pass@1 of the samples | entropy of the policy, nats | tokens shaped | change |"
-    yield "|---|---:|---:|---:|---:|"
+def _training(results: Results) -> str:
     forms = {"reward": ".1%", "entropy": ".4f", "shaped_share": ".1%", "shaped_change": ".1%"}
+    rows = []
     for arm, runs in results.by_arm.items():
         values = {key: [value for run in runs.values() for value in run[key]] for key in forms}
         cells = [f"{statistics.fmean(values[key]):{form}}" if values[key] else "" for key, form in forms.items()]
-        yield f"| {arm} | {' | '.join(cells)} |"
+        rows.append([arm, *cells])
+    columns = ["arm", "pass@1 of the samples:", "entropy of the policy, nats:", "tokens shaped:", "change:"]
+    return table(columns, rows).strip()
 
 
-def _arms(study: Study) -> Iterator[str]:
-    yield f"All: `{' '.join(study.train)}`"
-    yield ""
-    yield "| arm | overrides | seeds |"
-    yield "|---|---|---|"
-    for name, arm in study.arms.items():
-        seeds = ", ".join(str(seed) for seed in arm.seeds)
-        yield f"| {_label(study, name)} | `{' '.join(arm.overrides)}` | {seeds} |"
+def _arms(study: Study) -> str:
+    rows = [
+        [_label(study, name), f"`{' '.join(arm.overrides)}`", ", ".join(map(str, arm.seeds))]
+        for name, arm in study.arms.items()
+    ]
+    return table(["arm", "overrides", "seeds"], rows).strip()
 
 
 def draw(results: Results, file: Path) -> None:

@@ -26,7 +26,7 @@ LIMIT_S = 2.0
 METHODS = ("search", "match", "fullmatch", "split", "findall", "finditer", "sub", "subn")
 
 BOUNDED = {
-    "verl.rewards.notation._QUANTITY": 120,
+    "verl.rewards.lexicon._QUANTITY": 120,
     "verl.rewards.multiple_choice._LETTERS": 200,
 }
 """Expression -> the longest text that its callers give to it."""

@@ -13,7 +13,6 @@ import bench_spectral
 import bench_step
 import bench_traffic
 import measure_spectral_accuracy as accuracy
-import plot_rank_along_response
 import pytest
 import shapes
 import spectral_cost
@@ -163,16 +162,6 @@ def test_the_float32_gram_matrix_is_what_is_inaccurate(name: str):
     assert len(nested) == 5 and max(nested) < 1e-6 < 1e-4 < coarse_rank
     shifts = accuracy.float32_shift_errors(1.5)
     assert len(shifts) == 8 and max(shifts) == shifts[0] > 1e-6
-
-
-def test_figure_of_a_response(tiny_model, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "rank.svg"
-    options = ["--prompt", "What is 1 + 2?", "--max-tokens", "12", "--seed", "1", "--out", str(out)]
-    monkeypatch.setattr("sys.argv", ["plot_rank_along_response.py", "--model", str(tiny_model), *options])
-    plot_rank_along_response.main()
-    assert "a response of" in capsys.readouterr().out
-    labels = ("effective rank", "velocity (ERV)", "acceleration (ERA)", "tokens of the response")
-    assert all(label in out.read_text() for label in labels)
 
 
 METHODS = ["nested", "eigvalsh", "float32_loop", "svd"]

@@ -16,9 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config, Qwen2Model
 
 from verl.config import PPOConfig, load_config
-from verl.config.rollout import SamplingConfig
 from verl.models.output_head import Scoring, logprobs_and_entropy
-from verl.rollout.decoding import draw, logits_processors
 from verl.run import memory
 
 QWEN_7B = memory.Shape(3584, 18944, 28, 3584, 512, 152064, False)
@@ -140,12 +138,6 @@ def test_other_models():
     assert both["critic, backward"]["activations"] == pytest.approx(8 * 2048 * 28 * LAYER / 1e9)
 
 
-def test_a_budget_of_tokens_is_that_of_each_worker():
-    one, two = (phases(f"model.ulysses_sequence_parallel_size={size}") for size in (1, 2))
-    assert one["update, backward"]["activations"] == two["update, backward"]["activations"]
-    assert one["logprobs"]["logits"] == two["logprobs"]["logits"]
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_activations_are_what_autograd_saves(packed):
     sizes = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -219,17 +211,6 @@ def test_logits_take_what_is_said(dtype, entropy):
     numbers = num_tokens * vocabulary
     assert peak(torch.no_grad()(partial(score, states))) / numbers == pytest.approx(scored, rel=0.03)
     assert peak(learn) / numbers == pytest.approx(learned, rel=0.03)
-
-
-def test_drawing_a_token_takes_what_is_said():
-    logits, sampling = torch.randn(16, 8192).bfloat16(), SamplingConfig(1, 0.8, 0.9, 50, 0.0, 1.0)
-
-    def sample() -> None:
-        output = logits.clone()
-        distribution = logits_processors(sampling)(None, output.float()).log_softmax(dim=-1)
-        draw(distribution, torch.zeros(16, dtype=torch.float64))
-
-    assert peak(torch.no_grad()(sample)) / logits.numel() == pytest.approx(memory.SAMPLING_BYTES, rel=0.05)
 
 
 def test_a_critic_has_its_own_sizes_and_its_own_limit_of_tokens():

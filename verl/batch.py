@@ -114,7 +114,7 @@ class Batch:
     learned: PerEpisode
     """[B] bool, false for responses that only fill up a batch or enter the statistics of their group. Sampler."""
 
-    # --- Filled by the verifiers; these stay on the driver ---
+    # --- Lists, which stay on the driver. Filled by the sampler and the verifiers ---
     records: EpisodeList
     """B :class:`verl.data.prompt_rows.PromptRecord`, the prompt as it was sampled."""
     texts: EpisodeList
@@ -134,6 +134,11 @@ class Batch:
     not filled where ``actor.bypass_mode`` saves that."""
     entropy: PerResponseToken
     """[M] float32 in nats, of the policy's distribution. As ``logprobs``."""
+    logsumexp: PerResponseToken
+    mean_logprob: PerResponseToken
+    sum_pi_squared: PerResponseToken
+    """[M] float32 each, of the policy's distribution (:data:`verl.models.output_head.STATISTICS`); only those that an
+    advantage estimator or a policy loss asks for."""
     old_logprobs: PerResponseToken
     """[M] float32, the denominator of the policy's ratios: ``logprobs``, or the engine's with ``actor.bypass_mode``."""
     ref_logprobs: PerResponseToken
@@ -154,6 +159,14 @@ class Batch:
     """[M] float32, what the policy learns from."""
     returns: PerResponseToken
     """[M] float32, the critic's targets; not filled without a critic."""
+
+    # --- Filled on the way to and from a worker ---
+    request: PerEpisode
+    """[B] int64, the place of a response among those asked for. Engine, until all have ended."""
+    unit: PerEpisode
+    """[B] int64, equal on rows that must be in one micro-batch, for a policy loss that needs whole groups."""
+    states: EpisodeList
+    """For each response of n tokens the hidden states [n, L, D] that these are drawn from; until they are measured."""
 
     KINDS: ClassVar[dict[str, str]] = {}
     """Name of a declared column -> what it has one entry for."""
@@ -211,6 +224,11 @@ class Batch:
         return torch.arange(len(lengths), device=lengths.device).remainder(2).bool().repeat_interleave(lengths)
 
     @property
+    def predictors(self) -> Tensor:
+        """[M] int64, the index among the N of the token before each response token, from which it is predicted."""
+        return self.in_response.nonzero().flatten() - 1
+
+    @property
     def response_tokens(self) -> Tensor:
         """[M] int64."""
         return self.tokens[self.in_response]
@@ -252,7 +270,7 @@ class Batch:
 
     def without(self, *names: str) -> Self:
         """A batch of the same episodes without the columns named."""
-        return self.columns(*(name for name in self._columns if name not in names))
+        return self.columns(*(name for name in self.names if name not in names))
 
     def merge(self, other: "Batch") -> Self:
         """Take over the columns of ``other``, which has the same episodes; returns the batch."""
@@ -263,13 +281,15 @@ class Batch:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._columns:
-            raise AttributeError(f"the batch has no column {name!r}; it has {', '.join(self.__dict__['_columns'])}")
+            raise AttributeError(f"the batch has no column {name!r}; it has {', '.join(self.names)}")
         return self._columns[name]
 
     def padded(self, name: str, fill: float = 0.0) -> Tensor:
-        """A response-token column as [B, R, ...], ``fill`` on padding."""
-        values = self.response_tokens if name == "response_tokens" else self._columns[name]
-        return self.pad(values, fill)
+        """A response-token column as [B, R, ...], ``fill`` on padding; a column of episodes as it is."""
+        if name == "response_tokens":
+            return self.pad(self.response_tokens, fill)
+        values: Tensor = getattr(self, name)
+        return self.pad(values, fill) if self._kinds[name] == RESPONSE_TOKEN else values
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """``values [M, ...]`` of response tokens as [B, R, ...], ``fill`` on padding."""
@@ -319,12 +339,21 @@ class Batch:
             torch.cat([part.response_lengths for part in parts]),
             max(part.width for part in parts),
         )
-        joined._columns, joined._kinds = columns, {name: parts[0]._kinds[name] for name in shared}
+        joined._columns = columns
+        # Where all responses have one token, an undeclared column was taken for one of episodes.
+        kinds = {name: {part._kinds[name] for part in parts} for name in shared}
+        joined._kinds = {
+            name: RESPONSE_TOKEN if RESPONSE_TOKEN in kinds[name] else kinds[name].pop() for name in shared
+        }
         return joined
 
     def trimmed(self) -> Self:
         """The same episodes with R = the longest response."""
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, self.longest_response)
+
+    def widened(self, width: int) -> Self:
+        """The same episodes with R = ``width``, at least the longest response."""
+        return self._like(self.prompt_lengths, self.response_lengths, self._columns, width)
 
     def to(self, device: str | torch.device) -> Self:
         """The batch with its tensors on ``device``."""
@@ -432,9 +461,13 @@ class Packed(NamedTuple):
 def spans(lengths: Tensor, rows: Tensor) -> Tensor:
     """The indices, in a flat column with ``lengths [B]`` entries for each episode, of those of ``rows [b]``."""
     starts, sizes = (lengths.cumsum(dim=0) - lengths)[rows], lengths[rows]
-    first = sizes.cumsum(dim=0) - sizes
-    within = torch.arange(int(sizes.sum()), device=sizes.device) - first.repeat_interleave(sizes)
-    return starts.repeat_interleave(sizes) + within
+    return starts.repeat_interleave(sizes) + positions_within(sizes)
+
+
+def positions_within(lengths: Tensor) -> Tensor:
+    """0, 1, ... for the entries of each episode, of which there are ``lengths [B]``, one after another."""
+    starts = lengths.cumsum(dim=0) - lengths
+    return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
 
 
 def _take(values: Any, index: Tensor) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from verl.config.errors import ConfigError
 from verl_pages import PAGE
-from verl_pages.run_page import write_page
+from verl_pages.run import write_page
 from verl_pages.serve import HOST, make_server
 
 MEMORY_BYTES = 4 << 30

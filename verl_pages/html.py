@@ -1,59 +1,67 @@
 """One HTML page that loads nothing from elsewhere: its template, scripts, styles and data.
 
-Text of models, data sets and options is hostile. A page contains it only as ASCII JSON without ``<``, ``>`` and ``&``,
-or compressed and in base64; the script puts it into the document as text nodes; and the page's own policy forbids all
-other scripts and all connections.
+Text of models, data sets and options is hostile. A page with scripts contains it only as ASCII JSON without ``<``,
+``>`` and ``&``, or compressed and in base64; the scripts put it into the document as text nodes. Everything else is
+escaped by the template, and the page's policy forbids all other scripts and all connections.
 """
 
 import base64
 import hashlib
-import html
 import json
-import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from verl.utils.portable import finite_or_null, printable
 
 CHUNK_BYTES = 1 << 19
 """Uncompressed size at which a chunk is closed. What is opened unpacks its chunk."""
 
-SHARED = files("verl_pages") / "assets"
-"""Assets of all pages."""
+BROWSER_SCRIPTS = ("base", "list", "charts", "diff", "tokens", "samples")
+"""Scripts of pages with charts and the browser of responses."""
+
+ASSETS = Path(__file__).parent / "assets"
+
+TEMPLATES = Environment(
+    loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
 
 
-@dataclass(frozen=True)
-class PageAssets:
-    """The text of a page before its data."""
+def render(
+    template: str,
+    title: str,
+    styles: Sequence[str],
+    scripts: Sequence[str] = (),
+    index: Mapping[str, Any] | None = None,
+    chunks: Sequence[str] = (),
+    connect: str = "'none'",
+    **values: Any,
+) -> str:
+    """The text of a page.
 
-    body: str
-    """HTML with ``{{title}}``."""
-    style: str
-    script: str
-    connect: str = "'none'"
-    """Source of a content security policy that the script may connect to."""
-
-    def fill(self, title: str, index: Mapping[str, Any], chunks: Sequence[str]) -> str:
-        """The page with its data; placeholders inside a part are left alone."""
-        script = '"use strict";\n(() => {\n' + self.script + "\n})();\n"
-        name = html.escape(printable(title)).encode("ascii", "xmlcharrefreplace").decode("ascii")
-        parts = {
-            "policy": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(self.style)}; "
-            f"connect-src {self.connect}; base-uri 'none'; form-action 'none'",
-            "title": name,
-            "style": self.style,
-            "body": _replace(self.body, {"title": name}),
-            "script": script,
-            "data": ascii_json(index),
-            "chunks": "\n".join(
-                f'<script type="text/plain" id="chunk-{i}">{chunk}</script>' for i, chunk in enumerate(chunks)
-            ),
-        }
-        return _replace(read_assets(SHARED, "page.html"), parts)
+    Args:
+        template: file in ``assets/`` that extends ``page.html``.
+        title: of the page.
+        styles: names of its style sheets.
+        scripts: names of its scripts, which share one scope; none: the page runs no script.
+        index: what the scripts read at once.
+        chunks: what they unpack when it is needed, as :func:`pack` returns it.
+        connect: source of a content security policy that the scripts may connect to.
+        values: what else the template needs.
+    """
+    style = _read(styles, "css")
+    script = '"use strict";\n(() => {\n' + _read(scripts, "js") + "\n})();\n" if scripts else ""
+    policy = f"default-src 'none'; style-src {_digest(style)}; base-uri 'none'; form-action 'none'; " + (
+        f"script-src {_digest(script)}; connect-src {connect}" if scripts else "img-src data:"
+    )
+    parts = {"links": [], **values, "policy": Markup(policy), "title": printable(title)}
+    own = {"style": style, "script": script, "data": ascii_json(index)}
+    trusted = {name: Markup(text) for name, text in own.items()}
+    return TEMPLATES.get_template(template).render(**parts, **trusted, chunks=[Markup(chunk) for chunk in chunks])
 
 
 def ascii_json(value: Any) -> str:
@@ -67,13 +75,10 @@ def pack(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode("ascii"), 6)).decode("ascii")
 
 
-def read_assets(folder: Traversable, *names: str) -> str:
-    """The text of these files of a package's folder, one after the other."""
-    return "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
-
-
-def _replace(template: str, parts: Mapping[str, str]) -> str:
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], template)
+def _read(names: Sequence[str], suffix: str) -> str:
+    """Style sheets or scripts without their indentation and comments, a fifth of a page that holds little else."""
+    lines = [line.strip() for name in names for line in (ASSETS / f"{name}.{suffix}").read_text("utf-8").splitlines()]
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def _digest(source: str) -> str:

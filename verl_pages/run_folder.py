@@ -5,18 +5,22 @@ Whatever cannot be read costs itself and one line in ``troubles``.
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from verl.config.errors import ConfigError
 from verl.config.run_file import RUN_CONFIG, read_run_config
-from verl.run.samples import SAMPLES, SampleFile, sample_files
-from verl.run.tracking import METRICS
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+SAMPLES = "samples"
+"""Folder of the samples, a parquet file for each training step and validation that is kept."""
 
 MAX_SUMMARY_BYTES = 16 << 20
 MAX_METRICS_BYTES = 1 << 30
@@ -34,6 +38,18 @@ MAX_VALUE = 400
 """Characters of an option's value that are shown."""
 
 MAX_STEP = 10**9
+
+
+class SampleFile(NamedTuple):
+    """One file of samples. The order of files is that of the steps; the validation after a step follows it."""
+
+    step: int
+    split: str
+    """``train`` or ``val``."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}_{self.step:06d}.parquet"
 
 
 @dataclass
@@ -73,6 +89,13 @@ class RunFolder:
         return None if text is None else text.strip('"')
 
 
+def sample_files(folder: Path) -> list[SampleFile]:
+    """The complete files of samples in ``folder``, in order."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    found = [re.fullmatch(r"(train|val)_([0-9]{6}|[1-9][0-9]{6,11})\.parquet", name) for name in names]
+    return sorted(SampleFile(int(match[2]), match[1]) for match in found if match)
+
+
 def is_run(folder: Path) -> bool:
     """Whether there is anything of a run in ``folder``."""
     return (folder / METRICS).is_file() or (folder / RUN_CONFIG).is_file() or bool(sample_files(folder / SAMPLES))
@@ -82,7 +105,7 @@ def read_run(folder: Path, name: str) -> RunFolder:
     """Everything but the samples themselves."""
     run = RunFolder(folder, name)
     run.options = _read_options(folder / RUN_CONFIG, run.troubles)
-    run.summary = _read_summary(folder / "summary.json", run.troubles)
+    run.summary = _read_summary(folder / SUMMARY, run.troubles)
     run.metrics, run.num_steps = _read_metrics(folder / METRICS, run.troubles)
     try:
         run.samples = sample_files(folder / SAMPLES)

@@ -11,9 +11,8 @@ from time import monotonic
 from typing import Any
 
 from verl.config.errors import ConfigError
-from verl.run.samples import SAMPLES
-from verl.run.tracking import METRICS
-from verl_pages.run_page import make_page
+from verl_pages.run import make_page
+from verl_pages.run_folder import METRICS, SAMPLES, SUMMARY
 
 HOST = "127.0.0.1"
 
@@ -73,7 +72,7 @@ def version_of(folders: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for folder in folders:
         samples = folder / SAMPLES
-        for path in (folder / METRICS, folder / "summary.json", folder / "config.yaml", samples):
+        for path in (folder / METRICS, folder / SUMMARY, folder / "config.yaml", samples):
             try:
                 facts = path.stat()
             except OSError:

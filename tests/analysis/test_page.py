@@ -15,7 +15,7 @@ from verl.analysis.figures import NamedFigure, draw_figures, write_figures
 from verl.analysis.publish import publish
 from verl.evaluation.progress import EvaluationDisplay
 from verl.utils.portable import valid_unicode
-from verl_pages.analysis_page import build_page
+from verl_pages.analysis import build_page
 
 PAIRS = (
     "analysis.response_pairs=[[Effective Rank,avg_log_probs]]",

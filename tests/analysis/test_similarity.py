@@ -38,17 +38,6 @@ def test_rouge_is_that_of_the_package():
             assert expected > 0 and found[own] == pytest.approx(expected), own
 
 
-def test_levenshtein_against_the_slow_formula():
-    def distance(a: list[int], b: list[int]) -> int:
-        if not a or not b:
-            return len(a) + len(b)
-        swap = distance(a[1:], b[1:]) + (a[0] != b[0])
-        return min(swap, distance(a[1:], b) + 1, distance(a, b[1:]) + 1)
-
-    expected = [1 - distance(a, b) / max(len(a), len(b)) for a, b in combinations(TOKENS, 2)]
-    assert pairwise_similarity(TOKENS, TEXTS)["pairwise_textual_similarity"] == pytest.approx(sum(expected) / 6)
-
-
 def test_one_response_has_no_pairs():
     found = pairwise_similarity(TOKENS[:1], TEXTS[:1])
     assert len(found) == 7 and all(map(math.isnan, found.values()))

@@ -1,14 +1,12 @@
 """Metrics of token frequencies against figures by hand and slow formulas."""
 
 import math
-from itertools import combinations
 
 import pytest
 
 from verl.analysis.tokens import (
     frequency_entropy,
     jensen_shannon,
-    mean_over_pairs,
     repetition_rate,
     symmetric_kl,
     token_shares,
@@ -66,21 +64,3 @@ def test_divergences_of_distributions_by_hand():
     assert jensen_shannon(p, disjoint) == pytest.approx(LOG2)
     # KL(disjoint || p) = log(1 / floor); KL(p || disjoint) = log(1/2) - log(floor).
     assert symmetric_kl(p, disjoint, 1e-4) == pytest.approx((8 * math.log(10) - LOG2) / 2, abs=1e-2)
-
-
-def test_divergences_against_the_slow_formula():
-    sequences = [[1, 2, 3, 3], [3, 3, 4], [1, 1, 1, 2, 5]]
-
-    def kl(p: list[float], q: list[float]) -> float:
-        return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
-
-    floor, jsd, skl = 1e-20, [], []
-    for one, two in combinations(sequences, 2):
-        p, q = ([max(floor, s.count(t) / len(s)) for t in range(10)] for s in (one, two))
-        middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
-        jsd.append((kl(p, middle) + kl(q, middle)) / 2)
-        skl.append((kl(p, q) + kl(q, p)) / 2)
-    shares = [token_shares(sequence) for sequence in sequences]
-    assert mean_over_pairs(shares, jensen_shannon) == pytest.approx(sum(jsd) / 3)
-    assert mean_over_pairs(shares, lambda a, b: symmetric_kl(a, b, floor)) == pytest.approx(sum(skl) / 3)
-    assert math.isnan(mean_over_pairs(shares[:1], jensen_shannon))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verl.batch import Batch
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart, training_state
 from verl.config import PPOConfig
 from verl.models.forward import LogprobForward, ValueForward
@@ -47,16 +48,17 @@ class LearningWorker(Checkpointed):
     def learn(self, batch: Tensor, steps: int, names: list[str]) -> list[dict[str, float]]:
         """Optimizer steps on ``batch`` [B, S] of tokens, of which every rank takes its share; what each reports."""
         share = batch.tensor_split(self.world_size)[self.rank]
-        mask = torch.ones_like(share)
+        rows = share.tolist()
+        texts = Batch.of([row[:1] for row in rows], [row[1:] for row in rows])
         curve = []
         for _ in range(steps):
             record: dict[str, float] = {}
             for name in names:
                 learner = self.learners[name]
                 if name == "actor":
-                    errors = -self.logprobs(share, mask, mask[:, 1:], 1.0)[0]
+                    errors = -texts.pad(self.logprobs(texts, 1.0).logprobs)
                 else:
-                    errors = (self.values(share, mask) - 1).square()
+                    errors = (self.values(texts) - 1).square()
                 loss = errors.sum() / batch.numel()
                 sums, state = learner.step([loss], lambda loss: (loss, {"loss": loss}))
                 record |= {f"{name}/{key}": value for key, value in (sums | state).items()}

@@ -10,7 +10,7 @@ from tiny_tokenizer import make_tiny_tokenizer
 from verl.config import ConfigError, SFTDataConfig
 from verl.data.conversations import (
     ConversationDataset,
-    collate_conversations,
+    conversation_batch,
     conversation_loader,
     tokenize_conversation,
 )
@@ -148,19 +148,17 @@ def test_files_without_conversations_are_an_error(tmp_path: Path):
         ConversationDataset([write_chats(tmp_path / "a.parquet", [])], TOKENIZER, data_config())
 
 
-def test_batches_are_padded_on_the_right():
-    conversations = [([5, 3, 6], [0, 0, 1]), ([5, 6, 26, 26, 3], [0, 0, 1, 1, 1])]
-    # Padding with the end-of-turn token, as many models do, must not make real tokens look like padding.
-    batch = collate_conversations(conversations, pad_token_id=3)
-    assert batch.input_ids.tolist() == [[5, 3, 6, 3, 3], [5, 6, 26, 26, 3]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
-    assert batch.loss_mask.tolist() == [[0, 0, 1, 0, 0], [0, 0, 1, 1, 1]]
+def test_first_tokens_are_read_and_never_learned():
+    batch = conversation_batch([([5, 3, 6], [0, 0, 1]), ([5, 6, 26, 26, 3], [0, 0, 1, 1, 1])])
+    assert batch.tokens.tolist() == [5, 3, 6, 5, 6, 26, 26, 3]
+    assert (batch.prompt_lengths.tolist(), batch.response_lengths.tolist()) == ([1, 1], [2, 4])
+    assert batch.learn_mask.tolist() == [False, True, False, True, True, True]
 
 
 def orders(dataset: ConversationDataset, seed: int) -> list[list[list[int]]]:
     """First user token of every conversation, batch by batch, for two epochs."""
-    loader = conversation_loader(dataset, 2, pad_token_id=0, seed=seed)
-    return [[batch.input_ids[:, 1].tolist() for batch in loader] for _ in range(2)]
+    loader = conversation_loader(dataset, 2, seed=seed)
+    return [[batch.padded("response_tokens")[:, 0].tolist() for batch in loader] for _ in range(2)]
 
 
 def test_the_seed_determines_the_order_of_every_epoch(tmp_path: Path):
@@ -176,4 +174,4 @@ def test_the_seed_determines_the_order_of_every_epoch(tmp_path: Path):
 def test_fewer_conversations_than_a_batch_are_an_error(tmp_path: Path):
     dataset = ConversationDataset([write_chats(tmp_path / "a.parquet", [chat("1", "2")])], TOKENIZER, data_config())
     with pytest.raises(ConfigError, match="^data.train_batch_size=2: there are only 1 conversations; lower it$"):
-        conversation_loader(dataset, 2, pad_token_id=0, seed=0)
+        conversation_loader(dataset, 2, seed=0)

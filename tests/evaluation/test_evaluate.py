@@ -208,15 +208,6 @@ def test_a_checkpoint_that_vanishes_does_not_stop_the_others(engines, evaluate, 
     assert (code, len(engines)) == (1, 2) and "c@0" in output
 
 
-def test_other_settings_in_the_same_folder_are_refused(engines, evaluate):
-    assert evaluate()[0] == 0
-    code, (line,), _ = evaluate("benchmarks=[mine,yours]", "seed=1")
-    assert line.startswith("error: model@0 on mine: ")
-    assert line.endswith("made with seed=0, now 1; name another trainer.default_local_dir, or remove that folder")
-    # The other benchmark has no samples yet, and is evaluated.
-    assert (code, len(engines), len(engines[1][1].asked)) == (1, 2, 6)
-
-
 def test_prompts_longer_than_the_model_takes_are_unanswered(engines, evaluate, benchmarks, tmp_path):
     long = {"question": "1 + " * 300 + "1", "answer": "301"}
     (benchmarks / "all_long.jsonl").write_text(json.dumps(long) + "\n")
@@ -251,29 +242,6 @@ def test_prompts_longer_than_the_model_takes_are_unanswered(engines, evaluate, b
     # A response may be shorter than asked for, so that it fits.
     assert evaluate("model.max_response_length=600", f"trainer.default_local_dir={benchmarks}")[0] == 0
     assert engines[1][0].max_model_len == 512
-
-
-def test_what_one_bad_file_costs(engines, evaluate, benchmarks, tiny_model, tmp_path):
-    deep = '{"question": "1?", "answer": ' + "[" * 2000 + "]" * 2000 + "}\n"
-    (benchmarks / "deep.jsonl").write_text(deep)
-    (benchmarks / "digits.jsonl").write_text('{"question": "1?", "answer": ' + "7" * 5000 + "}\n")
-    (benchmarks / "half.jsonl").write_text('{"question": "\\ud800", "answer": 2}\n')
-    # Some other run, which is looked at for the newest one from the model.
-    other = tmp_path / "outputs/verl/other"
-    other.mkdir(parents=True)
-    (other / "config.yaml").write_bytes(b"\x00\xff")
-    (other / "latest_checkpointed_iteration.txt").write_bytes(b"\x00\xff")
-    code, errors, output = evaluate(
-        "benchmarks=[deep,digits,half,mine]", "model.path=null", f"model.base={tiny_model}", "model.steps=[0]"
-    )
-    assert [line.partition(".jsonl, line 1: ")[2][:22] for line in errors] == [
-        "is nested too deeply; ",
-        "Exceeds the limit (430",
-        "its question holds hal",
-    ]
-    assert (code, len(engines[0][1].asked)) == (1, 6) and "3 evaluations failed; see the errors above" in output
-    (summary,) = (tmp_path / "outputs/evaluation").rglob("summary.json")
-    assert [f"error: {line}" for line in json.loads(summary.read_text())["failed"]] == errors
 
 
 def test_a_chat_template_that_refuses_one_question_costs_its_benchmark(

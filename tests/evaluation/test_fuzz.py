@@ -16,8 +16,9 @@ from tests.fuzzing import DAMAGE, VALUES, damaged, error_of, fuzz, json_lines
 from verl.config.evaluation import EvaluationConfig
 from verl.config.run_file import read_run_config
 from verl.data.templates import render_prompt
+from verl.evaluation.json_lines import RecordFile, parse_record
 from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult, write_result
-from verl.evaluation.scoring import StoredVerdict, VerdictFile, verdict_settings
+from verl.evaluation.scoring import StoredVerdict, verdict_settings
 from verl.evaluation.statistics.summary import summarise
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.targets import newest_run, select_targets
@@ -100,8 +101,9 @@ def verdicts(folder: Path, damage: list):
     path.write_bytes(damaged(json_lines([SETTINGS, *map(asdict, VERDICTS)]), damage))
 
     def read() -> None:
-        with VerdictFile(path, SETTINGS) as file:
-            assert all(type(verdict.correct) is bool for verdict in file.verdicts.values())
+        with RecordFile(path, SETTINGS) as file:
+            found = [parse_record(StoredVerdict, record, place) for place, record in file.stored]
+            assert all(type(verdict.correct) is bool for verdict in found)
 
     error_of(read, path)
 
@@ -145,17 +147,3 @@ test_samples, test_many_samples = samples
 test_verdicts, test_many_verdicts = verdicts
 test_metrics, test_many_metrics = metrics
 test_run_configs, test_many_run_configs = run_configs
-
-
-def test_what_is_whole_is_read(folder: Path, tmp_path: Path):
-    check = folder / "mine.jsonl"
-    check.write_bytes(json_lines([ROW]))
-    config = evaluation_of(folder)
-    assert [problem.answer for problem in load_problems("mine", config)] == ["2"]
-    with SampleStore(tmp_path, SETTINGS, PROMPTS) as store:
-        store.append(SAMPLES)
-    with SampleStore(tmp_path, SETTINGS, PROMPTS) as store:
-        assert list(store.samples.values()) == SAMPLES
-    (tmp_path / "verdicts.jsonl").write_bytes(json_lines([SETTINGS, *map(asdict, VERDICTS)]))
-    with VerdictFile(tmp_path / "verdicts.jsonl", SETTINGS) as file:
-        assert list(file.verdicts.values()) == VERDICTS

@@ -53,13 +53,14 @@ def test_every_sample_is_generated_once_from_its_own_stream(num_engines: int, tm
 
 
 def test_off_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):
-    clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr("verl.evaluation.progress.time.monotonic", lambda: float(next(clock)))
+    now = 0.0
+    monkeypatch.setattr("verl.evaluation.progress.time.monotonic", lambda: now)
     output = io.StringIO()
     with display(output) as shown:
         shown.start("run@0", 4, 8)
         shown.running()
         for problems in (1, 1, 2):
+            now += 10
             shown.generated(problems, 2 * problems, 100 * problems)
         shown.finish()
     lines = output.getvalue().splitlines()

@@ -17,10 +17,7 @@ from verl.evaluation.store import StoredSample
 from verl.evaluation.tasks import EvaluationTask
 from verl.rewards import Score
 from verl.rewards.custom import CustomFunctionError
-from verl.rewards.pool import VerifierPool
 from verl.rewards.score import Verdict, score_of
-from verl_pages.evaluation_responses import LIMITS, _problem_record
-from verl_pages.html import ascii_json
 
 CONFIG = evaluation_config().reward_score
 RESPONSES = [["it is \\boxed{4}", "it is \\boxed{5}"], ["no idea", "9"]]
@@ -126,18 +123,6 @@ def test_what_a_custom_function_returned_is_kept_with_the_sample(score):
     rows = sample_table(result).to_pylist()
     in_table = r'{"chars": 7, "parts": ["\ud800", null], "loss": null}'
     assert [row["reward_extra_info"] for row in rows] == [None, None, in_table, None]
-    records = [json.loads(ascii_json(_problem_record(p.samples, [], LIMITS[0]))) for p in result.problems]
-    assert [len(record) for record in records[0]] == [6, 6]
-    assert records[1][0][6] == {"chars": 7, "parts": ["\ud800", None], "loss": None}
-
-
-def test_a_custom_function_in_a_file_is_part_of_the_settings(task, tmp_path: Path):
-    path = tmp_path / "mine.py"
-    path.write_text("def one(**_): return 1\n")
-    own = replace(CONFIG, custom_functions=[f"sums={path}:one"])
-    before = verdict_settings(task.problems, own)
-    path.write_text("def one(**_): return 0\n")
-    assert verdict_settings(task.problems, own) != before
 
 
 def test_other_limits_answers_or_libraries_score_again(task, score, monkeypatch: pytest.MonkeyPatch):
@@ -151,16 +136,16 @@ def test_other_limits_answers_or_libraries_score_again(task, score, monkeypatch:
     assert verdict_lines(task)[0]["libraries"] == {"math-verify": "99", "latex2sympy2_extended": "99", "sympy": "99"}
 
 
-def test_verdicts_depend_on_a_custom_function_and_not_on_the_number_of_processes(task, monkeypatch, tmp_path: Path):
+@pytest.mark.parametrize("path", ["{folder}/rewards_that_change.py:one", "rewards_that_change:one"])
+def test_verdicts_depend_on_a_custom_function(path: str, task, monkeypatch, tmp_path: Path):
     before = verdict_settings(task.problems, CONFIG)
     assert verdict_settings(task.problems, replace(CONFIG, num_workers=7)) == before
     (tmp_path / "rewards_that_change.py").write_text("def one(**_): return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = replace(CONFIG, custom_functions=["sums=rewards_that_change:one"])
-    mine = verdict_settings(task.problems, own)
-    assert mine != before
+    custom = replace(CONFIG, custom_functions=[f"sums={path.format(folder=tmp_path)}"])
+    changed = verdict_settings(task.problems, custom)
     (tmp_path / "rewards_that_change.py").write_text("def one(**_): return 0\n")
-    assert verdict_settings(task.problems, own) != mine
+    assert verdict_settings(task.problems, custom) != changed != before
 
 
 def test_a_response_that_was_generated_again_is_scored_again(score):
@@ -191,11 +176,3 @@ def test_a_verifier_that_fails_names_the_benchmark(score, kind: type[Exception])
 def test_reason_codes(correct: bool, reason: str, code: str):
     assert reason_code(score_of(Verdict(correct, False, reason), "mix")) == code
     assert code in REASONS
-
-
-@pytest.mark.slow
-def test_the_real_pool_scores(task):
-    with VerifierPool(replace(CONFIG, num_workers=1)) as pool:
-        result = score_samples(task, SAMPLES, 2, pool)
-    found = [(s.correct, s.reason, s.answer) for p in result.problems for s in p.samples]
-    assert found == [(True, "correct", "4"), (False, "wrong", "5"), (False, "no_answer", ""), (True, "correct", "9")]

@@ -41,7 +41,9 @@ def tasks_of(tiny_model: Path, tmp_path: Path) -> Callable[..., list[EvaluationT
     ) -> list[EvaluationTask]:
         target = Target("run", 80, str(tiny_model), template, length)
         tokenizer = load_target_tokenizer(target, trust_remote_code=False)
-        return make_tasks(target, tokenizer, {name: load_problems("mine", config)}, config, tmp_path / "out", device)
+        return make_tasks(
+            target, tokenizer, {name: load_problems("mine", config)}, config, tmp_path / "out", device, pytest.fail
+        )
 
     return make
 
@@ -95,7 +97,9 @@ def test_arguments_of_the_chat_template_are_part_of_the_settings(configure, tiny
     tokenizer.chat_template = "{{ messages[0].content }}{% if think is defined %} {{ think }}{% endif %}"
     target = Target("run", 80, str(tiny_model), "chat", 24, {"think": "no"})
     config = configure("data.max_problems=1")
-    (task,) = make_tasks(target, tokenizer, {"mine": load_problems("mine", config)}, config, tmp_path, "cpu")
+    (task,) = make_tasks(
+        target, tokenizer, {"mine": load_problems("mine", config)}, config, tmp_path, "cpu", pytest.fail
+    )
     assert tokenizer.decode(task.prompts[0]) == "What is 0 + 1? no"
     assert task.settings["apply_chat_template_kwargs"] == {"think": "no"}
     assert {target: 1}[replace(target)] == 1

@@ -10,22 +10,25 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.models.models_in_worlds import share
 from tests.workers.groups import gradients_of
-from verl.algorithms.losses import LossInputs, MiniBatch, StepSize, policy_loss
+from verl.algorithms.losses import LossInputs, StepSize, policy_loss
 from verl.algorithms.losses.own import COLUMNS, OLD_STATISTICS, STATISTICS
+from verl.batch import Batch
 from verl.config import PPOConfig
-from verl.protocol import PolicyBatch
 from verl.workers.actor import Actor
 
 
-def above_median(mini_batch: MiniBatch, **_: float) -> dict[str, Tensor]:
+def above_median(mini_batch: LossInputs, **_: float) -> dict[str, Tensor]:
     """[B, R], and [B]."""
-    entropy, mask = mini_batch.columns["old_entropy"], mini_batch.response_mask
-    lead = mini_batch.columns["scores"] - mini_batch.columns["scores"].mean()
-    return {"kept": (entropy > entropy[mask].median()).float(), "lead": lead + mini_batch.columns["logsumexp"].mean()}
+    entropy, mask = mini_batch.old_entropy, mini_batch.response_mask
+    lead = mini_batch.scores - mini_batch.scores.mean()
+    return {
+        "kept": (entropy > entropy[mask].median()).float(),
+        "lead": lead + mini_batch.old_statistics["logsumexp"].mean(),
+    }
 
 
 @policy_loss(
-    columns=COLUMNS,
+    columns=tuple(COLUMNS),
     statistics=STATISTICS,
     top_k=3,
     old_statistics=OLD_STATISTICS,
@@ -58,7 +61,7 @@ def of_one_response(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def learn(
-    config: PPOConfig, rows: PolicyBatch, size: StepSize, model: dict[str, Any], batching: dict[str, Any]
+    config: PPOConfig, rows: Batch, size: StepSize, model: dict[str, Any], batching: dict[str, Any]
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """What a rank logs of an update on its share of ``rows``, and the whole gradient."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedConfig
 
 from tests.models.conftest import TINY
+from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig, load_config
 from verl.config.common import ModelConfig
 from verl.models.attention import attention_name
@@ -57,15 +58,11 @@ WAYS = {
     "packed, one chunk": {"logits_chunk_size": 1000, "use_remove_padding": True},
 }
 
-COLUMNS = torch.arange(12)
-MASK = torch.stack([(first <= COLUMNS) & (COLUMNS < end) for first, end in ((2, 10), (0, 12), (5, 8), (1, 11))]).long()
-"""Padding on both sides, on none, and on each by different amounts."""
-WANTED = MASK[:, -6:] * torch.tensor([[1], [1], [1], [0]])
+EPISODES = Batch(torch.tensor([4, 6, 1, 5]), torch.tensor([4, 6, 2, 5]))
+"""Padded on both sides, on none, and on each by different amounts."""
+EPISODES.fill(tokens=torch.randint(1, 101, (33,), generator=torch.Generator().manual_seed(0)))
+WANTED = torch.arange(17) < 12
 """Nothing is wanted of the last row."""
-
-
-def tokens() -> Tensor:
-    return torch.randint(1, 101, MASK.shape, generator=torch.Generator().manual_seed(0))
 
 
 def config(**changes: object) -> ModelConfig:
@@ -88,12 +85,10 @@ def scores_and_gradient(
     architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor]:
     model = build(architecture, way, dtype)
-    logprobs, entropy, *_ = LogprobForward(model, way, "cpu").logprobs(
-        tokens(), MASK, WANTED, 0.7, differentiable_entropy=True
-    )
+    scored = LogprobForward(model, way, "cpu").logprobs(EPISODES, 0.7, WANTED, differentiable_entropy=True)
     weights = torch.randn(2, *WANTED.shape, generator=torch.Generator().manual_seed(1))
-    loss = (logprobs * weights[0]).sum() + (entropy * weights[1]).sum()
-    return logprobs.detach(), entropy.detach(), gradient(model, loss)
+    loss = (scored.logprobs * weights[0]).sum() + (scored.entropy * weights[1]).sum()
+    return scored.logprobs.detach(), scored.entropy.detach(), gradient(model, loss)
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -103,7 +98,7 @@ def relative(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_way_gives_the_same_scores_and_gradients(name: str):
     expected = scores_and_gradient(ARCHITECTURES[name], config(attn_implementation="eager", logits_chunk_size=0))
-    assert expected[0][WANTED.bool()].std() > 0.1 and not expected[0][~WANTED.bool()].any()
+    assert expected[0][WANTED].std() > 0.1 and not expected[0][~WANTED].any()
     for changes in WAYS.values():
         # The fused kernel does not know gemma2's soft cap, in transformers neither.
         way = config(attn_implementation="eager" if name == "gemma2" else "sdpa", **changes)
@@ -132,7 +127,7 @@ def test_bfloat16_agrees_to_its_precision():
 def test_a_micro_batch_without_tokens_to_score_still_reaches_every_weight(changes: dict[str, object]):
     way = config(**changes)
     model = build(ARCHITECTURES["qwen2"], way)
-    logprobs, *_ = LogprobForward(model, way, "cpu").logprobs(tokens(), MASK, 0 * WANTED, 1.0)
+    logprobs = LogprobForward(model, way, "cpu").logprobs(EPISODES, 1.0, WANTED & False).logprobs
     assert not logprobs.any()
     assert not gradient(model, logprobs.sum()).any()
 
@@ -141,14 +136,14 @@ def test_a_micro_batch_without_tokens_to_score_still_reaches_every_weight(change
 def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, temperature: float):
     models = [AutoModelForCausalLM.from_pretrained(tiny_model, dtype=d).eval() for d in (torch.float32, torch.float64)]
     ids = torch.randint(7, 103, (2, 10), generator=torch.Generator().manual_seed(0))
-    wanted = torch.ones(2, 4, dtype=torch.int64)
     with torch.no_grad():
         for model in models:
             # Logits of a fresh model are so small that every distribution is nearly uniform; larger ones test more.
             model.model.norm.weight.mul_(4.0)
         forward = LogprobForward(models[0], config(logits_chunk_size=3), "cpu")
-        scored = forward.logprobs(ids, torch.ones_like(ids), wanted, temperature, statistics=["sum_pi_squared"])
-        logprobs, entropy, squares = scored.logprobs, scored.entropy, scored.statistics["sum_pi_squared"]
+        batch = Batch.of(ids[:, :6].tolist(), ids[:, 6:].tolist())
+        scored = forward.logprobs(batch, temperature, statistics=["sum_pi_squared"])
+        logprobs, entropy, squares = map(scored.padded, ("logprobs", "entropy", "sum_pi_squared"))
         # Logits at column s are of the token at s + 1: the last four tokens are 6..9.
         expected = (models[1](ids).logits[:, 5:9] / temperature).log_softmax(-1)
     assert logprobs.dtype == entropy.dtype == torch.float32
@@ -168,7 +163,7 @@ def test_entropy_carries_a_gradient_on_request_alone(chunk: int):
     head = model.get_output_embeddings().weight
 
     def entropy(differentiable: bool) -> Tensor:
-        return forward.logprobs(tokens(), MASK, WANTED, 1.0, differentiable)[1].sum()
+        return forward.logprobs(EPISODES, 1.0, WANTED, differentiable).entropy.sum()
 
     assert not entropy(False).requires_grad
     before = entropy(True)
@@ -181,7 +176,7 @@ def test_entropy_carries_a_gradient_on_request_alone(chunk: int):
 @torch.no_grad()
 def test_a_model_scored_in_chunks_still_generates():
     model = build(ARCHITECTURES["qwen2"], config(logits_chunk_size=0))
-    prompt, mask = tokens()[:2], MASK[:2]
+    prompt, mask = EPISODES[:2].rows()
     options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = model.generate(prompt, **options)
     for changes in WAYS.values():
@@ -198,10 +193,10 @@ def test_adapters_are_part_of_every_way():
         model = build(ARCHITECTURES["qwen2"], way)
         adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
         forward = LogprobForward(adapted, way, "cpu")
-        logprobs, *_ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
+        logprobs = forward.logprobs(EPISODES, 1.0, WANTED).logprobs
         logprobs.sum().backward()
         with adapted.disable_adapter():
-            plain, *_ = forward.logprobs(tokens(), MASK, WANTED, 1.0)
+            plain = forward.logprobs(EPISODES, 1.0, WANTED).logprobs
         gradients = [p.grad.norm() for p in adapted.parameters() if p.requires_grad]
         scored.append([logprobs.detach(), plain.detach(), torch.stack(gradients)])
     assert (scored[0][0] - scored[0][1]).abs().max() > 0.01
@@ -295,17 +290,17 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk():
 
 @pytest.mark.parametrize("logits_chunk_size", [0, 5])
 def test_logits_in_float32_of_a_model_in_bfloat16(logits_chunk_size):
-    ids, wanted = tokens(), WANTED
+    ids, mask = EPISODES.rows()
     errors = {}
     for dtype in ("auto", "float32"):
         way = config(logits_dtype=dtype, param_dtype="bfloat16", logits_chunk_size=logits_chunk_size)
         model = build(ARCHITECTURES["qwen2"], way, torch.bfloat16)
-        found = LogprobForward(model, way, "cpu").logprobs(ids, MASK, wanted, 1.0).logprobs
-        states = model.model(ids, attention_mask=MASK, position_ids=position_ids(MASK)).last_hidden_state
+        found = LogprobForward(model, way, "cpu").logprobs(EPISODES, 1.0).logprobs
+        states = model.model(ids, attention_mask=mask, position_ids=position_ids(mask)).last_hidden_state
         logits = states.double() @ model.lm_head.weight.double().T
         expected = logits[:, :-1].log_softmax(dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)[:, -6:]
-        errors[dtype] = ((found - expected) * wanted).abs().max().item()
-        loss = LogprobForward(model, way, "cpu").logprobs(ids, MASK, wanted, 1.0).logprobs.sum()
+        errors[dtype] = (found - expected[EPISODES.mask]).abs().max().item()
+        loss = LogprobForward(model, way, "cpu").logprobs(EPISODES, 1.0).logprobs.sum()
         assert gradient(model, loss).isfinite().all()
     # The product itself is exact; in bfloat16 it has 8 bits.
     assert errors["float32"] < 1e-5 < 1e-3 < errors["auto"]
@@ -316,6 +311,5 @@ def test_a_critic_reads_numbers_of_the_policys_padding_that_it_has_no_row_for(mo
     torch.manual_seed(0)
     values = ValueForward(AutoModelForTokenClassification.from_config(config).eval(), model_config, "cpu").values
     last = config.vocab_size - 1
-    read = torch.tensor([[1, 2, last, 3], [1, 2, last + 5, 3]])
-    first, second = values(read, torch.ones_like(read))
+    first, second = values(Batch.of([[1, 2, last], [1, 2, last + 5]], [[3], [3]])).view(2, 4)
     assert torch.equal(first, second)

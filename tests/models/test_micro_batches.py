@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl.models.micro_batches import MicroBatching, restore_order, split_by_tokens, split_to_count
-from verl.protocol import ValueBatch
+from verl.batch import Batch
+from verl.models.micro_batches import MicroBatching, join_parts, split_by_tokens, split_to_count
 
 
 def cut_by_tokens(
@@ -58,27 +58,23 @@ def test_further_parts_come_from_the_largest():
     ("rows", "expected"), [(1, [[0, 2], [1, 3], [4, 5]]), (3, [[0, 2], [1, 3], [4, 5]]), (5, [[0, 2, 1, 3], [4, 5]])]
 )
 def test_rows_of_a_unit_are_in_one_micro_batch(rows: int, expected: list[list[int]]):
-    ones, zeros = torch.ones(6, 2, dtype=torch.int64), torch.zeros(6, 1)
-    batch = ValueBatch(ones, ones, ones[:, :1], zeros, zeros, batch_size=[6])
+    batch = Batch.of([[1]] * 6, [[1]] * 6)
     cuts = MicroBatching(rows, max_tokens=None, packed=False).cut(batch, torch.tensor([7, 3, 7, 3, 5, 5]))
     assert [cut.tolist() for cut in cuts] == expected
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (3, [3, 2]), (5, [5]), (8, [5])])
 def test_rows_need_not_divide_the_share_of_a_worker(rows: int, expected: list[int]):
-    ones, zeros = torch.ones(5, 2, dtype=torch.int64), torch.zeros(5, 1)
-    batch = ValueBatch(ones, ones, ones[:, :1], zeros, zeros, batch_size=[5])
+    batch = Batch.of([[1]] * 5, [[1]] * 5)
     cuts = MicroBatching(rows, max_tokens=None, packed=False).cut(batch)
     assert [len(cut) for cut in cuts] == expected and torch.cat(cuts).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_results_come_back_in_the_order_of_the_rows(single_mesh):
-    attention_mask = torch.tensor([[0, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [0, 1, 1, 0, 0]])
-    response_mask = attention_mask[:, 2:]
-    zeros = torch.zeros(4, 3)
-    batch = ValueBatch(attention_mask, attention_mask, response_mask, zeros, zeros, batch_size=[4])
+    batch = Batch.of([[1], [1, 1], [1], [1]], [[10], [11, 12, 13], [14, 15], [16]])
     by_rows = MicroBatching(rows=3, max_tokens=None, packed=False).cut(batch)
     assert [rows.tolist() for rows in by_rows] == [[0, 1, 2], [3]]
     by_tokens = MicroBatching(rows=3, max_tokens=6, packed=False).cut(batch)
     assert [rows.tolist() for rows in by_tokens] == [[1], [2, 0], [3]]
-    assert restore_order([batch[rows].response_mask for rows in by_tokens], by_tokens).equal(response_mask)
+    joined = join_parts([batch[rows].trimmed() for rows in by_tokens], by_tokens, width=5)
+    assert joined.response_tokens.tolist() == list(range(10, 17)) and joined.width == 5

@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import changed
 from tests.models import own_losses
-from tests.models.models_in_worlds import example
+from tests.models.models_in_worlds import counts, example
 from tests.workers.groups import relative_difference
-from verl.algorithms.losses import LossInputs, StepSize
+from verl.algorithms.losses import StepSize
+from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig
-from verl.models.forward import ScoredTokens
-from verl.protocol import PolicyBatch
 from verl.single_controller.roles import PolicyWorkers
 from verl.workers.actor import Actor
 from verl.workers.policy_loss import PolicyLoss
@@ -26,7 +24,7 @@ from verl.workers.policy_loss import PolicyLoss
 pytestmark = pytest.mark.slow
 
 GROUPS = [5, 2, 9, 5, 2, 9, 9, 5]
-"""Of the rows of ``example``; of the fifth nothing is learned."""
+"""Of the rows of ``example``."""
 LOSSES = {
     "everything": f"{own_losses.__file__}:everything",
     "of_one_response": "tests.models.own_losses:of_one_response",
@@ -51,58 +49,50 @@ def configured(config: PPOConfig, loss: str, **actor: Any) -> PPOConfig:
 
 
 @pytest.fixture(scope="module")
-def batch() -> PolicyBatch:
+def batch() -> Batch:
     """The example, with every column that there is."""
-    rows = example()
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.rand(4, *rows.response_mask.shape, generator=generator)
-    columns = {f"old {name}": values for name, values in zip(own_losses.OLD_STATISTICS, tokens, strict=False)}
-    columns |= {"old_entropy": tokens[3], "scores": torch.rand(8, generator=generator), "rewards": torch.arange(8.0)}
-    columns |= {"correct": torch.arange(8) % 3 == 0, "group_ids": torch.tensor(GROUPS)}
-    rows.extra = TensorDict(columns, batch_size=[8])
-    return rows
+    rows, generator = example(), torch.Generator().manual_seed(1)
+    tokens = torch.rand(4, len(rows.advantages), generator=generator)
+    rows.fill(**dict(zip(own_losses.OLD_STATISTICS, tokens, strict=False)), entropy=tokens[3])
+    rows.fill(scores=torch.rand(8, generator=generator), rewards=torch.arange(8.0), correct=torch.arange(8) % 3 == 0)
+    return rows.fill(group=torch.tensor(GROUPS))
 
 
-def sizes(batch: PolicyBatch) -> StepSize:
-    mask = batch.response_mask
-    return StepSize(int(mask.sum()), int(mask.any(dim=1).sum()), mask.shape[1])
+def sizes(batch: Batch) -> StepSize:
+    return StepSize(*counts(batch), batch.width)
 
 
-def in_float64(config: PPOConfig, batch: PolicyBatch) -> tuple[float, dict[str, float], dict[str, Tensor]]:
+def in_float64(config: PPOConfig, batch: Batch) -> tuple[float, dict[str, float], dict[str, Tensor]]:
     """The loss, the metrics, and the gradients of the whole mini-batch at once, from the logits of whole rows."""
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float64)
-    num_columns, loss = batch.response_mask.shape[1], PolicyLoss(config.actor)
-    tokens, sampled = (t[:, -num_columns:] for t in (batch.input_ids, batch.attention_mask.bool()))
-    kept = torch.zeros(*sampled.shape, model.config.vocab_size, dtype=torch.float64)
-    for row, (ids, mask) in enumerate(zip(batch.input_ids, batch.attention_mask.bool(), strict=True)):
-        length = int(sampled[row].sum())
-        kept[row, :length] = model(ids[mask][None]).logits[0, -length - 1 : -1] / 0.8
-    every = kept.log_softmax(dim=2)
+    loss, size = PolicyLoss(config.actor), sizes(batch)
+    logits = []
+    for row in batch.split(1):
+        length = row.longest_response
+        logits.append(model(row.tokens[None]).logits[0, -length - 1 : -1] / 0.8)
+    kept = torch.cat(logits)
+    every = kept.log_softmax(dim=1)
     likely, ids = every.topk(3)
-    statistics = {"logsumexp": kept.logsumexp(dim=2), "mean_logprob": every.mean(dim=2)}
-    statistics |= {"sum_pi_squared": every.exp().square().sum(dim=2), "top_k_logprobs": likely, "top_k_ids": ids}
-    entropy = -(every.exp() * every).sum(dim=2)
-    found = ScoredTokens(every.gather(2, tokens[..., None])[..., 0], entropy, [], statistics)
-    numbers = (batch.old_logprobs, batch.rollout_logprobs, batch.ref_logprobs, batch.advantages)
-    doubled = replace_floats(batch)
-    size = sizes(batch)
-    columns = tuple(values.double() for values in numbers)
-    inputs: LossInputs = loss.inputs(doubled, found, tokens, columns, batch.response_mask, sampled.long(), size)
+    said = batch.columns().fill(
+        logprobs=every.gather(1, batch.response_tokens[:, None])[:, 0],
+        entropy=-(every.exp() * every).sum(dim=1),
+        logsumexp=kept.logsumexp(dim=1),
+        mean_logprob=every.mean(dim=1),
+        sum_pi_squared=every.exp().square().sum(dim=1),
+        top_k_logprobs=likely,
+        top_k_ids=ids,
+    )
+    doubled = batch.columns()
+    for name in batch.names:
+        values = getattr(batch, name)
+        doubled.fill(**{name: values.double() if values.is_floating_point() else values})
+    inputs = loss.inputs(doubled, size, said)
     losses, metrics = loss.losses(inputs)
     mask = inputs.response_mask
     mean = losses[mask].mean() if losses.dim() == 2 else losses[mask.any(dim=1)].mean()
     mean.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     return mean.item(), {name: value.item() / size.num_tokens for name, value in metrics.items()}, gradients
-
-
-def replace_floats(batch: PolicyBatch) -> PolicyBatch:
-    """With its further columns in float64."""
-    copy = batch.clone()
-    assert copy.extra is not None
-    for name, values in list(copy.extra.items()):
-        copy.extra[name] = values.double() if values.is_floating_point() else values
-    return copy
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -8,23 +8,21 @@ from verl.models.reward_model_inputs import check_reward_model_template, reward_
 PROMPT = [{"role": "user", "content": "1+2"}]
 
 
-def test_conversations_are_rendered_whole_and_padded_on_the_right(tiny_tokenizer):
+def test_conversations_are_rendered_whole(tiny_tokenizer):
     batch, too_long = reward_model_batch([PROMPT, PROMPT], ["3", "1+2=3"], tiny_tokenizer, max_length=64)
     assert too_long == 0
     expected = [
         tiny_tokenizer.apply_chat_template([*PROMPT, {"role": "assistant", "content": text}], return_dict=False)
         for text in ("3", "1+2=3")
     ]
-    lengths = batch.attention_mask.sum(dim=1).tolist()
-    assert lengths == [len(ids) for ids in expected] and lengths[0] < lengths[1] == batch.input_ids.shape[1]
-    assert [row[:length].tolist() for row, length in zip(batch.input_ids, lengths, strict=True)] == expected
-    assert (batch.input_ids[0, lengths[0] :] == tiny_tokenizer.pad_token_id).all()
+    assert [text.tokens.tolist() for text in batch.split(1)] == expected
+    assert not batch.prompt_lengths.any()
 
 
 def test_long_conversations_lose_their_head(tiny_tokenizer):
     whole, _ = reward_model_batch([PROMPT], ["1+2=3"], tiny_tokenizer, max_length=64)
     cut, too_long = reward_model_batch([PROMPT] * 2, ["1+2=3", "1+2=3"], tiny_tokenizer, max_length=4)
-    assert cut.input_ids.tolist() == [whole.input_ids[0, -4:].tolist()] * 2 and too_long == 1
+    assert cut.tokens.tolist() == whole.tokens[-4:].tolist() * 2 and too_long == 1
 
 
 def test_a_template_that_refuses_a_chat_is_found(tiny_tokenizer):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import changed
-from tests.models.models_in_worlds import example, rollout_of
+from tests.models.models_in_worlds import example
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.loading import check_model
@@ -43,31 +43,26 @@ def test_training_starts_from_the_adapter_with_its_own_rank_and_scale(
     options = {"use_kl_loss": False, "optim": {"lr": 1e-2, "lr_warmup_steps": 0}}
     actor = Actor(changed(small_config.actor, **options), config, single_mesh, 1.0, 10, max_response_length=9)
     batch = example()
-    found = actor.compute_logprobs(rollout_of(batch)).logprobs
+    found = actor.compute_logprobs(batch).logprobs
 
     base = AutoModelForCausalLM.from_pretrained(config.path).eval()
     plain = AutoModelForCausalLM.from_pretrained(config.path)
-    mask, width = batch.response_mask.bool(), batch.response_mask.shape[1]
 
     def logprobs(model: Any) -> torch.Tensor:
-        positions = (batch.attention_mask.cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
-            logits = model(batch.input_ids, attention_mask=batch.attention_mask, position_ids=positions).logits
-        every = logits[:, -width - 1 : -1].log_softmax(-1)
-        return every.gather(-1, batch.input_ids[:, -width:, None])[..., 0]
+            rows = [(row, model(row.tokens[None]).logits[0, row.predictors].log_softmax(-1)) for row in batch.split(1)]
+        return torch.cat([every.gather(-1, row.response_tokens[:, None])[:, 0] for row, every in rows])
 
     adapted = logprobs(peft.PeftModel.from_pretrained(plain, adapter).eval())
-    torch.testing.assert_close(found[mask], adapted[mask], atol=1e-4, rtol=0)
-    assert (found - logprobs(base))[mask].abs().max() > 1e-2
+    torch.testing.assert_close(found, adapted, atol=1e-4, rtol=0)
+    assert (found - logprobs(base)).abs().max() > 1e-2
     with adapters_disabled(actor.model):
-        torch.testing.assert_close(
-            actor.compute_logprobs(rollout_of(batch)).logprobs[mask], logprobs(base)[mask], atol=1e-4, rtol=0
-        )
-    batch.old_logprobs = found
-    actor.update(batch, int(mask.sum()), len(mask))
+        torch.testing.assert_close(actor.compute_logprobs(batch).logprobs, logprobs(base), atol=1e-4, rtol=0)
+    batch.fill(old_logprobs=found)
+    actor.update(batch, len(found), len(batch))
     trained = {name for name, parameter in actor.model.named_parameters() if parameter.requires_grad}
     assert trained and all(".lora_" in name for name in trained)
-    assert (actor.compute_logprobs(rollout_of(batch)).logprobs - found)[mask].abs().max() > 1e-4
+    assert (actor.compute_logprobs(batch).logprobs - found).abs().max() > 1e-4
 
 
 def options(**changes: Any) -> Callable[[Path], None]:

@@ -9,43 +9,21 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from verl.batch import Batch
 from verl.models import attention
 from verl.models.attention import packed_attention, packed_name
 from verl.models.forward import LogprobForward
-from verl.models.packing import PaddedLayout
-from verl.models.shared_prompts import ROUND_TO, Places, SharedPromptLayout
+from verl.models.shared_prompts import ROUND_TO, SharedPrompts, shared_prompt_layout
 
-IDS = torch.tensor([[0, 11, 12, 31, 0], [21, 22, 23, 41, 42], [0, 11, 12, 51, 0], [21, 22, 23, 0, 0]])
-MASK = torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
-
-
-def test_prompts_come_once_then_responses():
-    layout = SharedPromptLayout(IDS, MASK, 2)
-    ids, positions = (layout.inputs[name][0] for name in ("input_ids", "position_ids"))
-    assert len(ids) == len(positions) == ROUND_TO
-    assert ids[:9].tolist() == [11, 12, 21, 22, 23, 31, 41, 42, 51] and not ids[9:].any()
-    assert positions[:9].tolist() == [0, 1, 0, 1, 2, 2, 3, 4, 2]
-    assert torch.equal(layout.unpack(ids), IDS * MASK)
-
-
-def test_a_prompt_s_last_token_predicts_the_first_of_every_response():
-    layout = SharedPromptLayout(IDS, MASK, 2)
-    before = torch.tensor([[0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
-    tokens, following = layout.find(before, IDS.roll(-1, dims=1))
-    assert tokens.tolist() == [1, 4, 6, 1] and following.tolist() == [31, 41, 42, 51]
-    values = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
-    placed = layout.place(values, before)
-    assert placed.tolist() == [[0, 0, 1, 0, 0], [0, 0, 2, 3, 0], [0, 0, 4, 0, 0], [0, 0, 0, 0, 0]]
-    (placed * torch.arange(20).view(4, 5)).sum().backward()
-    assert values.grad.tolist() == [2, 7, 8, 12]
+EPISODES = Batch.of([[11, 12], [21, 22, 23], [11, 12], [21, 22, 23]], [[31], [41, 42], [51], []])
 
 
 def test_the_kernels_of_packed_rows_get_prompt_and_response_as_keys():
-    places = SharedPromptLayout(IDS, MASK, 2).inputs["places"]
-    queries, keys = places.bounds
+    shared = shared_prompt_layout(EPISODES)[0].inputs["shared_prompts"]
+    queries, keys = shared.bounds
     assert queries.tolist() == [0, 2, 5, 6, 8, 9, 9] and queries.dtype == torch.int32
-    assert keys.tolist() == [0, 2, 5, 8, 13, 16, 19] and places.longest == (3, 5)
-    assert places.keys.tolist() == [0, 1, 2, 3, 4, 0, 1, 5, 2, 3, 4, 6, 7, 0, 1, 8, 2, 3, 4]
+    assert keys.tolist() == [0, 2, 5, 8, 13, 16, 19] and shared.longest == (3, 5)
+    assert shared.keys.tolist() == [0, 1, 2, 3, 4, 0, 1, 5, 2, 3, 4, 6, 7, 0, 1, 8, 2, 3, 4]
 
 
 def varlen_reference(query, key, value, queries, keys, most_queries, most_keys, *, scale=None, window_size, **_):
@@ -67,7 +45,7 @@ def varlen_reference(query, key, value, queries, keys, most_queries, most_keys, 
 @pytest.mark.parametrize("way", ["sdpa", "eager", "varlen"])
 def test_every_way_attends_as_whole_rows_do(way: str, window: int | None, monkeypatch: pytest.MonkeyPatch):
     """Against each row computed by itself; four query heads share two of keys; in float64."""
-    layout = SharedPromptLayout(IDS, MASK, 2)
+    layout, _ = shared_prompt_layout(EPISODES)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(1, heads, ROUND_TO, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
@@ -77,11 +55,10 @@ def test_every_way_attends_as_whole_rows_do(way: str, window: int | None, monkey
         monkeypatch.setattr(attention, "varlen_attn", varlen_reference)
     found, _ = packed_attention(
         nn.Module(), query, key, value, None, implementation="eager" if way == "eager" else "sdpa",
-        sliding_window=window, places=layout.inputs["places"],
+        sliding_window=window, shared_prompts=layout.inputs["shared_prompts"],
     )  # fmt: skip
     assert found.is_contiguous() and not found[0, 9:].any()
-    for row, mask in zip(layout.tokens, MASK.bool(), strict=True):
-        tokens = row[mask]
+    for tokens in layout.places.split(EPISODES.lengths.tolist()):
         bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
         options = {"implementation": "sdpa", "sliding_window": window}
         states = (states[:, :, tokens] for states in (query, key, value))
@@ -92,9 +69,9 @@ def test_every_way_attends_as_whole_rows_do(way: str, window: int | None, monkey
 
 
 def test_rows_without_prompt_or_response():
-    places = Places(torch.tensor([0, 2]), torch.tensor([3, 0, 0]), torch.tensor([0, 1, 1]))
+    shared = SharedPrompts(torch.tensor([0, 2]), torch.tensor([3, 0, 0]), torch.tensor([0, 1, 1]))
     states = torch.randn(1, 1, 5, 4, dtype=torch.float64)
-    found, _ = packed_attention(nn.Module(), states, states, states, None, implementation="sdpa", places=places)
+    found, _ = packed_attention(nn.Module(), states, states, states, None, implementation="sdpa", shared_prompts=shared)
     assert found.isfinite().all()
     # The first token of the prompt, and that of the response without one, see themselves alone.
     assert torch.equal(found[0, [0, 2], 0], states[0, 0, [0, 2]])
@@ -114,16 +91,14 @@ def forward_of(tiny_model: Path, share: bool, chunk: int) -> LogprobForward:
 def test_logprobs_and_gradients_are_those_of_padded_rows(tiny_model: Path, chunk: int):
     """Two groups whose rows alternate, one response empty; products in float64."""
     generator = torch.Generator().manual_seed(1)
-    prompts = torch.randint(5, 200, (2, 6), generator=generator)[[0, 1, 0, 1, 0]]
-    ids = torch.cat([prompts, torch.randint(5, 200, (5, 7), generator=generator)], dim=1)
-    mask = torch.ones_like(ids)
-    for row, (padding, length) in enumerate([(2, 7), (0, 4), (2, 1), (0, 0), (2, 5)]):
-        mask[row, :padding], mask[row, 6 + length :] = 0, 0
-    weights = torch.randn(5, 7, generator=generator, dtype=torch.float64)
+    prompts = [torch.randint(5, 200, (length,), generator=generator).tolist() for length in (4, 6)]
+    responses = [torch.randint(5, 200, (length,), generator=generator).tolist() for length in (7, 4, 1, 0, 5)]
+    batch = Batch.of([prompts[row % 2] for row in range(5)], responses)
+    weights = torch.randn(17, generator=generator, dtype=torch.float64)
     found = []
     for share in (False, True):
         forward = forward_of(tiny_model, share, chunk)
-        scored = forward.logprobs(ids, mask, mask[:, 6:], 0.7, differentiable_entropy=True, layers=[1])
+        scored = forward.logprobs(batch, 0.7, differentiable_entropy=True, layers=[1])
         (scored.logprobs * weights + 0.1 * scored.entropy).sum().backward()
         gradients = torch.cat([p.grad.flatten() for p in forward.model.parameters()])
         found.append((scored.logprobs, scored.entropy, torch.cat(scored.states), gradients))
@@ -134,13 +109,7 @@ def test_logprobs_and_gradients_are_those_of_padded_rows(tiny_model: Path, chunk
 
 def test_nothing_to_score_still_reaches_the_head(tiny_model: Path):
     forward = forward_of(tiny_model, share=True, chunk=3)
-    scored = forward.logprobs(IDS, MASK, torch.zeros(4, 2, dtype=torch.long), 1.0)
+    scored = forward.logprobs(EPISODES, 1.0, torch.zeros(4, dtype=torch.bool))
     scored.logprobs.sum().backward()
     head = forward.model.get_output_embeddings().weight
     assert not scored.logprobs.any() and head.grad is not None and not head.grad.any()
-
-
-def test_both_layouts_return_what_the_model_gives():
-    for layout in (PaddedLayout(IDS, MASK), SharedPromptLayout(IDS, MASK, 2)):
-        read = layout.inputs["input_ids"].flatten()
-        assert torch.equal(layout.unpack(read) * MASK, IDS * MASK)

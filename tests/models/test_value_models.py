@@ -11,11 +11,11 @@ from torch.distributed.tensor import distribute_tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from tests.conftest import changed
-from tests.models.models_in_worlds import example, rollout_of
+from tests.models.models_in_worlds import example
+from verl.batch import Batch
 from verl.config import ConfigError
 from verl.models.reward_model_inputs import reward_model_batch
 from verl.models.value_models import check_value_architecture, load_sharded_value_model
-from verl.protocol import RolloutBatch, ValueBatch
 from verl.workers.critic import Critic
 from verl.workers.reward_model import RewardModel, scored_positions
 
@@ -33,37 +33,33 @@ def reward_model(tiny_model: Path, tmp_path_factory) -> Path:
     return folder
 
 
-def value_batch(rollout: RolloutBatch, values: torch.Tensor) -> ValueBatch:
+def value_batch(batch: Batch, values: torch.Tensor) -> Batch:
     torch.manual_seed(0)
-    returns = torch.randn(values.shape) * rollout.response_mask
-    rows = (rollout.input_ids, rollout.attention_mask, rollout.response_mask)
-    return ValueBatch(*rows, values, returns, batch_size=[len(rollout)])
+    learned = torch.ones_like(values, dtype=torch.bool)
+    return batch.columns("tokens").fill(learn_mask=learned, values=values, returns=torch.randn(values.shape))
 
 
 def test_a_new_value_head_knows_nothing_and_learns(small_config, tiny_model, single_mesh):
     # The random body is touchy: its last norm blows small changes up.
     critic = Critic(changed(small_config.critic, optim={"lr": 1e-5}, micro_batch_size_per_gpu=5), single_mesh, 10)
-    rollout = rollout_of(example())
-    mask = rollout.response_mask.bool()
-    assert (critic.compute_values(rollout) == 0).all()
+    episodes = example()
+    assert (critic.compute_values(episodes).values == 0).all()
 
     weight = critic.model.score.weight
     head = 0.05 * torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         weight.copy_(distribute_tensor(head[None], weight.device_mesh, weight.placements))
-    values = critic.compute_values(rollout)
-    assert (values[~mask] == 0).all() and values[mask].abs().min() > 0
-    # Column t is what the state before token t gives.
+    found = critic.compute_values(episodes)
+    assert found.values.abs().min() > 0
+    # A token's value is what the state before it gives.
     model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).eval()
-    row, num_prompt = 3, rollout.input_ids.shape[1] - mask.shape[1]
-    keep = rollout.attention_mask[row].bool()
+    one = episodes[[3]]
     with torch.no_grad():
-        states = model.base_model(rollout.input_ids[row][keep][None]).last_hidden_state[0]
-    start, length = int(keep[:num_prompt].sum()) - 1, int(mask[row].sum())
-    torch.testing.assert_close(values[row, :length], states[start : start + length] @ head, atol=1e-4, rtol=0)
+        states = model.base_model(one.tokens[None]).last_hidden_state[0]
+    torch.testing.assert_close(found[[3]].values, states[one.predictors] @ head, atol=1e-4, rtol=0)
 
     # One update per call: the loss on the same targets falls.
-    batch, num_tokens = value_batch(rollout, values), int(mask.sum())
+    batch, num_tokens = value_batch(episodes, found.values), len(found.values)
     losses = [critic.update(batch, num_tokens)["critic/vf_loss"] for _ in range(5)]
     assert min(losses) < 0.9 * losses[0]
 
@@ -75,11 +71,11 @@ def test_reward_model_scores_are_those_of_sequence_classification(
     texts = ["3", "the answer is 12345", "", "7" * 30, "no"]
     chats = [[{"role": "user", "content": f"{i} + {7 * i} = ?"}] for i in range(len(texts))]
     batch, _ = reward_model_batch(chats, texts, tiny_tokenizer, max_length=64)
-    scores = RewardModel(options, single_mesh).compute_scores(batch)
+    scores = RewardModel(options, single_mesh).compute_scores(batch).scores
     model = AutoModelForSequenceClassification.from_pretrained(reward_model).eval()
-    for score, ids, mask in zip(scores, batch.input_ids, batch.attention_mask, strict=True):
+    for score, text in zip(scores, batch.split(1), strict=True):
         with torch.no_grad():
-            expected = model(ids[mask.bool()][None]).logits[0, 0]
+            expected = model(text.tokens[None]).logits[0, 0]
         assert abs(score - expected) < 1e-4
     assert scores.std() > 0.01
 

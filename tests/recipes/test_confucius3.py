@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.recipes.loss_inputs import loss_inputs
-from verl.algorithms.losses import MiniBatch, StepSize, ppo_clip_loss
+from verl.algorithms.losses import ppo_clip_loss
 from verl.recipes.confucius3 import hardness_weighted, side_of_target, targeted_entropy_loss
 
 from .step_inputs import advantage_inputs
@@ -23,7 +23,7 @@ def test_the_entropy_is_drawn_to_the_target(target: float, side: float):
     mask = torch.tensor([[True, True, False], [True, True, False]])
     before = torch.tensor([[0.5, 1.0, 9.0], [0.25, 0.75, 9.0]])  # of four tokens, 0.625
     zeros = torch.zeros(2, 3)
-    mini = MiniBatch(mask, mask, zeros, zeros, {"old_entropy": before}, StepSize(4, 2, 3))
+    mini = loss_inputs([[0.0] * 3] * 2, mask.int().tolist(), old_entropy=before)
     found = side_of_target(mini, target=target, coef=0.1)["side"]
     assert found.tolist() == [side, side]
     entropy = torch.full((2, 3), 0.5, requires_grad=True)

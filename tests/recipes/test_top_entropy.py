@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tests.recipes.loss_inputs import loss_inputs
-from verl.algorithms.losses import MiniBatch, StepSize
 from verl.recipes.top_entropy import top_entropy_loss, top_entropy_weights
 
 ENTROPY = torch.tensor([[0.1, 2.0, 9.0], [3.0, 0.2, 0.3]])
@@ -22,8 +21,7 @@ MASK = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()
     ],
 )
 def test_the_tokens_of_highest_entropy_are_kept(ratio: float, expected: list[list[float]]):
-    zeros = torch.zeros(2, 3)
-    mini = MiniBatch(MASK, MASK, zeros, zeros, {"old_entropy": ENTROPY}, StepSize(5, 2, 3))
+    mini = loss_inputs([[0.0] * 3] * 2, MASK.long().tolist(), old_entropy=ENTROPY)
     torch.testing.assert_close(top_entropy_weights(mini, ratio)["weight"], torch.tensor(expected).float())
     with pytest.raises(ValueError, match=r"ratio=1.5: must be in \(0, 1\]"):
         top_entropy_weights(mini, 1.5)

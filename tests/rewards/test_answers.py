@@ -9,100 +9,15 @@ from verl.rewards.answers import (
     Box,
     boxes_in,
     extract_answer,
-    extract_boxed,
-    extract_gsm8k,
     normalise,
     plain_number,
     quick_equal,
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (r"so \boxed{42}", "42"),
-        (r"\boxed{1} then \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed {7}", "7"),
-        (r"\fbox{7}", "7"),
-        (r"\framebox{7}", "7"),
-        (r"\\boxed{7}", "7"),
-        (r"\boxed{ 7 }", "7"),
-        (r"\boxed{x_{1}^{2}} and {", "x_{1}^{2}"),
-        (r"} { \boxed{3}", "3"),
-        (r"\boxed{5} and \boxed{6", "5"),
-        (r"\boxed{\boxed{5} 6}", "5"),
-        (r"\boxed{1 \boxed{2}", "2"),
-        (r"\boxed{}", None),
-        (r"\boxed{  }", None),
-        (r"\boxed{5", None),
-        (r"\boxed 5", None),
-        ("boxed{5}", None),
-        ("", None),
-    ],
-)
-def test_extract_boxed(text: str, content: str | None):
-    assert extract_boxed(text) == content
-
-
 def test_boxes_in():
     assert list(boxes_in(r"\boxed{1} {\fbox{2}} \boxed{3")) == [Box(0, 7, 9), Box(11, 17, 19)]
     assert list(boxes_in(r"\boxed{1 \boxed{2}}")) == [Box(9, 16, 18), Box(0, 7, 19)]
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("6 * 3 = 18\n#### 18", "18"),
-        ("#### 1,234", "1234"),
-        ("#### $-5.50", "-5.50"),
-        ("#### 1 and #### 2", "2"),
-        ("#### none", None),
-        ("#### 2. Solve for x\n#### 7.", "7"),
-        ("#### 2. Solve for x", None),
-        ("### 5", None),
-    ],
-)
-def test_extract_gsm8k(text: str, number: str | None):
-    assert extract_gsm8k(text) == number
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "boxed"),
-    [
-        (r"The answer is 3, so \boxed{4}", "4", True),
-        (r"The answer is 3.", "3", False),
-        ("所以答案是 3。共 5 个", "3", False),
-        ("答案：3", "3", False),
-        ("答案错误, 3", "3", False),
-        (r"The answer is 3.5. It was easy, 100 percent", "3.5", False),
-        ("answer: x + 1\nDone 5", "x + 1", False),
-        ("The ANSWER is: **12**", "12", False),
-        ("First the answer is 5. No, the answer is 6", "6", False),
-        ("The answer is\n", None, False),
-        ("answer is \x1f", None, False),
-        ("2 + 2 = 4, thus 5 - 1", "1", False),
-        ("it costs 1,250.75 dollars", "1250.75", False),
-        ("the points (1,2,7)", "7", False),
-        ("we get -3", "-3", False),
-        ("answer is 20\n#### 18", "18", False),
-        ("#### 2. Solve\nThe answer is 20.", "20", False),
-        (r"\boxed{} 5", "5", False),
-        ("no idea", None, False),
-        ("", None, False),
-    ],
-)
-def test_extract_answer(text: str, answer: str | None, boxed: bool):
-    assert extract_answer(text) == (answer, boxed)
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("-1, 2.5 and 1,000", "1000"), ("a-3", "3"), ("1.2.3", "1.2"), ("x2", "x2"), ("it is -7", "-7")],
-)
-def test_the_last_number(text: str, number: str):
-    assert extract_answer(text) == (number, False)
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_a_function_in_a_file(my_rewards: Path, monkeypatch: pytest.MonkeyPatch)
     use_custom_functions(paths)
     assert [compute_score(source, "", "")["score"] for source in paths] == [0.5, 0.75]
     assert json.loads("1") == 1
-    with pytest.raises(ConfigError, match=r"importing one/none.py raised FileNotFoundError: .*none.py'$"):
+    with pytest.raises(ConfigError, match="'one/none.py:score': no such file; name a .py file or a module"):
         load_function("one/none.py:score")
 
 
@@ -221,15 +221,15 @@ def test_what_it_may_not_return(returned: object, message: str):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("no_such_module:f", "importing no_such_module raised ModuleNotFoundError: No module named 'no_such_module'"),
+        ("no_such_module:f", "importing it raised ModuleNotFoundError: No module named 'no_such_module'"),
+        ("my_broken_rewards:f", "importing it raised ZeroDivisionError: division by zero"),
+        ("my_exiting_rewards:f", "importing it raised SystemExit: 0"),
+        ("my_rewards:f", "my_rewards has no function or class 'f'"),
+        ("my_rewards:LIMIT", "my_rewards has no function or class 'LIMIT'"),
         (
-            "my_broken_rewards:f",
-            "importing my_broken_rewards raised ZeroDivisionError: division by zero; is its folder",
+            "my_rewards:old_style",
+            "'data_source'; it is called with data_source, solution_str, ground_truth, extra_info",
         ),
-        ("my_exiting_rewards:f", "importing my_exiting_rewards raised SystemExit: 0"),
-        ("my_rewards:f", r"my_rewards \(.*my_rewards.py\) has no function f"),
-        ("my_rewards:LIMIT", "has no function LIMIT"),
-        ("my_rewards:old_style", "'data_source'; it is called with data_source, solution_str, ground_truth and"),
     ],
 )
 def test_a_function_that_cannot_be_used(path: str, message: str):
@@ -242,27 +242,11 @@ def test_a_function_that_cannot_be_used(path: str, message: str):
         use_custom_functions({"mine": path})
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        "",
-        "mine",
-        "mine=",
-        "mine=module",
-        "mine=:f",
-        "mine=module:",
-        "=module:f",
-        "mine=a/b:f",
-        "mine=a.py:",
-        "mine=a:b:c",
-    ],
-)
-def test_malformed_entries(entry: str):
-    with pytest.raises(ConfigError, match=r"custom_functions='.*': must have the form data_source=module:function"):
-        config(entry)
-
-
-def test_one_function_a_source():
+def test_entries():
+    malformed = ["", "mine", "mine=", "mine=module", "mine=:f", "mine=module:", "=module:f", "mine=a/b:f", "mine=a.py:"]
+    for entry in [*malformed, "mine=a:b:c"]:
+        with pytest.raises(ConfigError, match="custom_functions='.*': must have the form data_source=module:function"):
+            config(entry)
     assert config("a/b=c.d:e", "*=c.d:f").paths_of_custom_functions() == {"a/b": "c.d:e", "*": "c.d:f"}
     with pytest.raises(ConfigError, match="custom_functions='a=c:f': a already has c:e; name one function"):
         config("a=c:e", "a=c:f")

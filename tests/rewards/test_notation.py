@@ -2,7 +2,10 @@ from decimal import Decimal
 
 import pytest
 
-from verl.rewards.notation import Quantity, keep_variable, read_quantity, split_answers, squeeze, unify, words_in
+from verl.rewards.algebra import measures_differ
+from verl.rewards.equations import is_name, last_equation, unwrap_equations
+from verl.rewards.lexicon import Quantity, read_quantity, with_factors
+from verl.rewards.notation import split_answers, squeeze, unify
 
 
 @pytest.mark.parametrize(
@@ -52,32 +55,6 @@ def test_squeeze(text: str, squeezed: str):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("Mrs. Hilt", "mrshilt"),
-        ("3:30 p.m.", "3:30pm"),
-        ("必要不充分条件", "必要不充分条件"),
-        ("5", None),
-        ("8.2 mph", "8.2mph"),
-        ("25,000/49 meters", "25000/49meters"),
-        ("45 / 98 meters, 30 seconds", "45/98meters30seconds"),
-        ("(-3, -4), 5 miles", "-3-45miles"),
-        ("2-3 days", "2-3days"),
-        ("10 20 days", "10,20days"),
-        ("five-year lift-off", "fiveyearliftoff"),
-        ("5-year plan", "5yearplan"),
-        ("-abc", "-abc"),
-        ("ab", None),
-        ("2 and 3", None),
-        ("5和3", None),
-        ("x=five", None),
-    ],
-)
-def test_words(text: str, words: str | None):
-    assert words_in(text) == words
-
-
-@pytest.mark.parametrize(
     ("text", "quantity"),
     [
         ("18", Quantity(Decimal(18), "", False)),
@@ -118,31 +95,6 @@ def test_a_short_unit_where_one_is_expected():
 
 
 @pytest.mark.parametrize(
-    ("text", "short", "kept"),
-    [
-        ("6m", False, "6{m}"),
-        ("6 m", True, "6 m"),
-        (r"\frac{1}{2} m", True, r"\frac{1}{2} m"),
-        ("2+3t", True, "2+3{t}"),
-        ("x^2 m", True, "x^2{m}"),
-        ("-5ab", True, "-5{ab}"),
-        ("5 cm", False, "5 cm"),
-        (r"\sin t", False, r"\sin{t}"),
-        ("x = c", False, "x =c"),
-        (r"5\mathrm{i}", False, "5{i}"),
-        (r"5\mathrm{i}+2", False, "5 i +2"),
-        (r"3\pi", False, r"3\pi"),
-        ("x_t", False, "x_t"),
-        ("6 hours", False, "6 hours"),
-        ("m", False, "m"),
-        ("", False, ""),
-    ],
-)
-def test_variables_that_end_an_expression(text: str, short: bool, kept: str):
-    assert keep_variable(text, short) == kept
-
-
-@pytest.mark.parametrize(
     ("text", "answers", "ordered"),
     [
         ("5", ["5"], False),
@@ -164,3 +116,64 @@ def test_lists_of_answers(text: str, answers: list[str], ordered: bool):
 
 def test_commas_that_may_part_thousands():
     assert split_answers("24,112", thousands=False) == (["24", "112"], False)
+
+
+NAMES = [
+    *("x", "$x$", "x_1", "a_{n}", r"x_{\text{max}}", "x'", r"\theta", "AB", "A'B'", "A_1B_1", "|AB|", r"\angle ABC"),
+    *(r"m\angle ABC", r"\overline{AB}", r"S_{\triangle ABC}", r"\hat{y}", "(x, y)", r"\left( a, b \right)"),
+    *("f(x)", "f(2)", "f'(x)", "f^{-1}(x)", r"f\left(\frac{1}{2}\right)", "P(A|B)", "P(X=1)", r"\gcd(4, 6)"),
+    *("Area", r"\text{Area}", "total cost", "sum"),
+]
+
+NO_NAMES = [
+    *("", "0", "3", "2x", "5x", "-x", "x^2", "x^{2}", "a_n^2", "x!", "1/x", "x/2", r"\frac{1}{x}", "|x|", "x+1", "x y"),
+    *("xy", "xyz", "x(x+1)", "2(x+1)", "f(x)+1", "f(x)^2", "2f(x)", "f(x)g(x)", "(x+1)", "(2x, y)", "(x)(y)"),
+    *(r"\sqrt{x}", r"\log x", r"\ln(x)", r"\sin x", r"\pm x", r"\int x", r"x\cdot y", "x²", "√x", r"\text{2x}"),
+    *("twice x", r"\text{half of x}", "x" * 300),
+]
+
+
+def test_what_names_a_value():
+    assert [name for name in NAMES if not is_name(name)] == []
+    assert [text for text in NO_NAMES if is_name(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "unwrapped"),
+    [
+        ("x = 5", (" 5", False)),
+        ("x = 2 + 3 = 5", (" 5", False)),
+        ("x=1, y=2", ("1,2", False)),
+        ("x=1 or x=2", ("1 or2", False)),
+        (r"\{x=1, x=2\}", (r"\{1,2\}", False)),
+        ("P(X=1) = 2", (" 2", False)),
+        ("2x = 5", ("2x = 5", True)),
+        ("x=1, 2y=3", ("1, 2y=3", True)),
+        ("x < 5", ("x < 5", False)),
+        (r"x \in (1, 2)", (" (1, 2)", False)),
+    ],
+)
+def test_unwrap_equations(text: str, unwrapped: tuple[str, bool]):
+    assert unwrap_equations(text) == unwrapped
+
+
+def test_the_equation_that_ends_at_a_number():
+    for text, chain in {
+        "so 2x = 5": "2x = 5",
+        "thus 2x = 10, so $x = 5": "x = 5",
+        "The area AB = 5": "AB = 5",
+        "x = 4. It is 5": None,
+        "It is 5": None,
+    }.items():
+        assert last_equation(text, len(text)) == chain
+
+
+def test_measures():
+    assert with_factors(r"5\text{ million dollars}") == r"5 \times 1000000 \text{ dollars}"
+    assert with_factors(r"\text{million}") == r"\text{million}"
+    assert not measures_differ(r"E_{1}+3 E_{2} \text{ units}", "E_{1}+3 E_{2}")
+    assert measures_differ(r"3\text{ cm}, 4\text{ m}", r"3\text{ cm}, 4\text{ km}")
+    assert not measures_differ(r"3\text{ cm}, 4\text{ cm}", r"3, 4\text{ cm}")
+    assert not measures_differ(r"5\text{ m}\cdot\text{s}^{-1}", r"5\text{ m/s}")
+    assert not measures_differ(r"5\text{ metres per second}", r"5\text{ m/s}")
+    assert not measures_differ(r"5\text{ widgets}", r"5\text{ km}")

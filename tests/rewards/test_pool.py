@@ -229,11 +229,11 @@ def test_processes_do_not_outlive_a_killed_parent(misbehaving: Path, tmp_path: P
     script.write_text(
         textwrap.dedent(f"""
         from verl.config.rewards import OverlongBufferConfig, RewardScoreConfig
-        from verl.rewards import register_verifier
+        from verl.rewards.registry import VERIFIERS
         from verl.rewards.pool import VerifierPool
 
         if __name__ == "__main__":
-            register_verifier("misbehaving", "misbehaving_verifier:misbehave")
+            VERIFIERS["misbehaving"] = "misbehaving_verifier:misbehave"
             overlong = OverlongBufferConfig(False, 1, 0.0)
             pool = VerifierPool(RewardScoreConfig("mix", 1, 600.0, 512, overlong, [], "fail", {{}}))
             pool.score_batch(["misbehaving"], ["hang in C"], ["7"], [{{"pid_file": {str(pid_file)!r}}}])

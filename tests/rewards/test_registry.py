@@ -6,42 +6,28 @@ import pytest
 
 from verl.config.errors import ConfigError
 from verl.evaluation.results import ScoredSample
-from verl.rewards import check_ground_truth, compute_score, register_verifier
+from verl.rewards import check_ground_truth, compute_score
 from verl.rewards.majority import answer_classes
 from verl.rewards.registry import (
     DEEPSEEK_R1,
     KNIGHTS_AND_KNAVES,
     MATH,
-    PREFIXES,
     VERIFIERS,
     final_verdict,
     find_scorer,
     load_verifier,
     quick_verdict,
 )
-from verl.rewards.score import Verdict, score_of
-
-
-@pytest.mark.parametrize(
-    ("solution", "independent", "mix"),
-    [(r"\boxed{12}", 1.0, 1.0), ("12", 0.5, 1.0), (r"\boxed{13}", -0.5, 0.0), ("13", -1.0, 0.0), ("", -1.0, 0.0)],
-)
-@pytest.mark.parametrize("source", ["arithmetic", "openai/gsm8k", "math"])
-def test_scores(source: str, solution: str, independent: float, mix: float):
-    result = compute_score(source, solution, "12", {"index": 1})
-    assert result["score"] == independent
-    assert result["correctness"] is (independent > 0)
-    assert result["boxed"] is solution.startswith("\\")
-    assert compute_score(source, solution, "12", mode="mix")["score"] == mix
 
 
 def test_every_registered_verifier_loads():
-    assert all(callable(load_verifier(path)) for path in [*VERIFIERS.values(), *PREFIXES.values()])
+    assert all(callable(load_verifier(path)) for path in VERIFIERS.values())
 
 
 @pytest.mark.parametrize(
     ("source", "path"),
     [
+        *((source, MATH) for source in ("math_dapo", "math_dapo_reasoning", "aime2024", "numina_olympiads")),
         ("simplelr_qwen", MATH),
         ("simplelr_abel_hard", MATH),
         ("deepseek_r1", DEEPSEEK_R1),
@@ -72,63 +58,10 @@ def test_unknown_mode():
         compute_score("math", "1", "1", mode="both")
 
 
-def test_long_answers_are_cut_in_the_score():
-    assert len(score_of(Verdict(False, True, "different", "x" * 1000), "mix")["answer"]) == 200
-
-
-def test_register_verifier(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("verl.rewards.registry.VERIFIERS", dict(VERIFIERS))
-    register_verifier("mine", "verl.rewards.arithmetic:verify_arithmetic")
-    assert compute_score("mine", "5", "5")["score"] == 0.5
-    register_verifier("mine", "verl.rewards.arithmetic:verify_arithmetic")
-    with pytest.raises(ValueError, match="data_source='mine': already scored by"):
-        register_verifier("mine", "verl.rewards.math:verify_math")
-    with pytest.raises(ValueError, match="verifier of other='no_function': must have the form module:function"):
-        register_verifier("other", "no_function")
-
-
 def test_a_verifier_without_a_verdict(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(VERIFIERS, "silent", "builtins:print")
     with pytest.raises(TypeError, match="builtins:print returned None with quick=False"):
         compute_score("silent", "5", "5")
-
-
-RIGHT = {
-    "math": (r"\boxed{17}", "17"),
-    "gsm8k": ("So #### 17", "17"),
-    "arithmetic": ("17", "17"),
-    "multiple_choice": ("The answer is (B)", "B"),
-    "open_answer": (r"\boxed{17 cm}", "17 cm"),
-    "deepseek_r1": ("<answer>17</answer>", "17"),
-    "kk": ("<answer>Alice is a knight</answer>", "(1) Alice is a knight"),
-    "countdown": ("<answer>20 - 3</answer>", {"target": 17, "numbers": [3, 20]}),
-}
-"""Data source -> a right response, its ground truth."""
-
-
-@pytest.mark.parametrize("source", RIGHT)
-def test_only_what_follows_the_thoughts_is_graded(source: str):
-    right, truth = RIGHT[source]
-    forms = {
-        "{right}": True,
-        "<think>hm</think>{right}": True,
-        "<think>hm</think>\n\n{right}": True,
-        # The prompt may end in <think>.
-        "hm</think>{right}": True,
-        "<think>a</think> b <think>c</think> {right}": True,
-        "<think>a <think>b</think> c</think> {right}": True,
-        "<think>{right}</think>": False,
-        "{right}</think>": False,
-        "{right}</think> I do not know": False,
-        "<think>{right}": False,
-        "{right}<think>wait": False,
-        "<think>hm</think>{right}<think>wait": False,
-        "{right}<think>wait</think>": False,
-    }
-    verdicts = {form: compute_score(source, form.format(right=right), truth) for form in forms}
-    assert {form: verdict["correctness"] for form, verdict in verdicts.items()} == forms
-    assert {verdict["reason"] for verdict in verdicts.values()} == {"exact", "missing"}
-    assert not any(verdicts[form]["boxed"] for form in forms if not forms[form])
 
 
 def test_majority_votes_are_answers_after_the_thoughts():
@@ -197,7 +130,6 @@ for _ in range(10**5):
         ("kk", {"Alice": "spy"}, r"\{'Alice': 'spy'\} must say of each person"),
         ("countdown", "24", "'24' must give a target and 1 to 32 numbers"),
         ("countdown", {"target": 24}, r"\{'target': 24\} must give a target and 1 to 32 numbers"),
-        ("math", DEEP, "the value is nested more than 32 levels deep; flatten it"),
     ],
 )
 def test_ground_truths_that_nothing_can_match(source: str, truth: object, message: str):
@@ -217,9 +149,10 @@ def test_a_tolerance_that_makes_every_answer_right_or_wrong(value: object):
     check_ground_truth("open_answer", "5.5", extra_info={"tolerance": "1e-1", "relative_tolerance": 0.01})
 
 
-def test_a_ground_truth_for_a_custom_function_may_not_be_too_deep_either():
-    with pytest.raises(ConfigError, match="the value is nested more than 32 levels deep"):
-        check_ground_truth("mine", DEEP, {"*": "builtins:print"})
+def test_a_ground_truth_may_not_be_too_deep():
+    for source, custom in (("math", {}), ("mine", {"*": "builtins:print"})):
+        with pytest.raises(ConfigError, match="reward_model.ground_truth is nested more than 32 levels deep; flatten"):
+            check_ground_truth(source, DEEP, custom)
 
 
 @pytest.mark.slow
@@ -227,8 +160,3 @@ def test_importing_the_package_loads_no_algebra():
     code = "import sys, verl.rewards, verl.rewards.pool; print({'sympy', 'math_verify', 'torch'} & sys.modules.keys())"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize("source", ["math_dapo", "math_dapo_reasoning", "aime2024", "numina_olympiads"])
-def test_verls_names_of_mathematics_have_the_verifier_of_mathematics(source: str):
-    assert find_scorer(source).path == VERIFIERS["math"]

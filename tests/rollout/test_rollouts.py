@@ -12,16 +12,16 @@ from vllm.engine.arg_utils import EngineArgs
 
 from tests.conftest import changed
 from tests.evaluation.example_tasks import evaluation_config
-from tests.workers.groups import all_prompts, policy_batch, sample, start_group
+from tests.workers.groups import all_prompts, policy_batch, sample, scored, start_group
+from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig
 from verl.config.rollout import SamplingConfig
-from verl.data.prompts import TokenizedPrompts
-from verl.protocol import RolloutBatch
+from verl.data.prompt_rows import PromptRecord
 from verl.rollout import engine_environment
 from verl.rollout.requests import EngineModel, ResponseSettings, SampleRequest
 from verl.rollout.vllm_engine import engine_options, naming_own_metrics
 from verl.single_controller.failures import WorkerError
-from verl.single_controller.worker_group import WorkerGroup, concat
+from verl.single_controller.worker_group import WorkerGroup
 
 pytestmark = pytest.mark.slow
 
@@ -73,17 +73,17 @@ def through_transformers(config: PPOConfig, ray_session: None) -> Iterator[Worke
 
 
 @pytest.fixture(scope="module")
-def prompts(config: PPOConfig, tiny_tokenizer) -> TokenizedPrompts:
+def prompts(config: PPOConfig, tiny_tokenizer) -> list[PromptRecord]:
     return all_prompts(config, tiny_tokenizer)
 
 
-def generate(group: WorkerGroup, prompts: TokenizedPrompts, sampling: SamplingConfig, seed: int, copies=1):
-    return sample(group, prompts.tokens, sampling, seed, copies)
+def generate(group: WorkerGroup, prompts: list[PromptRecord], sampling: SamplingConfig, seed: int, copies=1):
+    return sample(group, prompts, sampling, seed, copies)
 
 
-def same_rollout(one: RolloutBatch, two: RolloutBatch) -> None:
-    for column in ("input_ids", "response_mask", "truncated"):
-        assert torch.equal(getattr(one, column), getattr(two, column)), column
+def same_rollout(one: Batch, two: Batch) -> None:
+    assert one.response_lengths.equal(two.response_lengths) and one.tokens.equal(two.tokens)
+    assert one.truncated.equal(two.truncated)
     torch.testing.assert_close(one.rollout_logprobs, two.rollout_logprobs, rtol=0, atol=1e-5)
     a, b = one.rank_metrics, two.rank_metrics
     assert a.metric_names == b.metric_names and len(a.metric_names) >= 3
@@ -91,20 +91,17 @@ def same_rollout(one: RolloutBatch, two: RolloutBatch) -> None:
     torch.testing.assert_close(a.mean_states, b.mean_states, rtol=0, atol=1e-5)
 
 
-def agree(group: WorkerGroup, rollout: RolloutBatch, tolerance: float) -> None:
+def agree(group: WorkerGroup, rollout: Batch, tolerance: float) -> None:
     """The engine's log-probabilities are the trainer's."""
-    logprobs = concat(group.run_split("compute_logprobs", rollout)).logprobs
-    assert (rollout.rollout_logprobs - logprobs).abs()[rollout.response_mask.bool()].max() < tolerance
+    assert (rollout.rollout_logprobs - scored(group, rollout).logprobs).abs().max() < tolerance
 
 
-def learn(group: WorkerGroup, rollout: RolloutBatch) -> None:
+def learn(group: WorkerGroup, rollout: Batch) -> None:
     """Updates that change the policy far beyond any tolerance."""
-    logprobs = concat(group.run_split("compute_logprobs", rollout)).logprobs
-    mask = rollout.response_mask.bool()
+    logprobs = scored(group, rollout).logprobs
     for _ in range(3):
-        group.run_split("update_actor", policy_batch(rollout, logprobs), int(mask.sum()), len(rollout))
-    moved = concat(group.run_split("compute_logprobs", rollout)).logprobs
-    assert (moved - logprobs).abs()[mask].max() > 0.1
+        group.run_split("update_actor", policy_batch(rollout, logprobs), len(logprobs), len(rollout))
+    assert (scored(group, rollout).logprobs - logprobs).abs().max() > 0.1
 
 
 def test_all_engines_sample_alike(alone, together, through_transformers, prompts, config):
@@ -114,13 +111,13 @@ def test_all_engines_sample_alike(alone, together, through_transformers, prompts
     assert not any(through_transformers.run("loaded", "vllm"))
     sampling = config.rollout.train_kwargs
     drawn = generate(together, prompts, sampling, 5, copies=2)
-    assert torch.equal(drawn.input_ids, generate(alone, prompts, sampling, 5).input_ids)
+    assert torch.equal(drawn.tokens, generate(alone, prompts, sampling, 5).tokens)
     agree(together, drawn, 1e-4)
     # Also what is drawn: one number of one stream decides a token, whatever the engine.
     for group in (alone, through_transformers):
-        assert torch.equal(generate(group, prompts, sampling, 5).input_ids, drawn.input_ids)
+        assert torch.equal(generate(group, prompts, sampling, 5).tokens, drawn.tokens)
     # As many engines as workers, and one of them without a prompt of its own.
-    shared = sample(through_transformers, prompts.tokens[:1], GREEDY, 5)
+    shared = sample(through_transformers, prompts[:1], GREEDY, 5)
     same_rollout(one[: GREEDY.n], shared)
 
 
@@ -130,8 +127,9 @@ def test_a_response_ends_at_every_token_that_the_model_names(engine, prompts, co
     # Enough of them that an untrained model draws each end now and then.
     rollout = generate(group, prompts, replace(config.rollout.train_kwargs, n=16), 3)
     ends = {tiny_tokenizer.eos_token_id, tiny_tokenizer.convert_tokens_to_ids(STOP)}
-    lengths, found = rollout.response_mask.sum(dim=1).tolist(), set()
-    for row, length, cut in zip(rollout.responses.tolist(), lengths, rollout.truncated.tolist(), strict=True):
+    lengths, found = rollout.response_lengths.tolist(), set()
+    responses = rollout.padded("response_tokens").tolist()
+    for row, length, cut in zip(responses, lengths, rollout.truncated.tolist(), strict=True):
         assert not ends & set(row[: length - 1])
         assert cut == (row[length - 1] not in ends) and (not cut or length == config.data.max_response_length)
         found |= ends & {row[length - 1]}
@@ -159,10 +157,10 @@ def test_a_response_ends_at_a_stop_string_with_all_that_belongs_to_it(
         assert_measured(group, rollout, config)
         group.run("stop_at", [])
         endings = set()
-        rows = zip(rollout.responses, rollout.response_mask.bool(), rollout.truncated.tolist(), strict=True)
-        for tokens, mask, truncated in rows:
-            text = tiny_tokenizer.decode(tokens[mask], skip_special_tokens=True)
-            without_last = tiny_tokenizer.decode(tokens[mask][:-1], skip_special_tokens=True)
+        responses = rollout.response_tokens.split(rollout.response_lengths.tolist())
+        for tokens, truncated in zip(responses, rollout.truncated.tolist(), strict=True):
+            text = tiny_tokenizer.decode(tokens, skip_special_tokens=True)
+            without_last = tiny_tokenizer.decode(tokens[:-1], skip_special_tokens=True)
             assert not any(string in without_last for string in STRINGS)
             ending = [string for string in STRINGS if string in text]
             assert not (ending and truncated) and all(text.endswith(string) for string in ending)
@@ -170,10 +168,10 @@ def test_a_response_ends_at_a_stop_string_with_all_that_belongs_to_it(
         assert {"a", "b"} <= endings
 
 
-def assert_measured(group: WorkerGroup, rollout: RolloutBatch, config: PPOConfig) -> None:
+def assert_measured(group: WorkerGroup, rollout: Batch, config: PPOConfig) -> None:
     """The engine's rank metrics are those of the states that the trainer computes."""
     group.run("measure_states", config.calculator)
-    expected = concat(group.run_split("compute_logprobs", rollout)).rank_metrics
+    expected = scored(group, rollout).rank_metrics
     group.run("measure_states", None)
     found = rollout.rank_metrics
     torch.testing.assert_close(found.by_name.to_dict(), expected.by_name.to_dict(), rtol=1e-3, atol=1e-3)
@@ -185,47 +183,41 @@ def test_min_p_and_repetition_penalty_change_both_engines_alike(alone, through_t
     one = generate(alone, prompts, penalised, 5)
     same_rollout(one, generate(through_transformers, prompts, penalised, 5))
     plain = generate(alone, prompts, GREEDY, 5)
-    assert not torch.equal(one.responses, plain.responses)
+    assert one.tokens.tolist() != plain.tokens.tolist()
     # A token is kept only if it is as likely as the most likely one: greedy, with nothing left to chance.
     narrow = replace(config.rollout.train_kwargs, n=1, min_p=1.0)
     for group in (alone, through_transformers):
         drawn = generate(group, prompts, narrow, 5)
-        assert torch.equal(drawn.responses, plain.responses)
+        assert torch.equal(drawn.tokens, plain.tokens)
         assert drawn.rollout_logprobs.abs().max() == 0
 
 
 def test_settings_by_response_and_position_are_obeyed_alike(alone, together, through_transformers, prompts, config):
     # More responses than the engine decodes at once: each is at a position of its own.
-    sampling, num = replace(config.rollout.train_kwargs, n=4), 4 * len(prompts.records)
-    steps = np.arange(6, dtype=np.float32)
-    tables = (0.2 + 0.3 * (steps + np.arange(num)[:, None]) % 2).astype(np.float32)
+    sampling, num = replace(config.rollout.train_kwargs, n=4), 4 * len(prompts)
+    table = (0.2 + 0.3 * np.arange(6) % 2).astype(np.float32)
     kinds = [replace(sampling, temperature=0.5, top_k=5), replace(sampling, top_p=0.7), sampling]
     overrides = [kinds[row % 3] for row in range(num)]
-    for settings in (
-        ResponseSettings(overrides, None),
-        ResponseSettings(None, tables),
-        ResponseSettings(overrides, tables),
-    ):
-        one = sample(alone, prompts.tokens, sampling, 5, settings=settings)
-        same_rollout(one, sample(through_transformers, prompts.tokens, sampling, 5, settings=settings))
-        assert torch.equal(one.input_ids, sample(together, prompts.tokens, sampling, 5, 2, settings=settings).input_ids)
+    for settings in (ResponseSettings(overrides), ResponseSettings(None, table), ResponseSettings(overrides, table)):
+        one = sample(alone, prompts, sampling, 5, settings=settings)
+        same_rollout(one, sample(through_transformers, prompts, sampling, 5, settings=settings))
+        assert torch.equal(one.tokens, sample(together, prompts, sampling, 5, 2, settings=settings).tokens)
         # Whatever else is in the batch.
-        few = ResponseSettings(
-            None if settings.overrides is None else settings.overrides[:4],
-            None if settings.temperatures is None else settings.temperatures[:4],
-        )
-        assert torch.equal(one.input_ids[:4], sample(alone, prompts.tokens[:1], sampling, 5, settings=few).input_ids)
+        few = replace(settings, overrides=settings.overrides and settings.overrides[:4])
+        assert torch.equal(one[:4].tokens, sample(alone, prompts[:1], sampling, 5, settings=few).tokens)
     # A table of one value is that temperature, also behind its end.
     for value in (0.5, 2.0):
-        constant = ResponseSettings(None, np.full((num, 3), value, dtype=np.float32))
+        constant = ResponseSettings(None, np.full(3, value, dtype=np.float32))
         same_rollout(
-            sample(alone, prompts.tokens, sampling, 5, settings=constant),
-            sample(alone, prompts.tokens, replace(sampling, temperature=value), 5),
+            sample(alone, prompts, sampling, 5, settings=constant),
+            sample(alone, prompts, replace(sampling, temperature=value), 5),
         )
-    first = np.tile(np.array([[2.0, 0.5]], dtype=np.float32), (num, 1))
-    drawn = sample(alone, prompts.tokens, sampling, 5, settings=ResponseSettings(None, first))
-    hot = sample(alone, prompts.tokens, replace(sampling, temperature=2.0), 5)
-    assert torch.equal(drawn.responses[:, 0], hot.responses[:, 0]) and not torch.equal(drawn.responses, hot.responses)
+    falling = ResponseSettings(None, np.array([2.0, 0.5], dtype=np.float32))
+    drawn, hot = (
+        sample(alone, prompts, replace(sampling, temperature=2.0), 5, settings=settings).padded("response_tokens")
+        for settings in (falling, None)
+    )
+    assert torch.equal(drawn[:, 0], hot[:, 0]) and drawn.tolist() != hot.tolist()
 
 
 @pytest.mark.nightly
@@ -240,7 +232,7 @@ def test_an_engine_takes_its_own_arguments_and_the_values_over_the_models_config
         agree(group, rollout, 1e-4)
         assert_measured(group, rollout, config)
     # To the model as it was these responses are others.
-    plain = concat(alone.run_split("compute_logprobs", rollout)).logprobs
+    plain = scored(alone, rollout).logprobs
     assert (rollout.rollout_logprobs - plain).abs().max() > 0.01
 
 
@@ -253,7 +245,7 @@ def test_an_evaluation_ends_there_too(config, prompts, ray_session):
     )
     worker = "verl.workers.evaluation:EvaluationWorker"
     group = WorkerGroup(worker, engine, (model, None), 1, 1, "cpu", engine_environment("cpu"))
-    prompt = prompts.records[0].input_ids
+    prompt = prompts[0].input_ids
     (reply,) = group.run("advance", [SampleRequest(key, prompt, key, 1.0) for key in range(60)], 1000)
     samples = reply.samples
     group.close()
@@ -268,7 +260,7 @@ def test_an_evaluation_ends_there_too(config, prompts, ray_session):
 def test_draws_that_are_left_to_vllm_are_others_each_time(config, prompts, ray_session):
     for group in started(config, 1, seeded=False):
         drawn = [generate(group, prompts, config.rollout.train_kwargs, 5) for _ in range(2)]
-        assert not torch.equal(drawn[0].input_ids, drawn[1].input_ids)
+        assert drawn[0].tokens.tolist() != drawn[1].tokens.tolist()
         agree(group, drawn[0], 1e-4)
 
 
@@ -278,19 +270,21 @@ def test_draws_of_transformers_depend_on_seed_prompt_and_place_alone(through_tra
     through_transformers.run("set_batch_size", 5)
     in_fives = generate(through_transformers, prompts, sampling, 7)
     through_transformers.run("set_batch_size", config.rollout.max_num_seqs)
-    assert torch.equal(shared.input_ids, in_fives.input_ids)
-    assert not torch.equal(shared.input_ids, generate(through_transformers, prompts, sampling, 8).input_ids)
-    first_group = shared.responses[: sampling.n]
-    assert len({tuple(row.tolist()) for row in first_group}) == sampling.n
+    assert torch.equal(shared.tokens, in_fives.tokens)
+    assert shared.tokens.tolist() != generate(through_transformers, prompts, sampling, 8).tokens.tolist()
+    assert len({tuple(row.tokens.tolist()) for row in shared[: sampling.n].split(1)}) == sampling.n
 
 
 def test_transformers_needs_no_weights(through_transformers, prompts, config):
     rollout = generate(through_transformers, prompts, config.rollout.train_kwargs, 1)
     learn(through_transformers, rollout)
     through_transformers.run("sync_weights")
-    expected = through_transformers.run("trainer_greedy", prompts.tokens, 1)[0]
+    ids = [record.input_ids for record in prompts]
+    expected = through_transformers.run("trainer_greedy", ids, 1)[0]
     # One worker has more rows than the other.
-    assert torch.equal(sample(through_transformers, prompts.tokens[:3], GREEDY, 2).responses[:, :1], expected[:3])
+    assert torch.equal(
+        sample(through_transformers, prompts[:3], GREEDY, 2).padded("response_tokens")[:, :1], expected[:3]
+    )
     agree(through_transformers, generate(through_transformers, prompts, config.rollout.train_kwargs, 2), 1e-4)
 
 
@@ -302,7 +296,7 @@ def test_an_engine_wakes_before_it_samples(alone, prompts, config):
         return alone.run("engine_calls")[0]
 
     def generates() -> None:
-        assert torch.equal(generate(alone, prompts, GREEDY, 1).input_ids, before.input_ids)
+        assert torch.equal(generate(alone, prompts, GREEDY, 1).tokens, before.tokens)
 
     woken = ["wake_up ['weights']", "reload_weights", "wake_up ['kv_cache']"]
     # Several batches of one step, then the models' turn.
@@ -344,8 +338,9 @@ def test_an_engine_follows_the_policy(engine, copies, prompts, config, request):
     group.run("sync_weights")
     # Stale weights anywhere in the engine, its output head included, would show.
     agree(group, generate(group, prompts, config.rollout.train_kwargs, 2, copies), 1e-3)
-    expected = group.run("trainer_greedy", prompts.tokens, 8)[0].tolist()
-    assert all(tokens == expected for tokens in group.run("engine_greedy", prompts.tokens, 8))
+    ids = [record.input_ids for record in prompts]
+    expected = group.run("trainer_greedy", ids, 8)[0].tolist()
+    assert all(tokens == expected for tokens in group.run("engine_greedy", ids, 8))
 
 
 KV_CACHE_MB = 2048

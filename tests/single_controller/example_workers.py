@@ -7,7 +7,7 @@ from typing import Any
 import ray
 import torch
 
-from verl.protocol import ConversationBatch
+from verl.batch import Batch
 from verl.utils.distributed import WorkerPlace, join_world
 
 EXHAUSTED = {
@@ -24,22 +24,24 @@ class ExampleWorker:
     def __init__(self, config: Any, place: WorkerPlace) -> None:
         self.rank = place.rank
 
-    def first_tokens(self, batch: ConversationBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first token of each row [B], and this worker's rank [B]."""
-        return batch.input_ids[:, 0], torch.full((len(batch),), self.rank)
+    def note_rank(self, batch: Batch) -> Batch:
+        """The same rows with the first token of each [B], and this worker's rank [B]."""
+        first = batch.padded("response_tokens")[:, 0]
+        return batch.columns().fill(first_token=first, rank=torch.full((len(batch),), self.rank))
 
-    def count_tokens(self, batch: ConversationBatch, factor: int) -> dict[str, float]:
+    def count_tokens(self, batch: Batch, factor: int) -> dict[str, float]:
         """Tokens of the share."""
         self.share = batch
-        return {"tokens": float(batch.attention_mask.sum() * factor), "rank": float(self.rank)}
+        return {"tokens": float(len(batch.tokens) * factor), "rank": float(self.rank)}
 
-    def count_and_return_tokens(self, batch: ConversationBatch, factor: int) -> tuple[dict[str, float], torch.Tensor]:
-        """Tokens of the share, and all of them [B, S]."""
-        return self.count_tokens(batch, factor), batch.input_ids
+    def count_and_return_tokens(self, batch: Batch, factor: int) -> tuple[dict[str, float], Batch]:
+        """Tokens of the share, and all of them."""
+        return self.count_tokens(batch, factor), batch.columns("tokens")
 
     def learned(self) -> tuple[int, list[int]]:
         """Rows of the last share that was counted, and the first tokens of those that have something to learn."""
-        return len(self.share), self.share.input_ids[self.share.loss_mask.any(dim=1), 0].tolist()
+        learned = self.share.padded("learn_mask").any(dim=1)
+        return len(self.share), self.share.padded("response_tokens")[learned, 0].tolist()
 
     def hold(self, mebibytes_by_rank: list[int]) -> int:
         """Use so much memory for a moment; returns the rank."""

@@ -6,29 +6,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl.protocol import ConversationBatch
+from verl.batch import Batch
 from verl.single_controller import roles
 from verl.single_controller.roles import RoleWorkers
-from verl.single_controller.worker_group import concat
 from verl.workers.hybrid import HybridWorker
 from verl.workers.sft import SFTWorker
 
 
-def batch_of(lengths: list[int]) -> ConversationBatch:
-    """Rows of so many tokens; row i begins with token i."""
-    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-    ids = torch.arange(len(lengths))[:, None].expand(mask.shape).contiguous()
-    return ConversationBatch(ids, mask, mask, batch_size=[len(lengths)])
+def batch_of(lengths: list[int]) -> Batch:
+    """Texts of so many tokens; row i begins with token i."""
+    tokens = [[row] * length for row, length in enumerate(lengths)]
+    return Batch.of([[]] * len(lengths), tokens, learn_mask=torch.ones(sum(lengths), dtype=torch.bool))
 
 
 def test_neighbours_share_what_copies_says(workers):
     batch = batch_of([1, 2, 3, 4])
-    rows, ranks = concat(workers.run_split("first_tokens", batch))
-    assert (rows.tolist(), ranks.tolist()) == ([0, 1, 2, 3], [0, 1, 2, 3])
-    rows, ranks = concat(workers.run_split("first_tokens", batch, copies=2))
-    assert (rows.tolist(), ranks.tolist()) == ([0, 1, 2, 3], [0, 0, 2, 2])
-    with pytest.raises(ValueError, match="first_tokens: a batch of 1 cannot be split over 2 workers"):
-        workers.run_split("first_tokens", batch[:1], copies=2)
+    for copies, ranks in ((1, [0, 1, 2, 3]), (2, [0, 0, 2, 2])):
+        found = Batch.join(workers.run_split("note_rank", batch, copies=copies))
+        assert (found.first_token.tolist(), found.rank.tolist()) == ([0, 1, 2, 3], ranks)
+    with pytest.raises(ValueError, match="note_rank: a batch of 1 cannot be split over 2 workers"):
+        workers.run_split("note_rank", batch[:1], copies=2)
 
 
 @pytest.mark.parametrize("balance", [False, True])
@@ -36,9 +33,10 @@ def test_neighbours_share_what_copies_says(workers):
 def test_rows_of_any_number_come_back_in_order(workers, balance: bool, copies: int):
     for size in (1, 3, 4, 7):
         batch = batch_of([1 + (5 * i) % 7 for i in range(size)])
-        rows, ranks = RoleWorkers(workers, copies, balance).map_rows("first_tokens", batch)
-        assert rows.tolist() == list(range(size))
-        assert set(ranks.tolist()) <= {0, copies, 2 * copies, 3 * copies}
+        found = RoleWorkers(workers, copies, balance).map_rows("note_rank", batch)
+        assert found.first_token.tolist() == list(range(size))
+        assert found.response_lengths.equal(batch.response_lengths)
+        assert set(found.rank.tolist()) <= {0, copies, 2 * copies, 3 * copies}
 
 
 def test_an_update_balances_tokens(workers):
@@ -59,7 +57,7 @@ def test_an_update_learns_from_each_row_once(workers, balance: bool, copies: int
         assert [rows for rows, _ in shares] == [in_share] * 4
         assert shares[::copies] == shares[copies - 1 :: copies]
         assert sorted(row for _, rows in shares[::copies] for row in rows) == list(range(size))
-        assert batch.loss_mask.any(dim=1).all()
+        assert batch.learn_mask.all()
 
 
 @pytest.mark.parametrize(("balance", "copies"), [(False, 1), (True, 1), (True, 2)])
@@ -69,7 +67,7 @@ def test_an_update_returns_what_it_finds_of_each_row(workers, balance: bool, cop
         role = RoleWorkers(workers, copies, balance)
         metrics, rows = role.run_scoring_update("count_and_return_tokens", batch, 1)
         assert metrics == role.run_update("count_tokens", batch, 1)
-        assert torch.equal(rows, batch.input_ids)
+        assert torch.equal(rows.tokens, batch.tokens)
         assert sorted(row for _, found in workers.run("learned")[::copies] for row in found) == list(range(size))
 
 

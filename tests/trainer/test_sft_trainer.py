@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 from transformers import AutoTokenizer
 
+from verl.batch import Batch
 from verl.config import ConfigError, SFTConfig, load_config
-from verl.protocol import ConversationBatch
+from verl.data.conversations import conversation_batch
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
 from verl.trainer.sft_trainer import COLUMNS, SFTTrainer, run_sft
@@ -26,25 +25,24 @@ class CountingWorkers:
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[int]]] = []
 
-    def run_split(self, method: str, batch: ConversationBatch, *arguments: Any, copies: int = 1) -> list[Any]:
-        shares = batch.split(len(batch) // (self.world_size // copies))
+    def run_split(self, method: str, batch: Batch, *arguments: Any, copies: int = 1) -> list[Any]:
+        shares = list(batch.split(len(batch) // (self.world_size // copies)))
         self.calls.append((method, [len(share) for share in shares]))
         return [self.answer(method, share) for share in shares]
 
-    def answer(self, method: str, share: ConversationBatch) -> dict[str, float] | Tensor:
+    def answer(self, method: str, share: Batch) -> dict[str, float] | Batch:
         if method == "train_step":
             return {"train/loss": 1.0, "train/skipped_updates": 0.0}
-        return torch.stack([-share.input_ids[:, 0], share.loss_mask.sum(dim=1)], dim=1).double()
+        first = share.rows()[0][:, 0]
+        return share.columns().fill(total_logprob=-first.double(), num_learned=share.response_lengths.double())
 
     def take_peak_memory(self) -> None:
         return None
 
 
-def conversations(size: int) -> ConversationBatch:
+def conversations(size: int) -> Batch:
     """``size`` conversations of three tokens, of which the last two are learned."""
-    ids = torch.arange(size)[:, None].expand(size, 3).contiguous()
-    learned = torch.tensor([[0, 1, 1]]).expand(size, 3).contiguous()
-    return ConversationBatch(ids, torch.ones_like(ids), learned, batch_size=[size])
+    return conversation_batch([([row] * 3, [0, 1, 1]) for row in range(size)])
 
 
 def fitted(tiny_model: Path, folder: Path, workers: CountingWorkers, *overrides: str) -> tuple[SFTTrainer, list[int]]:

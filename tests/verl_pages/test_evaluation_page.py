@@ -1,4 +1,7 @@
+"""The page of an evaluation: what is on it, and what it looks like in a browser."""
+
 import json
+import math
 import random
 import string
 from typing import Any
@@ -7,34 +10,32 @@ import pytest
 
 from tests.chromium import READY, PageText, press, shows
 from tests.evaluation.example_results import HOSTILE, TWO_RUNS, hostile_result, problem, result, sample
+from verl.evaluation.report.page import make_page as page_of
 from verl.evaluation.results import ProblemResult, TaskResult
 from verl.evaluation.statistics.summary import summarise
 from verl.utils.portable import valid_unicode
-from verl_pages.evaluation_page import build_page
-from verl_pages.evaluation_responses import LIMITS
+from verl_pages.evaluation import LIMITS
 
 COUNT = "document.getElementById('count').textContent"
 ITEM = "document.querySelector('.item[aria-selected=true] .where').textContent"
-FEW_ITEMS = "document.querySelectorAll('.item').length < 60"
 LIST = "document.getElementById('list')"
+RIGHT = "document.querySelector('.pane:last-child')"
+
+
+def make_page(results: list[TaskResult], **options: Any) -> str:
+    return page_of(summarise(results), results, **options)
 
 
 class Page(PageText):
     """The page of results."""
 
-    def __init__(self, results: list[TaskResult], **options: object) -> None:
+    def __init__(self, results: list[TaskResult], **options: Any) -> None:
         super().__init__(make_page(results, **options))
+        self.entries = self.chunk(self.index["samples"]["list"])
 
-    def questions(self, benchmark: int = 0) -> Any:
-        return self.chunk(self.index["benchmarks"][benchmark]["questions"])
-
-    def responses(self, benchmark: int = 0) -> Any:
-        """Those in the first chunk of the first run."""
-        return self.chunk(self.index["benchmarks"][benchmark]["chunks"][0][0][2])
-
-
-def make_page(results: list[TaskResult], **options: object) -> str:
-    return build_page(summarise(results), results, **options)
+    def record(self, place: int) -> Any:
+        *_, number, offset = self.entries[place]
+        return self.chunk(number)[offset]
 
 
 def of_one_problem(*responses: str, benchmark: str = "aime24", correct: int = 0) -> TaskResult:
@@ -44,18 +45,19 @@ def of_one_problem(*responses: str, benchmark: str = "aime24", correct: int = 0)
 
 def test_the_page_holds_everything():
     page = Page(TWO_RUNS, title="Runs <1> & 2")
-    index = page.index
-    assert [label["name"] for label in index["labels"]] == ["grpo@0", "grpo@300"]
-    assert [entry["verdicts"] for entry in index["benchmarks"]] == [
-        [["cwwn", "wwww", "cccc"], ["cccc", "wwwt", "cccc"]],
-        [["wwww", "cwww"], ["cwww", "cwww"]],
-    ]
-    assert page.questions()[1] == [1, "What is problem 1?", "7"]
-    ((first, end, _),) = index["benchmarks"][0]["chunks"][0]
-    assert (first, end) == (0, 3)
-    # text, tokens, truncated, answer, characters left out, metrics
-    assert page.responses()[0][3] == ["So it is \\boxed{}.", 10, 1, "", 0, [3.0]]
-    assert {row["benchmark"] for row in index["rows"]} == {0, 1, -1}
+    assert [label["name"] for label in page.index["labels"]] == ["grpo@0", "grpo@300"]
+    assert {row["benchmark"] for row in page.index["rows"]} == {0, 1, -1}
+    # split, index, benchmark, question, and for each run and step its verdicts and how many responses were cut
+    assert page.entries[1][:5] == ["", 1, "aime24", "What is problem 1?", [[0, 0, "wwww", 0], [0, 300, "wwwt", 0]]]
+    assert [entry[4][0][2] for entry in page.entries] == ["cwwn", "wwww", "cccc", "wwww", "cwww"]
+    record = page.record(0)
+    assert (record["prompt"], record["truth"], page.index["samples"]["figures"]) == (
+        "What is problem 0?",
+        "7",
+        ["num_tokens", "Effective Rank"],
+    )
+    last = {"text": ["So it is \\boxed{}.", ""], "left": 0, "truncated": 1, "answer": "", "reason": ""}
+    assert record["cells"][0][3] == last | {"figures": [10.0, 3.0]}
     assert "<title>Runs &lt;1&gt; &amp; 2</title>" in page.text
 
 
@@ -72,17 +74,21 @@ def test_hostile_text_ends_no_element():
     page = Page([hostile_result()])
     assert page.tags == Page([result(["cw"] * 7)]).tags
     assert page.scripts["data"].isascii() and not set("<>&") & set(page.scripts["data"])
-    assert [question for _, question, _ in page.questions()] == list(HOSTILE.values())
-    assert [first[0] for first, _ in page.responses()] == list(HOSTILE.values())
+    assert [page.record(i)["prompt"] for i in range(7)] == list(HOSTILE.values())
+    assert [page.record(i)["cells"][0][0]["text"][0] for i in range(7)] == list(HOSTILE.values())
+    extras = sample("c", extras={"chars": 7, "parts": ["\ud800", None], "loss": math.nan})
+    response = Page([result([ProblemResult(0, "q", "a", [extras])])]).record(0)["cells"][0][0]
+    assert response["extra"] == '{"chars": 7, "parts": ["\ud800", null], "loss": null}'
 
 
 def test_long_responses_lose_their_middle():
     text = "begin " + "x" * 1_000_000 + " end \U0001f600"
     page = Page([of_one_problem(text)])
-    (head, tail), *_, left_out, _ = page.responses()[0][0]
-    assert len(head) + len(tail) == 20_000 and left_out == len(text) - 20_000
+    response = page.record(0)["cells"][0][0]
+    head, tail = response["text"]
+    assert len(head) + len(tail) == 20_000 and response["left"] == len(text) - 20_000
     assert head.startswith("begin ") and tail.endswith(" end \U0001f600")
-    assert "longer than 20,000 characters" in page.index["limits"]
+    assert "longer than 20,000 characters" in page.index["samples"]["limits"]
 
 
 def noise(length: int, seed: int) -> str:
@@ -96,33 +102,37 @@ def test_a_page_of_many_responses_keeps_its_size():
     results = [of_one_problem(*texts, benchmark=f"b{b}", correct=200) for b, texts in enumerate(responses)]
     page = Page(results, max_bytes=2 << 20)
     assert 1 << 20 < len(page.text.encode()) <= 2 << 20
-    assert "at most 16 responses per problem and run" in page.index["limits"]
-    assert [i for i, found in enumerate(page.responses(5)[0]) if found] == [*range(15), 200]
-    assert len(page.index["benchmarks"][5]["verdicts"][0][0]) == 256
-
-
-def test_a_page_without_room_has_no_responses():
-    index = Page(TWO_RUNS, max_bytes=1).index
-    assert index["limits"].startswith("To keep the page small, responses are left out.")
-    assert index["benchmarks"][0]["chunks"] == [[], []]
-    # The limits that are tried before grow narrower.
-    sizes = [(limits.characters, limits.samples or 10**9) for limits in LIMITS]
+    assert "at most 16 responses per problem and run" in page.index["samples"]["limits"]
+    shown = [i for i, response in enumerate(page.record(5)["cells"][0]) if response]
+    assert shown == [*range(15), 200] and len(page.entries[5][4][0][2]) == 256
+    # The limits that are tried grow narrower.
+    sizes = [(limits.characters, 10**9 if limits.responses is None else limits.responses) for limits in LIMITS]
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_problems_of_different_text_are_different():
+def test_a_page_without_room_has_no_responses():
+    page = Page(TWO_RUNS, max_bytes=1)
+    assert page.index["samples"]["limits"].startswith("To keep the page small, responses are left out.")
+    assert page.record(0)["cells"][0] == [None] * 4 and page.entries[0][4][0][2] == "cwwn"
+
+
+def test_problems_and_temperatures_of_a_run_are_told_apart():
     other = result([problem(0, "c"), problem(1, "w", question="another")], step=9)
-    (benchmark,) = Page([result(["c", "w"]), other]).index["benchmarks"]
-    assert benchmark["count"] == 3
-    assert benchmark["verdicts"] == [["c", "w", ""], ["c", "", "w"]]
+    assert [entry[4] for entry in Page([result(["c", "w"]), other]).entries] == [
+        [[0, 0, "c", 0], [0, 9, "c", 0]],
+        [[0, 0, "w", 0]],
+        [[0, 9, "w", 0]],
+    ]
+    page = Page([result(["c"]), result(["w"], temperature=0.5)])
+    assert [run["name"] for run in page.index["runs"]] == ["grpo T=1", "grpo T=0.5"]
+    assert page.entries[0][4] == [[0, 0, "c", 0], [1, 0, "w", 0]]
 
 
 @pytest.mark.slow
 def test_errors_and_requests_are_seen_and_scripts_that_are_not_ours_stopped(chromium):
     image = "<img src='https://example.org/x.png'>"
-    said = chromium(
-        f"<!doctype html>{image}<script>missing()</script>", [{"until": "document.readyState === 'complete'"}]
-    )
+    page = f"<!doctype html>{image}<script>missing()</script>"
+    said = chromium(page, [{"until": "document.readyState === 'complete'"}])
     assert said["requests"] == ["https://example.org/x.png"]
     assert any("missing is not defined" in message for message in said["console"])
     page = make_page(TWO_RUNS).replace("</body>", f"<script>window.broken = 1</script>{image}</body>")
@@ -140,19 +150,20 @@ def choose(name: str, value: str, count: int) -> list[dict]:
 
 @pytest.mark.slow
 def test_the_page_works_in_a_browser(browser):
+    verdict = f"{RIGHT}.querySelector('.cell[aria-pressed=true]').title"
     values = browser(
         make_page(TWO_RUNS),
         [
             {"value": COUNT},
             {"value": "document.querySelector('#results-table tbody tr:last-child').innerText.split(/\\s+/)"},
             {"value": "document.querySelectorAll('#curves-grid svg polyline').length"},
-            *(*choose("benchmark", "1", 2), *choose("benchmark", "", 5), *choose("verdict", "t", 1)),
-            {"until": "document.querySelectorAll('.response').length === 1"},
+            press("Home", "document.querySelector('#curves-grid svg[role]')"),
+            {"value": "document.getElementById('tip').innerText.split('\\n')"},
+            *(*choose("source", "amc23", 2), *choose("source", "", 5), *choose("verdict", "is:t", 1)),
+            {"until": f"{verdict} === 'Response 4: timeout'"},
             {"value": "[...document.querySelectorAll('.response')].map((e) => e.textContent)"},
-            {"value": "document.querySelector('.cell[aria-pressed=true]').title"},
-            *choose("run", "0", 0),
-            {"value": "document.getElementById('detail').textContent"},
-            *choose("verdict", "all", 1),
+            *(*choose("place", "0,0", 0), {"value": "document.getElementById('detail').textContent"}),
+            *(*choose("verdict", "always", 1), *choose("place", "", 1), *choose("verdict", "apart", 1)),
             *({"value": "document.getElementById('filters').reset()"}, shows(COUNT, "5 of 5 problems")),
             *choose("text", "PROBLEM 1", 2),
         ],
@@ -161,24 +172,25 @@ def test_the_page_works_in_a_browser(browser):
     # pass@1: (5/12 + 1/8) / 2 and (2/3 + 1/4) / 2, with intervals and the difference between
     assert values[1][:3] == ["macro", "average", "27.1"] and "45.8" in values[1]
     assert values[2] == 6
-    for shown in (["So it is \\boxed{9}."], "Response 4: timeout", "No problem matches the filters."):
-        assert shown in values
+    tip = next(value for value in values if isinstance(value, list) and value[0] == "pass@1")
+    assert {"45.8%", "27.1%"} <= set(tip)
+    assert ["So it is \\boxed{8}.", "So it is \\boxed{9}."] in values and "No problem matches the filters." in values
 
 
 @pytest.mark.slow
 def test_the_page_is_used_by_keyboard(browser):
-    pressed = "document.querySelector('.cell[aria-pressed=true]').title"
+    pressed = f"{RIGHT}.querySelector('.cell[aria-pressed=true]').title"
     steps = []
     for key, target, expression, text in (
-        ("j", "document.body", ITEM, "aime24 · 1"),
-        ("End", LIST, ITEM, "amc23 · 1"),
-        ("k", "document.body", ITEM, "amc23 · 0"),
-        ("Home", LIST, ITEM, "aime24 · 0"),
-        ("p", "document.body", pressed, "Response 4: no answer"),
-        ("n", "document.body", pressed, "Response 1: correct"),
+        ("j", "document.body", ITEM, "aime24 · problem 1"),
+        ("p", "document.body", pressed, "Response 4: timeout"),
+        ("n", "document.body", pressed, "Response 1: wrong"),
+        ("End", LIST, ITEM, "amc23 · problem 1"),
+        ("k", "document.body", ITEM, "amc23 · problem 0"),
+        ("Home", LIST, ITEM, "aime24 · problem 0"),
         ("/", "document.body", "document.activeElement.id", "filter-text"),
         # A letter that is typed into a field moves nothing.
-        ("j", "document.activeElement", ITEM, "aime24 · 0"),
+        ("j", "document.activeElement", ITEM, "aime24 · problem 0"),
     ):
         steps += [press(key, target), shows(expression, text)]
     browser(make_page(TWO_RUNS), steps)
@@ -206,8 +218,8 @@ def test_hostile_text_is_text_in_a_browser(browser):
 
 @pytest.mark.slow
 def test_a_long_list_is_drawn_in_part(browser):
-    shown = {"until": f"{ITEM}.includes('2999')"}
-    steps = [{"value": COUNT}, {"value": FEW_ITEMS}, press("End", LIST), shown, {"value": FEW_ITEMS}]
+    few = {"value": "document.querySelectorAll('.item').length < 60"}
+    steps = [{"value": COUNT}, few, press("End", LIST), {"until": f"{ITEM}.includes('2999')"}, few]
     values = browser(make_page([result(["cw"] * 3000)]), steps)
     assert values[0] == "3,000 of 3,000 problems" and values[1] and values[-1]
 

@@ -13,9 +13,9 @@ from tests.evaluation.example_results import HOSTILE
 from tests.verl_pages.example_runs import long_run, of_tokens, response, write_metrics, write_run, write_samples
 from verl.config.errors import ConfigError
 from verl.utils.portable import valid_unicode
+from verl_pages.run import MAX_PAGE_BYTES, make_page
 from verl_pages.run_folder import read_run
-from verl_pages.run_page import MAX_PAGE_BYTES, make_page
-from verl_pages.sample_rows import gather_samples
+from verl_pages.sample_files import gather_samples
 
 COUNT = "document.getElementById('count').textContent"
 HEADING = "document.querySelector('#detail h3').textContent"
@@ -61,10 +61,10 @@ def test_the_page_has_curves_options_times_and_samples(tmp_path: Path):
     entries = page.chunk(page.index["samples"]["list"])
     assert page.index["samples"]["prompts"] == 8 and entries[0][:2] == ["val", entries[0][1]]
     (of_uid_1,) = (place for place, entry in enumerate(entries) if entry[:2] == ["val", 1])
-    assert entries[of_uid_1][4] == [[0, 0, 0, 1, 0], [0, 2, 1, 1, 0], [0, 4, 1, 1, 0], [0, 6, 1, 1, 0]]
+    assert entries[of_uid_1][4] == [[0, 0, "w", 0], [0, 2, "c", 0], [0, 4, "c", 0], [0, 6, "c", 0]]
     record = page.prompt(of_uid_1)
-    assert record["cells"][0][2][0]["text"] == ["After 0 steps it is \\boxed{8}.", ""]
-    assert page.index["samples"]["figures"][0] == "score" and record["cells"][1][2][0]["figures"][0] == 1.0
+    assert record["cells"][0][0]["text"] == ["After 0 steps it is \\boxed{8}.", ""]
+    assert page.index["samples"]["figures"][0] == "score" and record["cells"][1][0]["figures"][0] == 1.0
 
 
 def test_seeds_are_together_and_options_that_differ_are_marked(tmp_path: Path):
@@ -112,7 +112,7 @@ def test_what_is_damaged_costs_itself_and_a_line(tmp_path: Path):
     assert page.curves("my/own")[0][0][0] == [1, 2, 3, 4, 5, 6]
     (panel,) = (panel for panel in page.index["panels"] if panel["title"] == "my/own")
     assert panel["nonfinite"] == 1
-    assert [cell[1] for cell in page.prompt(0)["cells"]] in ([0, 2], [2, 6])
+    assert [cell[1] for cell in page.chunk(page.index["samples"]["list"])[0][4]] in ([0, 2], [2, 6])
 
 
 def test_a_configuration_that_grows_is_cut_or_refused(tmp_path: Path):
@@ -199,7 +199,7 @@ def test_tokens_and_prefixes_are_kept_for_those_that_are_shown(tmp_path: Path):
         folder, "val", 0, [response(0, 0, True, **columns), response(1, 0, True, **of_tokens(["a"], [3], [1, 2]))]
     )
     page = Page([folder])
-    first, second = sorted((page.prompt(place)["cells"][0][2][0] for place in (0, 1)), key=lambda r: r["text"][0])
+    first, second = sorted((page.prompt(place)["cells"][0][0] for place in (0, 1)), key=lambda r: r["text"][0])
     assert page.index["samples"]["prefixes"] == ["layer_1/Effective Rank"]
     shown = first["tokens"]
     # 6,000 characters at each end: 3 + 2 + 1199 words, and 1199 words + 3
@@ -254,7 +254,7 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
             choose("filter-verdict", "gained"),
             shows(COUNT, "4 of 8 prompts"),
             choose("filter-text", "problem 3"),
-            shows(HEADING, "Validation prompt 3"),
+            shows(HEADING, "gsm8k · validation prompt 3"),
             {"until": "document.querySelectorAll('.response').length === 2"},
             {"value": TEXTS},
             {"value": "[...document.querySelectorAll('.response mark')].map((e) => e.textContent)"},
@@ -322,7 +322,7 @@ def test_samples_are_read_by_keyboard(browser, tmp_path: Path):
     side = "document.getElementById('side-{}').selectedOptions[0].textContent"
     steps = []
     for key, expression, text in (
-        ("j", HEADING, "Validation prompt"),
+        ("j", HEADING, "gsm8k · validation prompt"),
         ("ArrowLeft", side.format(1), "step 4"),
         ("]", side.format(0), "step 2"),
         ("[", side.format(0), "step 0"),

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.config.rollout import SamplingConfig
-from verl.data.prompts import PromptDataset, TokenizedPrompts, val_batches
+from verl.data.prompt_rows import PromptRecord
+from verl.data.prompts import PromptDataset
 from verl.models.learner import Learner
-from verl.protocol import PolicyBatch, PromptBatch, RolloutBatch
 from verl.rollout import engine_environment
 from verl.single_controller.generation import generate_responses
 from verl.single_controller.worker_group import WorkerGroup
-
-PAD = 0
-"""What stands behind a response; no token of it is read."""
 
 
 def start_group(
@@ -32,29 +30,38 @@ def start_group(
     return WorkerGroup(f"probes:{worker}", config, (10, config.rollout.stop), 1, world_size, device_type, environment)
 
 
-def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> TokenizedPrompts:
-    """The training prompts in one batch."""
-    data = config.data
-    dataset = PromptDataset(data.train_files, tokenizer, data)
-    (batch,) = val_batches(dataset, data, tokenizer.pad_token_id, seed=0)
-    return batch
+def all_prompts(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[PromptRecord]:
+    """The training prompts."""
+    return PromptDataset(config.data.train_files, tokenizer, config.data).records
 
 
 def sample(
-    group: WorkerGroup, prompts: PromptBatch, sampling: SamplingConfig, seed: int, copies: int = 1, **options: Any
-) -> RolloutBatch:
+    group: WorkerGroup,
+    prompts: list[PromptRecord],
+    sampling: SamplingConfig,
+    seed: int,
+    copies: int = 1,
+    **options: Any,
+) -> Batch:
     """Responses of at most 12 tokens from engines of ``copies`` workers."""
-    return generate_responses(group, copies, prompts, sampling, seed, 12, PAD, **options)
+    return generate_responses(group, copies, prompts, sampling.n, sampling, seed, 12, **options)
 
 
-def policy_batch(rollout: RolloutBatch, old_logprobs: Tensor) -> PolicyBatch:
-    """The rollout with random advantages, and a reference near the old policy."""
+def scored(group: WorkerGroup, batch: Batch) -> Batch:
+    """What the policy says of the responses."""
+    return Batch.join(group.run_split("compute_logprobs", batch))
+
+
+def policy_batch(batch: Batch, old_logprobs: Tensor) -> Batch:
+    """The responses with random advantages, and a reference near the old policy."""
     torch.manual_seed(0)
-    advantages = torch.randn(len(rollout), 1).expand(old_logprobs.shape) * rollout.response_mask
-    reference = old_logprobs + 0.1 * torch.randn(old_logprobs.shape) * rollout.response_mask
-    rows = (rollout.input_ids, rollout.attention_mask, rollout.response_mask)
-    numbers = (old_logprobs, rollout.rollout_logprobs, reference, advantages)
-    return PolicyBatch(*rows, *numbers, batch_size=[len(rollout)])
+    rows = batch.columns("tokens", "rollout_logprobs")
+    return rows.fill(
+        learn_mask=torch.ones_like(old_logprobs, dtype=torch.bool),
+        old_logprobs=old_logprobs,
+        ref_logprobs=old_logprobs + 0.1 * torch.randn(old_logprobs.shape),
+        advantages=torch.randn(len(batch)).repeat_interleave(batch.response_lengths),
+    )
 
 
 def gradients_of(learner: Learner, update: Callable[[], Any]) -> tuple[Any, dict[str, Tensor]]:

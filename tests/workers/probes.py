@@ -9,13 +9,13 @@ import torch
 from groups import gradients_of  # beside this file, which a worker imports by itself
 from torch import Tensor
 
+from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.calculator import CalculatorConfig
 from verl.config.ppo import PPOConfig
 from verl.models.fsdp import full_parameters
 from verl.models.packing import position_ids
 from verl.models.policy import scoring_batches
-from verl.protocol import PolicyBatch, PolicyScores, PromptBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout.base import Rollout, RolloutSetup
 from verl.rollout.decoding import StopStrings
@@ -29,13 +29,11 @@ from verl.workers.policy_loss import PolicyLoss
 class ProbeWorker(HybridWorker):
     """Called by name through a ``WorkerGroup``."""
 
-    def gradients(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, Tensor]:
+    def gradients(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, Tensor]:
         """Full gradients of one update of the policy, without applying it."""
         return gradients_of(self.actor.learner, lambda: self.actor.update(batch, num_tokens, num_sequences))[1]
 
-    def gradients_on_policy(
-        self, batch: PolicyBatch, num_tokens: int, num_sequences: int
-    ) -> tuple[dict[str, Tensor], PolicyScores]:
+    def gradients_on_policy(self, batch: Batch, num_tokens: int, num_sequences: int) -> tuple[dict[str, Tensor], Batch]:
         """The same of an update that finds the old log-probabilities by itself, and what it says of the responses."""
         (_, scores), gradients = gradients_of(
             self.actor.learner, lambda: self.actor.update_on_policy(batch, num_tokens, num_sequences)
@@ -54,12 +52,11 @@ class ProbeWorker(HybridWorker):
     def parameters(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in full_parameters(self.actor.model)}
 
-    def engine_greedy(self, prompts: PromptBatch, num_tokens: int) -> list[list[int]]:
+    def engine_greedy(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """vLLM's greedy tokens."""
         from vllm import SamplingParams
 
-        rows = zip(prompts.input_ids, prompts.attention_mask, strict=True)
-        token_prompts = [{"prompt_token_ids": ids[mask.bool()].tolist()} for ids, mask in rows]
+        token_prompts = [{"prompt_token_ids": ids} for ids in prompts]
         parameters = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
         outputs = self.rollout.engine.generate(token_prompts, parameters, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
@@ -120,9 +117,9 @@ class ProbeWorker(HybridWorker):
         return self.rollout.engine.llm_engine.is_sleeping()
 
     @torch.no_grad()
-    def trainer_greedy(self, prompts: PromptBatch, num_tokens: int) -> Tensor:
+    def trainer_greedy(self, prompts: list[list[int]], num_tokens: int) -> Tensor:
         """Greedy tokens [B, num_tokens] of the FSDP model, by one full forward per token."""
-        ids, mask = prompts.input_ids, prompts.attention_mask
+        ids, mask = Batch.of(prompts, [[] for _ in prompts]).rows()
         for _ in range(num_tokens):
             logits = self.actor.model(ids, attention_mask=mask, position_ids=position_ids(mask), use_cache=False).logits
             ids = torch.cat([ids, logits[:, -1:].argmax(dim=-1)], dim=1)

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from verl.algorithms.losses import StepSize
+from verl.batch import Batch
 from verl.config import PPOConfig, load_config
-from verl.models.forward import ScoredTokens
-from verl.protocol import PolicyBatch
 from verl.workers.actor import Actor
 from verl.workers.policy_loss import PolicyLoss
 
@@ -26,11 +25,10 @@ def test_a_policy_loss_is_weighted_as_it_takes_ratios(policy_loss: str, expected
     actor.config = load_config(PPOConfig, "ppo_trainer", overrides).actor
     actor.device, actor.temperature, actor.loss = "cpu", 1.0, PolicyLoss(actor.config)
     actor.kl_type = actor.config.kl_loss_type
-    old, ones = torch.tensor([[-1.0, -1.0]]), torch.ones(1, 2)
-    actor.forward = SimpleNamespace(logprobs=lambda *_, **__: ScoredTokens(old.clone(), ones, []))
-    tokens = torch.ones(1, 3, dtype=torch.int64)
-    rollout = old - torch.tensor([[math.log(2), -math.log(2)]])
-    micro = PolicyBatch(tokens, tokens, tokens[:, 1:], old, rollout, old, ones, batch_size=[1])
+    old, ones = torch.tensor([-1.0, -1.0]), torch.ones(2)
+    micro = Batch.of([[1]], [[1, 1]], learn_mask=ones.bool(), old_logprobs=old, advantages=ones)
+    micro.fill(ref_logprobs=old, rollout_logprobs=old - torch.tensor([math.log(2), -math.log(2)]))
+    actor.forward = SimpleNamespace(logprobs=lambda *_, **__: micro.columns().fill(logprobs=old, entropy=ones))
     loss, metrics = actor._loss(micro, StepSize(2, 1, 8))
     assert loss.item() == pytest.approx(expected)
     assert metrics["tis_weight"].item() == pytest.approx(2.5)

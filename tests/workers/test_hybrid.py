@@ -10,15 +10,14 @@ from conftest import changed
 from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
-from tests.workers.groups import all_prompts, policy_batch, relative_difference, sample, start_group
+from tests.workers.groups import all_prompts, policy_batch, relative_difference, sample, scored, start_group
 from verl.config import PPOConfig
-from verl.data.prompts import TokenizedPrompts
-from verl.protocol import RolloutBatch
+from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout import end_tokens
 from verl.rollout.queue import EngineRoom
 from verl.single_controller.roles import RoleWorkers
-from verl.single_controller.worker_group import WorkerGroup, concat
+from verl.single_controller.worker_group import WorkerGroup
 from verl.workers.hybrid import HybridWorker
 
 pytestmark = pytest.mark.slow
@@ -41,7 +40,7 @@ def two(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 
 
 @pytest.fixture(scope="module")
-def prompts(small_config: PPOConfig, tiny_tokenizer) -> TokenizedPrompts:
+def prompts(small_config: PPOConfig, tiny_tokenizer) -> list[PromptRecord]:
     return all_prompts(small_config, tiny_tokenizer)
 
 
@@ -120,15 +119,14 @@ SPLITS = [
 
 
 def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, small_config):
-    rollout = sample(one, prompts.tokens, small_config.rollout.train_kwargs, 1)
-    scores = concat(one.run_split("compute_logprobs", rollout))
-    logprobs, entropy = scores.logprobs, scores.entropy
-    mask = rollout.response_mask.bool()
-    assert (entropy[mask] > 0).all() and (entropy[~mask] == 0).all()
+    rollout = sample(one, prompts, small_config.rollout.train_kwargs, 1)
+    policy = scored(one, rollout)
+    logprobs, entropy = policy.logprobs, policy.entropy
+    assert (entropy > 0).all()
     # Far enough from the old policy for clipping to matter.
     torch.manual_seed(1)
-    batch = policy_batch(rollout, logprobs + 0.3 * torch.randn(logprobs.shape) * rollout.response_mask)
-    num_tokens = int(rollout.response_mask.sum())
+    batch = policy_batch(rollout, logprobs + 0.3 * torch.randn(logprobs.shape))
+    num_tokens = len(logprobs)
     first = None
     for name, changes in VARIANTS.items():
         gradients = []
@@ -142,7 +140,7 @@ def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, s
         assert max(g.abs().max() for g in gradients[0].values()) > 0
         # So few rows that the second worker gets one to fill its share, or nothing else.
         few = batch[:5] if first is None else batch[:1]
-        sizes = (int(few.response_mask.sum()), len(few))
+        sizes = (len(few.learn_mask), len(few))
         alone, shared = (RoleWorkers(group).run_update("gradients", few, *sizes) for group in (one, two))
         assert relative_difference(alone, shared) < 1e-5, name
         for other in gradients[1:]:
@@ -154,15 +152,16 @@ def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, s
 
 
 def test_the_first_update_needs_no_pass_of_its_own_for_old_log_probabilities(one, two, prompts, small_config):
-    rollout = sample(one, prompts.tokens, small_config.rollout.train_kwargs, 1)
-    old = concat(one.run_split("compute_logprobs", rollout))
+    rollout = sample(one, prompts, small_config.rollout.train_kwargs, 1)
+    old = scored(one, rollout)
     known = policy_batch(rollout, old.logprobs)
     # Half of the second response, and the whole of the third, are not learned from; they are scored all the same.
-    known.response_mask[1, known.response_mask[1].sum() // 2 :] = 0
-    known.response_mask[2] = 0
-    unknown = known.clone()
-    unknown.old_logprobs.fill_(torch.nan)
-    counts = (int(known.response_mask.sum()), len(known) - 1)
+    kept = known.padded("learn_mask")
+    kept[1, known.response_lengths[1] // 2 :] = False
+    kept[2] = False
+    known.fill(learn_mask=kept)
+    unknown = known.without("old_logprobs")
+    counts = (int(known.learn_mask.sum()), len(known) - 1)
     losses = [{"policy_loss": "ppo_clip", "tis_level": "sequence"}, {"policy_loss": "gspo", "entropy_coeff": 0.1}]
     for group, split in (("one", {}), ("two", {"micro_batch_size_per_gpu": 5}), ("two", BY_TOKENS)):
         workers = {"one": one, "two": two}[group]
@@ -180,50 +179,38 @@ def test_the_first_update_needs_no_pass_of_its_own_for_old_log_probabilities(one
 
 def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, prompts, small_config, monkeypatch):
     sampling = small_config.rollout.train_kwargs
-    alone = sample(one, prompts.tokens, sampling, 7)
-    shared = sample(two, prompts.tokens, sampling, 7)
-    other_seed = sample(one, prompts.tokens, sampling, 8)
-    assert torch.equal(alone.responses, shared.responses)
-    assert not torch.equal(alone.responses, other_seed.responses)
+    alone = sample(one, prompts, sampling, 7)
+    shared = sample(two, prompts, sampling, 7)
+    other_seed = sample(one, prompts, sampling, 8)
+    assert torch.equal(alone.tokens, shared.tokens)
+    assert alone.tokens.tolist() != other_seed.tokens.tolist()
     # Responses of one prompt are draws of their own.
-    first_group = alone.responses[: sampling.n]
-    assert len({tuple(row.tolist()) for row in first_group}) == sampling.n
+    assert len({tuple(row.tokens.tolist()) for row in alone[: sampling.n].split(1)}) == sampling.n
     # Engines that take a few responses at a time from the queue, and return what has ended after a few steps.
     call, parts = two.run, []
     few = {"start_generation": [EngineRoom(3, 9)] * 2}
     monkeypatch.setattr(two, "run", lambda method, *arguments: few.get(method) or call(method, *arguments))
     monkeypatch.setattr("verl.single_controller.generation.STEPS_PER_CALL", 5)
     for deterministic in (True, False):
-        dealt = sample(two, prompts.tokens, sampling, 7, deterministic=deterministic, on_finished=parts.append)
-        assert torch.equal(alone.responses, dealt.responses)
+        dealt = sample(two, prompts, sampling, 7, deterministic=deterministic, on_finished=parts.append)
+        assert torch.equal(alone.tokens, dealt.tokens)
     assert len(parts) > 20
-    assert sorted(row for part in parts for row in part.rows) == sorted(2 * list(range(len(alone))))
-
-
-def assert_no_states(rollout: RolloutBatch, config: PPOConfig) -> None:
-    """What leaves a worker knows of hidden states only metrics and means."""
-    num_layers, width = len(config.calculator.layers), 128
-    num_rows, num_response = rollout.response_mask.shape
-    num_columns = rollout.input_ids.shape[1]
-    tokens = num_rows * (2 * 8 * num_columns + (8 + 4) * num_response + 8 + 1)
-    metrics = num_rows * 8 * num_layers * len(config.calculator.metric_names)
-    means = num_rows * 4 * num_layers * width
-    assert sum(value.nbytes for value in rollout.to_tensordict().values(True, True)) == tokens + metrics + means
+    assert sorted(row for part in parts for row in part.request.tolist()) == sorted(2 * list(range(len(alone))))
 
 
 def test_rank_metrics_are_those_of_the_states(one, two, prompts, small_config, tiny_model):
-    rollout = sample(two, prompts.tokens, small_config.rollout.train_kwargs, 3)
+    rollout = sample(two, prompts, small_config.rollout.train_kwargs, 3)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     calculator = RepresentationMetricsCalculator(small_config.calculator)
-    num_prompt = prompts.tokens.input_ids.shape[1]
     assert small_config.calculator.layers == [0, -1]
-    assert_no_states(rollout, small_config)
+    # What leaves a worker knows of hidden states only metrics and means.
+    assert set(rollout.names) == {"tokens", "rollout_logprobs", "truncated", "rank_metrics"}
+    assert rollout.rank_metrics.by_prefix is None
     for row in (0, 17, 63):
-        length = int(rollout.response_mask[row].sum())
-        keep = rollout.attention_mask[row].bool()
+        episode = rollout[[row]]
+        length = episode.longest_response
         with torch.no_grad():
-            states = model(rollout.input_ids[row][keep][None], output_hidden_states=True).hidden_states
-        assert keep[num_prompt:].sum() == length
+            states = model(episode.tokens[None], output_hidden_states=True).hidden_states
         used = torch.stack([states[1][0], states[-1][0]], dim=1)[None, -length - 1 : -1]
         for layer, expected in enumerate(calculator(used, torch.ones(1, length)).values()):
             for name, value in expected.items():
@@ -231,15 +218,15 @@ def test_rank_metrics_are_those_of_the_states(one, two, prompts, small_config, t
                 assert abs(measured - value.item()) < 1e-3 * max(1, abs(value.item())), (row, layer, name)
         torch.testing.assert_close(rollout.rank_metrics.mean_states[row], used[0].mean(dim=0), atol=1e-4, rtol=0)
     # The policy measures what the engine measures.
-    plain = concat(one.run_split("compute_logprobs", rollout))
+    plain = scored(one, rollout)
     assert plain.rank_metrics.num_layers == 0
     for group in (one, two):
         group.run("measure_states", small_config.calculator)
-        scores = concat(group.run_split("compute_logprobs", rollout))
+        again = scored(group, rollout)
         group.run("measure_states", None)
-        torch.testing.assert_close(scores.logprobs, plain.logprobs, atol=1e-5, rtol=0)
-        torch.testing.assert_close(scores.entropy, plain.entropy, atol=1e-5, rtol=0)
-        found, expected = scores.rank_metrics, rollout.rank_metrics
+        torch.testing.assert_close(again.logprobs, plain.logprobs, atol=1e-5, rtol=0)
+        torch.testing.assert_close(again.entropy, plain.entropy, atol=1e-5, rtol=0)
+        found, expected = again.rank_metrics, rollout.rank_metrics
         assert found.metric_names == expected.metric_names
         torch.testing.assert_close(found.by_name.to_dict(), expected.by_name.to_dict(), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(found.mean_states, expected.mean_states, atol=1e-5, rtol=0)

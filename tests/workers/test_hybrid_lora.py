@@ -11,15 +11,15 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import changed
 from tests.models.test_value_models import value_batch
-from tests.workers.groups import all_prompts, sample, start_group
-from tests.workers.test_hybrid import policy_batch
+from tests.workers.groups import all_prompts, policy_batch, sample, scored, start_group
+from verl.batch import Batch
 from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config import PPOConfig
 from verl.config.common import LoraConfig
 from verl.models.forward import LogprobForward
-from verl.single_controller.worker_group import WorkerGroup, concat
+from verl.single_controller.worker_group import WorkerGroup
 
 pytestmark = pytest.mark.slow
 
@@ -45,30 +45,35 @@ def workers(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 
 def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_tokenizer, tmp_path: Path):
     prompts, sampling = all_prompts(config, tiny_tokenizer), config.rollout.train_kwargs
-    rollout = sample(workers, prompts.tokens, sampling, 1)
-    mask = rollout.response_mask.bool()
-    scores = concat(workers.run_split("compute_logprobs", rollout))
-    first, metrics = scores.logprobs, scores.rank_metrics
+    rollout = sample(workers, prompts, sampling, 1)
+    policy = scored(workers, rollout)
+    first, metrics = policy.logprobs, policy.rank_metrics
     # With calculator.source=actor the engine returns no states, and the policy measures them.
     assert not rollout.rank_metrics.metric_names
     assert rollout.rank_metrics.mean_states.shape == (len(rollout), 0, 0)
     assert metrics.metric_names == config.calculator.metric_names
     assert metrics.by_name["Effective Rank"].shape == metrics.mean_states.shape[:2] == (len(rollout), 2)
-    assert torch.equal(concat(workers.run_split("compute_ref_logprobs", rollout)), first)
-    values = concat(workers.run_split("compute_values", rollout))
+
+    def reference() -> torch.Tensor:
+        return Batch.join(workers.run_split("compute_ref_logprobs", rollout)).logprobs
+
+    def values() -> torch.Tensor:
+        return Batch.join(workers.run_split("compute_values", rollout)).values
+
+    assert torch.equal(reference(), first)
+    learning, targets = policy_batch(rollout, first), value_batch(rollout, values())
     for _ in range(5):
-        workers.run_split("update_actor", policy_batch(rollout, first), int(mask.sum()), len(rollout))
-        workers.run_split("update_critic", value_batch(rollout, values), int(mask.sum()))
-    moved = concat(workers.run_split("compute_logprobs", rollout)).logprobs
-    assert (moved - first).abs()[mask].max() > 0.1
+        workers.run_split("update_actor", learning, len(first), len(rollout))
+        workers.run_split("update_critic", targets, len(first))
+    assert (scored(workers, rollout).logprobs - first).abs().max() > 0.1
     # The reference policy is the policy without adapters, and stays where it was.
-    assert torch.equal(concat(workers.run_split("compute_ref_logprobs", rollout)), first)
-    assert concat(workers.run_split("compute_values", rollout)).abs()[mask].max() > 0
+    assert torch.equal(reference(), first)
+    assert values().abs().max() > 0
 
     workers.run("sync_weights")
-    fresh = sample(workers, prompts.tokens, sampling, 2)
-    logprobs = concat(workers.run_split("compute_logprobs", fresh)).logprobs
-    assert (fresh.rollout_logprobs - logprobs).abs()[fresh.response_mask.bool()].max() < 1e-3
+    fresh = sample(workers, prompts, sampling, 2)
+    logprobs = scored(workers, fresh).logprobs
+    assert (fresh.rollout_logprobs - logprobs).abs().max() < 1e-3
 
     CheckpointSaver(Attempt(tmp_path, 0), workers, background=False, huggingface=True, newest=0).save(
         1, {"step": 1}, {}
@@ -77,8 +82,7 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_token
     exported = AutoModelForCausalLM.from_pretrained(folder / "actor" / "huggingface").eval()
     scorer = LogprobForward(exported, replace(config.model, use_remove_padding=False), "cpu")
     with torch.no_grad():
-        rows = (fresh.input_ids, fresh.attention_mask, fresh.response_mask)
-        found, *_ = scorer.logprobs(*rows, config.rollout.temperature)
+        found = scorer.logprobs(fresh, config.rollout.temperature).logprobs
     assert (found - logprobs).abs().max() < 1e-5
     for name in ("actor", "critic"):
         assert (folder / name / "lora_adapter" / "adapter_model.safetensors").is_file()
@@ -88,7 +92,7 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_token
         assert max((merged[key] - written[key]).abs().max() for key in merged) < 1e-6
 
     # Adapters and optimizer go back to where they were, whatever is offloaded.
-    workers.run_split("update_actor", policy_batch(rollout, first), int(mask.sum()), len(rollout))
-    assert not torch.equal(concat(workers.run_split("compute_logprobs", fresh)).logprobs, logprobs)
+    workers.run_split("update_actor", learning, len(first), len(rollout))
+    assert not torch.equal(scored(workers, fresh).logprobs, logprobs)
     workers.run("load", folder, 1)
-    assert torch.equal(concat(workers.run_split("compute_logprobs", fresh)).logprobs, logprobs)
+    assert torch.equal(scored(workers, fresh).logprobs, logprobs)

@@ -8,8 +8,8 @@ import torch
 
 from tests.recipes.loss_inputs import loss_inputs
 from verl.algorithms.losses import LossNeeds, policy_loss
+from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig, load_config
-from verl.protocol import PolicyBatch
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 
 HEADER = "import torch\nfrom verl.algorithms.losses import policy_loss\n"
@@ -127,23 +127,25 @@ def test_prepare_sees_the_mini_batch_and_its_columns_travel(tmp_path):
     source = "@policy_loss(prepare=lambda m, **_: {'a': m.advantages * m.size.num_tokens, 'b': m.old_logprobs[:, 0]})\n"
     loss = PolicyLoss(config_of(tmp_path, source + LOSS).actor)
     mini = batch_of([[1.0, 2.0]])
-    prepared = loss.prepared(mini, loss_inputs([[0.0, 0.0]], [[1, 1]]).size)
-    assert {name: value.tolist() for name, value in prepared.extra.items()} == {
-        "prepared a": [[2.0, 4.0]],
-        "prepared b": [-0.5],
-    }
-    assert mini.extra is None
+    size = loss_inputs([[0.0, 0.0]], [[1, 1]]).size
+    prepared = loss.prepared(mini, size)
+    assert (prepared.padded("a").tolist(), prepared.padded("b").tolist()) == ([[2.0, 4.0]], [-0.5])
+    assert "a" not in mini and loss.inputs(prepared, size).prepared["b"].tolist() == [-0.5]
+    taken = PolicyLoss(config_of(tmp_path, source.replace("'a'", "'values'") + LOSS).actor)
+    with pytest.raises(ConfigError, match="its prepare returned 'values', a column of the batch; rename it"):
+        taken.prepared(mini, size)
     wrong = PolicyLoss(config_of(tmp_path, "@policy_loss(prepare=lambda m, **_: {'a': 1})\n" + LOSS).actor)
     with pytest.raises(
         ConfigError, match=r"its prepare returned {a: int}; it returns a dict of tensors, each \[B, R\]"
     ):
-        wrong.prepared(mini, loss_inputs([[0.0, 0.0]], [[1, 1]]).size)
+        wrong.prepared(mini, size)
 
 
-def batch_of(advantages: list[list[float]]) -> PolicyBatch:
+def batch_of(advantages: list[list[float]]) -> Batch:
     values = torch.tensor(advantages)
-    ones, old = torch.ones(len(values), values.shape[1] + 1).long(), torch.full(values.shape, -0.5)
-    return PolicyBatch(ones, ones, ones[:, 1:], old, old, old, values, batch_size=[len(values)])
+    old = torch.full(values.shape, -0.5)
+    batch = Batch.of([[1]] * len(values), torch.ones_like(values).long().tolist(), learn_mask=values.flatten() > -9)
+    return batch.fill(old_logprobs=old, advantages=values)
 
 
 def test_nothing_is_asked_for_by_the_built_in_losses():
@@ -158,7 +160,11 @@ def test_what_is_sent_and_when_it_must_be_known():
         found: LossNeeds = policy_loss(**asked)(lambda inputs: None).needs
         return found
 
-    assert needs(columns=("correct", "rollout_logprobs"), whole_groups=True).sent == ("group_ids", "correct")
+    assert needs(columns=("correct", "rollout_logprobs"), whole_groups=True).sent == (
+        "group",
+        "correct",
+        "rollout_logprobs",
+    )
     for asked, of_old, before in (
         ({"columns": ("correct",)}, False, False),
         ({"columns": ("old_entropy",)}, True, True),

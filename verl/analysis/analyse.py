@@ -7,7 +7,6 @@ them: hidden states and distributions over the vocabulary are reduced in its wor
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pandas as pd
 
@@ -19,41 +18,27 @@ from verl.checkpoint.attempts import run_lock
 from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
-from verl.config.load import require_folder
 from verl.evaluation.benchmarks import Problem
-from verl.evaluation.evaluate import (
-    Failures,
-    choose_targets,
-    count_workers,
-    generate_target,
-    in_one_line,
-    load_benchmarks,
-    load_tokenizers,
-    open_stores,
-    run_to_end,
-)
+from verl.evaluation.evaluate import Failures, generate_target, in_one_line, open_stores, prepare, run_to_end
 from verl.evaluation.progress import EvaluationDisplay
-from verl.evaluation.store import SampleStore
+from verl.evaluation.scoring import score_batches
+from verl.evaluation.store import SampleKey, SampleStore
 from verl.evaluation.tasks import EvaluationTask, make_tasks
 from verl.models.hidden_states import resolve_layers
 from verl.models.info import ModelInfo
 from verl.rank.own_metrics import own_measures
+from verl.rewards import Score
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import MeasuredPrompt
 from verl.run.session import RaySession
-from verl.run.sinks import check_trackers
 from verl.run.tracking import SUMMARY
-from verl.single_controller.cluster import resolve_device
 from verl.single_controller.failures import WorkerError
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.portable import valid_unicode
 
-SCORED_AT_ONCE = 1024
-"""Responses whose verdicts are asked for together."""
-
 
 @dataclass
-class Found:
+class Rows:
     """The rows of both tables, and those of the courses of responses."""
 
     responses: list[pd.DataFrame]
@@ -74,55 +59,42 @@ def run_analysis(config: AnalysisConfig) -> None:
 
 
 def _analyse(config: AnalysisConfig, display: EvaluationDisplay, failures: Failures) -> None:
-    trainer = config.trainer
-    check_trackers(trainer.logger)
-    machines = (trainer.nnodes, trainer.n_gpus_per_node or 1, trainer.machines_timeout_s)
-    device_type = resolve_device(config.device, *machines)
-    selection = choose_targets(config, display, failures)
-    benchmarks = load_benchmarks(config, failures) | _load_prompt_files(config, failures)
-    tokenizers = load_tokenizers(selection.targets, config, failures)
-    if not benchmarks or not tokenizers:
+    job = prepare(config, "analysis", display, failures, _load_prompt_files(config, failures))
+    if job is None:
         return
-    default = Path(config.runs_dir, "analysis", trainer.experiment_name, selection.folder_name)
-    folder = Path(trainer.default_local_dir or default).resolve()
-    require_folder("trainer.default_local_dir", str(folder))
-    count = sum(map(len, benchmarks.values()))
-    display.say(
-        f"{', '.join(target.label for target in tokenizers)} on {', '.join(benchmarks)}: {config.n_sampling} responses "
-        f"to each of {count} prompts, into {folder}"
-    )
+    session, folder = job.session, job.folder
     # The engines only sample: states are measured by the policy that reads the responses.
-    sampling = config.sampling(list(benchmarks))
-    found = Found([], [], [])
+    sampling = config.sampling(list(job.benchmarks))
+    rows = Rows([], [], [])
     with run_lock(folder):
         # The mark of a complete analysis.
         (folder / SUMMARY).unlink(missing_ok=True)
-        session = RaySession(trainer.nnodes, count_workers(config, device_type), device_type, trainer, folder)
         with session, closing(VerifierPool(config.reward_score, session.busy_cores)) as verifiers:
-            for target, tokenizer in tokenizers.items():
+            for target, tokenizer in job.tokenizers.items():
                 try:
                     info = ModelInfo.read(target.path, config.rollout.trust_remote_code)
                     resolve_layers(config.calculator.layers, info.num_layers)
-                    tasks = make_tasks(target, tokenizer, benchmarks, sampling, folder, device_type)
+                    tasks = make_tasks(
+                        target, tokenizer, job.benchmarks, sampling, folder, session.device_type, failures.add
+                    )
                     tasks = [replace(task, settings=task.settings | {"tokens": True}) for task in tasks]
-                    _analyse_target(tasks, config, sampling, session, verifiers, display, failures, found)
+                    _analyse_target(tasks, config, sampling, session, verifiers, display, failures, rows)
                 except (ConfigError, WorkerError) as error:
                     failures.add(in_one_line(error, folder / "error.log"), target.label)
-        if found.responses:
-            tables = map(pd.concat, (found.responses, found.prompts, found.courses))
-            publish(folder, config, display, failures.lines, *tables)
+        if rows.responses:
+            publish(
+                folder, config, display, failures.lines, *map(pd.concat, (rows.responses, rows.prompts, rows.courses))
+            )
 
 
 def _load_prompt_files(config: AnalysisConfig, failures: Failures) -> dict[str, list[Problem]]:
-    found = {}
+    custom = config.reward_score.paths_of_custom_functions()
+    files = {}
     for path in config.analysis.prompt_files:
-        try:
-            custom = config.reward_score.paths_of_custom_functions()
+        with failures.recorded():
             name, problems = read_prompt_file(path, config.data.max_problems, custom)
-            found[name] = problems
-        except ConfigError as error:
-            failures.add(error)
-    return found
+            files[name] = problems
+    return files
 
 
 def _analyse_target(
@@ -133,9 +105,9 @@ def _analyse_target(
     verifiers: VerifierPool,
     display: EvaluationDisplay,
     failures: Failures,
-    found: Found,
+    rows: Rows,
 ) -> None:
-    """Generate, measure and score the responses of one model, and add their rows to ``found``."""
+    """Generate, measure and score the responses of one model, and add their rows to ``rows``."""
     with ExitStack() as stack:
         stores = open_stores(tasks, sampling, stack, failures)
         generate_target(tasks[0].target.label, stores, sampling, session, display)
@@ -143,7 +115,7 @@ def _analyse_target(
         measured = _measure(stores, config, session, display)
         for task, store in stores.items():
             display.say(f"{task.label}: scoring and comparing the responses")
-            _add_rows(task, store, measured[task], config, verifiers, found)
+            _add_rows(task, store, measured[task], config, verifiers, rows)
 
 
 def _measure(
@@ -189,29 +161,16 @@ def _add_rows(
     measured: Mapping[int, MeasuredPrompt],
     config: AnalysisConfig,
     verifiers: VerifierPool,
-    found: Found,
+    rows: Rows,
 ) -> None:
-    """Score the responses of a task, and add its rows to ``found``."""
+    """Score the responses of a task, and add its rows to ``rows``."""
     if not store.answered:
         return
     keys = [(i, j) for i in store.answered for j in range(config.n_sampling)]
-    scores = []
-    for start in range(0, len(keys), SCORED_AT_ONCE):
-        batch = keys[start : start + SCORED_AT_ONCE]
-        problems = [task.problems[i] for i, _ in batch]
-        try:
-            scores += verifiers.score_batch(
-                [problem.data_source for problem in problems],
-                [store.samples[key].response for key in batch],
-                [problem.answer for problem in problems],
-                [problem.extra_info for problem in problems],
-                [task.opens_thought] * len(batch),
-            )
-        # CustomFunctionError is a RuntimeError, and so is what the pool raises if its processes keep dying.
-        except (ValueError, RuntimeError) as error:
-            raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
-    by_key = dict(zip(keys, scores, strict=True))
-    rows, prompts, courses = [], [], []
+    scores: dict[SampleKey, Score] = {}
+    for batch, of_batch in score_batches(task, store.samples, keys, verifiers):
+        scores |= zip(batch, of_batch, strict=True)
+    responses, prompts, courses = [], [], []
     for i in store.answered:
         problem = task.problems[i]
         place = {
@@ -221,17 +180,17 @@ def _add_rows(
             "temperature": task.temperature,
             "prompt_id": i,
         }
-        data = [ResponseData(store.samples[i, j], by_key[i, j]) for j in range(config.n_sampling)]
-        own, source = [], valid_unicode(problem.data_source)
+        data = [ResponseData(store.samples[i, j], scores[i, j]) for j in range(config.n_sampling)]
+        metrics, source = [], valid_unicode(problem.data_source)
         for j, response in enumerate(data):
-            own.append(response_row(config, response, problem, measured[i].responses[j]))
+            metrics.append(response_row(config, response, problem, measured[i].responses[j]))
             at = place | {"rollout_id": j}
-            rows.append(at | {"data_source": source} | own[-1])
+            responses.append(at | {"data_source": source} | metrics[-1])
             course = measured[i].courses[j]
-            correct = {"correctness": own[-1]["correctness"], "tokens": course.ends}
+            correct = {"correctness": metrics[-1]["correctness"], "tokens": course.ends}
             courses.append(pd.DataFrame(at | correct | course.values))
-        prompt = prompt_row(config, data, own, measured[i])
+        prompt = prompt_row(config, data, metrics, measured[i])
         prompts.append(place | {"rollout_id": -1, "data_source": source} | prompt)
-    found.responses.append(pd.DataFrame(rows))
-    found.prompts.append(pd.DataFrame(prompts))
-    found.courses.append(pd.concat(courses))
+    rows.responses.append(pd.DataFrame(responses))
+    rows.prompts.append(pd.DataFrame(prompts))
+    rows.courses.append(pd.concat(courses))

@@ -1,4 +1,4 @@
-"""Measuring stored responses: a policy reads them, and what it finds is stored prompt by prompt.
+"""Measuring stored responses: a policy reads them, and its measurements are stored prompt by prompt.
 
 The first line of ``measures.jsonl`` holds what the measurements depend on besides the samples; each later line is a
 prompt's. So an interrupted analysis resumes.
@@ -14,7 +14,7 @@ from typing import Any
 from verl.config.analysis import AnalysisConfig
 from verl.config.calculator import CalculatorConfig
 from verl.config.errors import ConfigError
-from verl.evaluation.json_lines import append_lines, open_to_append, read_lines
+from verl.evaluation.json_lines import RecordFile
 from verl.evaluation.store import SampleStore
 from verl.evaluation.tasks import EvaluationTask
 from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
@@ -26,43 +26,30 @@ PROMPTS_PER_CALL = 4
 """Prompts that each worker reads between two writes of what was found."""
 
 
-class MeasureFile:
-    """Measurements on disk; a context manager. A file that was made with other settings is emptied."""
+class MeasureFile(RecordFile):
+    """Measurements on disk."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        path = folder / MEASURES_FILE
-        settings = json.loads(json.dumps(settings))
-        lines = list(read_lines(path))
-        current = bool(lines) and lines[0][1] == settings
-        self.found: dict[int, tuple[str, MeasuredPrompt]] = {}
-        for place, record in lines[1:] if current else []:
+        super().__init__(folder / MEASURES_FILE, settings)
+        self._measured: dict[int, tuple[str, MeasuredPrompt]] = {}
+        for place, record in self.stored:
             try:
                 courses = [Course(**course) for course in record["measured"]["courses"]]
                 measured = MeasuredPrompt(**record["measured"] | {"courses": courses})
-                self.found[measured.key] = (record["responses"], measured)
+                self._measured[measured.key] = (record["responses"], measured)
             except (KeyError, TypeError) as error:
                 raise ConfigError(f"{place} is damaged; remove that line and run the same command again") from error
-        self._file = open_to_append(path)
-        if not current:
-            self._file.truncate(0)
-            append_lines(self._file, [settings])
-
-    def __enter__(self) -> "MeasureFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
     def get(self, prompt: PromptResponses) -> MeasuredPrompt | None:
-        """What was measured of exactly these responses."""
-        digest, measured = self.found.get(prompt.key, ("", None))
+        """The measurements of exactly these responses."""
+        digest, measured = self._measured.get(prompt.key, ("", None))
         return measured if digest == _digest(prompt) else None
 
     def append(self, prompt: PromptResponses, measured: MeasuredPrompt) -> None:
-        """Add what was measured of ``prompt`` and write it down."""
+        """Add the measurements of ``prompt`` and write them down."""
         digest = _digest(prompt)
-        self.found[prompt.key] = (digest, measured)
-        append_lines(self._file, [{"responses": digest, "measured": asdict(measured)}])
+        self._measured[prompt.key] = (digest, measured)
+        self.write([{"responses": digest, "measured": asdict(measured)}])
 
 
 def measure_settings(config: AnalysisConfig, on_cpu: bool) -> dict[str, Any]:

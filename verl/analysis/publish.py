@@ -22,7 +22,7 @@ from verl.config.analysis import AnalysisConfig
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.report.publish import record
 from verl.utils.files import replace_text, replacing
-from verl_pages.analysis_page import build_page
+from verl_pages.analysis import build_page
 
 MODEL = ("run", "step", "benchmark", "temperature")
 """Columns that tell one model on one benchmark from another: correlations are within."""

@@ -1,24 +1,20 @@
-"""Conversations from files for supervised learning, tokenised with a mask on the assistant's turns.
-
-Legend: B conversations, S tokens of the longest.
-"""
+"""Conversations from files for supervised learning, tokenised with a mask on the assistant's turns."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
+from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.config.sft import SFTDataConfig
 from verl.data.chats import read_chat
 from verl.data.dataloader import ResumableRandomSampler, whole_batches
 from verl.data.files import read_rows
 from verl.data.templates import render_chat
-from verl.protocol import ConversationBatch
 
 Conversation = tuple[list[int], list[int]]
 """Token ids and, per token, 1 if it is learned."""
@@ -95,20 +91,14 @@ def tokenize_conversation(
     return whole, mask
 
 
-def collate_conversations(conversations: list[Conversation], pad_token_id: int) -> ConversationBatch:
-    """Pad on the right to the longest conversation, [B, S]."""
-    input_ids = pad_sequence(
-        [torch.tensor(ids) for ids, _ in conversations], batch_first=True, padding_value=pad_token_id
-    )
-    loss_mask = pad_sequence([torch.tensor(mask) for _, mask in conversations], batch_first=True)
-    lengths = torch.tensor([len(ids) for ids, _ in conversations])
-    attention_mask = (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()
-    return ConversationBatch(input_ids, attention_mask, loss_mask, batch_size=[len(conversations)])
+def conversation_batch(conversations: Sequence[Conversation]) -> Batch:
+    """The conversations with ``learn_mask``; the first token of each, which nothing predicts, is its prompt."""
+    ids, masks = zip(*conversations, strict=True)
+    learned = torch.tensor([learned for mask in masks for learned in mask[1:]]).bool()
+    return Batch.of([row[:1] for row in ids], [row[1:] for row in ids], learn_mask=learned)
 
 
-def conversation_loader(
-    dataset: ConversationDataset, batch_size: int, pad_token_id: int, seed: int
-) -> StatefulDataLoader:
+def conversation_loader(dataset: ConversationDataset, batch_size: int, seed: int) -> StatefulDataLoader:
     """Shuffled batches of exactly ``batch_size`` conversations; the incomplete last batch of an epoch is dropped.
 
     Raises:
@@ -117,4 +107,4 @@ def conversation_loader(
     if len(dataset) < batch_size:
         raise ConfigError(f"data.train_batch_size={batch_size}: there are only {len(dataset)} conversations; lower it")
     sampler = ResumableRandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
-    return whole_batches(dataset, batch_size, sampler, lambda rows: collate_conversations(rows, pad_token_id))
+    return whole_batches(dataset, batch_size, sampler, conversation_batch)

@@ -5,14 +5,15 @@ If one benchmark or model fails, a line says so, the others are evaluated, and t
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from verl.checkpoint.attempts import run_lock
+from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.config.load import require_folder
@@ -23,7 +24,7 @@ from verl.evaluation.report.publish import publish
 from verl.evaluation.results import TaskResult
 from verl.evaluation.scoring import score_samples
 from verl.evaluation.store import SampleStore
-from verl.evaluation.targets import Selection, Target, select_targets
+from verl.evaluation.targets import Target, select_targets
 from verl.evaluation.tasks import (
     EvaluationTask,
     engine_model,
@@ -60,8 +61,16 @@ class Failures:
     missing_benchmarks: list[str] = field(default_factory=list)
     """Names of those that could not be loaded."""
 
+    @contextmanager
+    def recorded(self, what: str = "") -> Iterator[None]:
+        """Add a ``ConfigError`` that is raised within, and go on after it; ``what`` as in :meth:`add`."""
+        try:
+            yield
+        except ConfigError as error:
+            self.add(error, what)
+
     def add(self, error: Exception | str, what: str = "") -> None:
-        """``what``: the model or benchmark that is not evaluated because of it."""
+        """Print and keep an error; ``what``: the model or benchmark that is not evaluated because of it."""
         line = f"{what}: {error}" if what else str(error)
         if line not in self.lines:  # the same error may occur at every temperature
             self.lines.append(line)
@@ -105,52 +114,77 @@ def run_to_end(job: Callable[[EvaluationDisplay, Failures], None], kept: str) ->
             sys.exit(1)
 
 
-def choose_targets(config: EvaluationConfig, display: EvaluationDisplay, failures: Failures) -> Selection:
-    """The models to evaluate; tells what the user should know of them, and counts what cannot be used."""
+@dataclass(frozen=True)
+class Job:
+    """The parts of an evaluation or an analysis that were found and fit this machine."""
+
+    folder: Path
+    """Where the results go."""
+    session: RaySession
+    benchmarks: Mapping[str, list[Problem]]
+    tokenizers: Mapping[Target, PreTrainedTokenizerBase]
+    """Of every target."""
+
+
+def prepare(
+    config: EvaluationConfig | AnalysisConfig,
+    kind: str,
+    display: EvaluationDisplay,
+    failures: Failures,
+    more_benchmarks: Mapping[str, list[Problem]] | None = None,
+) -> Job | None:
+    """Load everything that can be wrong before engines start; None if nothing is left to do.
+
+    Args:
+        kind: ``evaluation`` or ``analysis``, the folder below ``runs_dir``.
+        more_benchmarks: beside those that the config names.
+    """
+    trainer = config.trainer
+    check_trackers(trainer.logger)
+    machines = (trainer.nnodes, trainer.n_gpus_per_node or 1, trainer.machines_timeout_s)
+    device_type = resolve_device(config.device, *machines)
+    workers_per_node = count_workers(config, device_type)
     selection = select_targets(config)
     for note in selection.notes:
         display.say(f"note: {note}")
     for line in selection.errors:
         failures.add(line)
-    return selection
-
-
-def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Failures) -> None:
-    check_trackers(config.trainer.logger)
-    trainer = config.trainer
-    machines = (trainer.nnodes, trainer.n_gpus_per_node or 1, trainer.machines_timeout_s)
-    device_type = resolve_device(config.device, *machines)
-    workers_per_node = count_workers(config, device_type)
-    selection = choose_targets(config, display, failures)
-    benchmarks = load_benchmarks(config, failures)
+    benchmarks = load_benchmarks(config, failures) | dict(more_benchmarks or {})
     tokenizers = load_tokenizers(selection.targets, config, failures)
     if not benchmarks or not tokenizers:
-        return
-    default = Path(config.runs_dir, "evaluation", config.trainer.experiment_name, selection.folder_name)
-    folder = Path(config.trainer.default_local_dir or default).resolve()
+        return None
+    default = Path(config.runs_dir, kind, trainer.experiment_name, selection.folder_name)
+    folder = Path(trainer.default_local_dir or default).resolve()
     require_folder("trainer.default_local_dir", str(folder))
     display.say(
         f"{', '.join(target.label for target in tokenizers)} on {', '.join(benchmarks)}: {config.n_sampling} samples "
         f"for each of {sum(map(len, benchmarks.values()))} problems, into {folder}"
     )
-    with run_lock(folder):
+    session = RaySession(trainer.nnodes, workers_per_node, device_type, trainer, folder)
+    return Job(folder, session, benchmarks, tokenizers)
+
+
+def _evaluate(config: EvaluationConfig, display: EvaluationDisplay, failures: Failures) -> None:
+    job = prepare(config, "evaluation", display, failures)
+    if job is None:
+        return
+    session, count = job.session, len(job.tokenizers)
+    with run_lock(job.folder):
         results: list[TaskResult] = []
-        session = RaySession(config.trainer.nnodes, workers_per_node, device_type, config.trainer, folder)
         # The verifiers' processes start with the first sample to score.
         with session, closing(VerifierPool(config.reward_score, session.busy_cores)) as verifiers:
-            for place, (target, tokenizer) in enumerate(tokenizers.items(), start=1):
-                try:
-                    tasks = make_tasks(target, tokenizer, benchmarks, config, folder, device_type, failures.add)
-                except ConfigError as error:
-                    failures.add(error, target.label)
-                    continue
-                title = f"{target.label} ({place}/{len(tokenizers)})" if len(tokenizers) > 1 else target.label
-                results += _evaluate_target(title, tasks, config, session, verifiers, display, failures)
+            for place, (target, tokenizer) in enumerate(job.tokenizers.items(), start=1):
+                with failures.recorded(target.label):
+                    tasks = make_tasks(
+                        target, tokenizer, job.benchmarks, config, job.folder, session.device_type, failures.add
+                    )
+                    title = f"{target.label} ({place}/{count})" if count > 1 else target.label
+                    results += _evaluate_target(title, tasks, config, session, verifiers, display, failures)
         if results:
-            publish(folder, results, config, display, failures.lines)
+            publish(job.folder, results, config, display, failures.lines)
 
 
-def count_workers(config: EvaluationConfig, device_type: str) -> int:
+def count_workers(config: EvaluationConfig | AnalysisConfig, device_type: str) -> int:
     """Workers per machine: as configured, or as many as this machine has GPUs or cores for, in whole engines.
 
     Raises:
@@ -170,28 +204,24 @@ def count_workers(config: EvaluationConfig, device_type: str) -> int:
     return available // size * size
 
 
-def load_benchmarks(config: EvaluationConfig, failures: Failures) -> dict[str, list[Problem]]:
+def load_benchmarks(config: EvaluationConfig | AnalysisConfig, failures: Failures) -> dict[str, list[Problem]]:
     """Name -> problems of the benchmarks that can be loaded."""
     loaded = {}
     for name in config.benchmarks:
-        try:
+        with failures.recorded():
             loaded[name] = load_problems(name, config)
-        except ConfigError as error:
-            failures.add(error)
-            failures.missing_benchmarks.append(name)
+    failures.missing_benchmarks += [name for name in config.benchmarks if name not in loaded]
     return loaded
 
 
 def load_tokenizers(
-    targets: Sequence[Target], config: EvaluationConfig, failures: Failures
+    targets: Sequence[Target], config: EvaluationConfig | AnalysisConfig, failures: Failures
 ) -> dict[Target, PreTrainedTokenizerBase]:
-    """The targets whose tokenizer can be loaded and fits their template, so that others are reported at the start."""
+    """The targets whose tokenizer can be loaded and fits their template; errors of others are reported at the start."""
     loaded = {}
     for target in targets:
-        try:
+        with failures.recorded(target.label):
             loaded[target] = load_target_tokenizer(target, config.rollout.trust_remote_code)
-        except ConfigError as error:
-            failures.add(error, target.label)
     return loaded
 
 
@@ -223,10 +253,8 @@ def _evaluate_target(
             stores = {task: store for task, store in stores.items() if not store.missing(config.n_sampling)}
         for task, store in stores.items():
             display.phase(f"scoring {task.benchmark}")
-            try:
+            with failures.recorded(task.target.label):
                 results.append(score_samples(task, store.samples, config.n_sampling, verifiers))
-            except ConfigError as error:
-                failures.add(error, task.target.label)
         display.finish()
     return results
 
@@ -244,23 +272,17 @@ def open_stores(
     tasks: Sequence[EvaluationTask], config: EvaluationConfig, stack: ExitStack, failures: Failures
 ) -> dict[EvaluationTask, SampleStore]:
     """The stores of the tasks whose folders hold no other samples; prompts that the model does not take are told."""
-    stores = {}
+    stores: dict[EvaluationTask, SampleStore] = {}
     notes: list[str] = []
-    try:
+    with failures.recorded(tasks[0].target.label):
         limit = ModelInfo.read(tasks[0].target.path, config.rollout.trust_remote_code).max_length
-    except ConfigError as error:
-        failures.add(error, tasks[0].target.label)
-        return {}
-    for task in tasks:
-        try:
-            fitting, note = without_long_prompts(task, limit)
-            stores[fitting] = stack.enter_context(fitting.open_store())
-        except ConfigError as error:
-            failures.add(error, task.label)
-            continue
-        if note and note not in notes:  # the same at every temperature
-            notes.append(note)
-            failures.display.say(f"warning: {note}")
+        for task in tasks:
+            with failures.recorded(task.label):
+                fitting, note = without_long_prompts(task, limit)
+                stores[fitting] = stack.enter_context(fitting.open_store())
+                if note and note not in notes:  # the same at every temperature
+                    notes.append(note)
+                    failures.display.say(f"warning: {note}")
     return stores
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import IO, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import IO, Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from verl.config.errors import ConfigError
 
@@ -75,6 +75,34 @@ def append_lines(file: IO[str], records: Sequence[Mapping[str, Any]]) -> None:
     """Write records as JSON lines and hand them to the operating system."""
     file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
     file.flush()
+
+
+class RecordFile:
+    """Records on disk that follow from settings, which are the first line; a context manager.
+
+    A file that was made with other settings is emptied.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        settings = json.loads(json.dumps(settings))
+        lines = list(read_lines(path))
+        current = bool(lines) and lines[0][1] == settings
+        self.stored = lines[1:] if current else []
+        """The records that were in the file, each with its place for messages."""
+        self._file = open_to_append(path)
+        if not current:
+            self._file.truncate(0)
+            self.write([settings])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Add records."""
+        append_lines(self._file, records)
 
 
 def _damaged(place: str) -> ConfigError:

@@ -53,12 +53,15 @@ class EvaluationDisplay:
         self.finish()
         self._title, self._total_problems, self._total_samples = title, problems, samples
         self._problems = self._samples = self._tokens = 0
-        self._started = self._last_line = time.monotonic()
-        self._task = self._progress.add_task(
-            title, total=samples, problems=0, total_problems=problems, rate="starting the engines"
-        )
+        self.running()
+        rate = "starting the engines"
+        self._task = self._progress.add_task(title, total=samples, problems=0, total_problems=problems, rate=rate)
         if not self.console.is_terminal:
-            self.say(f"{title}: {samples} samples of {problems} problems to generate; starting the engines")
+            self.say(f"{title}: {samples} samples of {problems} problems to generate; {rate}")
+
+    def running(self) -> None:
+        """Measure speed from now on, because the engines have started."""
+        self._started = self._last_line = time.monotonic()
 
     def generated(self, problems: int, samples: int, tokens: int) -> None:
         """Count completed problems, and responses with their tokens."""
@@ -69,36 +72,31 @@ class EvaluationDisplay:
         self._problems += problems
         self._samples += samples
         self._tokens += tokens
-        now = time.monotonic()
         self._progress.update(
-            self._task, completed=self._samples, problems=self._problems, rate=self._rate(now), refresh=True
+            self._task, completed=self._samples, problems=self._problems, rate=self._rate(), refresh=True
         )
-        if not self.console.is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._print_line(now)
+        if time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._print_line()
 
     def phase(self, text: str) -> None:
         """Show the current phase in place of the speed."""
         if self._task is not None:
             self._progress.update(self._task, rate=text)
 
-    def running(self) -> None:
-        """Measure speed from now on, because the engines have started."""
-        self._started = self._last_line = time.monotonic()
-
     def finish(self) -> None:
         """Remove the bar; off a terminal, print a last line."""
-        if self._task is None:
-            return
-        if not self.console.is_terminal and self._samples:
-            self._print_line(time.monotonic())
-        self._progress.remove_task(self._task)
-        self._task = None
+        if self._task is not None:
+            if self._samples:
+                self._print_line()
+            self._progress.remove_task(self._task)
+            self._task = None
 
-    def _rate(self, now: float) -> str:
-        return f"{self._tokens / max(now - self._started, 1e-9):.0f} tok/s"
+    def _rate(self) -> str:
+        return f"{self._tokens / max(time.monotonic() - self._started, 1e-9):.0f} tok/s"
 
-    def _print_line(self, now: float) -> None:
-        self._last_line = now
-        left = (now - self._started) * (self._total_samples - self._samples) / max(self._samples, 1)
-        problems = f"{self._problems}/{self._total_problems} problems"
-        self.say(f"{self._title}: {problems}  {self._rate(now)}  {left:.0f} s left")
+    def _print_line(self) -> None:
+        self._last_line = time.monotonic()
+        left = (self._last_line - self._started) * (self._total_samples - self._samples) / max(self._samples, 1)
+        if not self.console.is_terminal:
+            problems = f"{self._problems}/{self._total_problems} problems"
+            self.say(f"{self._title}: {problems}  {self._rate()}  {left:.0f} s left")

@@ -103,13 +103,13 @@ def make_tasks(
     config: EvaluationConfig,
     folder: Path,
     device_type: str,
-    report: Callable[[ConfigError, str], None] | None = None,
+    report: Callable[[ConfigError, str], None],
 ) -> list[EvaluationTask]:
     """The target's tasks: every benchmark at every temperature.
 
     Args:
         report: is called with the error and the name of a benchmark that is left out, because the model's template
-            refuses one of its questions. None: the error is raised.
+            refuses one of its questions.
 
     Raises:
         ConfigError: the model was removed.
@@ -142,8 +142,6 @@ def make_tasks(
         try:
             prompts = [_prompt(problem, target, tokenizer, examples) for problem in problems]
         except ConfigError as error:
-            if report is None:
-                raise
             report(error, f"{target.label} on {name}")
             continue
         for temperature in config.temperatures:

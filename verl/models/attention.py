@@ -27,7 +27,7 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.sequence_parallel import gather_heads, split_heads
-from verl.models.shared_prompts import Places, attend_in_blocks
+from verl.models.shared_prompts import SharedPrompts, attend_in_blocks
 
 MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "eager": eager_mask,
@@ -87,7 +87,7 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
     sequence_group: ProcessGroup | None = None,
-    places: Places | None = None,
+    shared_prompts: SharedPrompts | None = None,
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -104,7 +104,7 @@ def packed_attention(
         cu_seq_lens_q: [rows + 1] int32, where rows start and end; None: the rows are padded.
         max_length_q: longest row.
         sequence_group: workers that share the tokens; None: this one has all.
-        places: where prompts stand that several rows share; None: each row has its own.
+        shared_prompts: where prompts stand that several rows share; None: each row has its own.
         is_causal: whether tokens see only those before them; None: as the module has it.
 
     Returns:
@@ -119,7 +119,7 @@ def packed_attention(
         wrong.append("softcap")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         wrong.append("is_causal=False")
-    if attention_mask is not None and (cu_seq_lens_q is not None or places is not None):
+    if attention_mask is not None and (cu_seq_lens_q is not None or shared_prompts is not None):
         wrong.append("a mask of its own")
     if wrong:
         raise ConfigError(
@@ -130,10 +130,10 @@ def packed_attention(
     if sliding_window is None:
         sliding_window = window_in_mask(module)
     options: dict[str, Any] = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
-    if places is not None:
-        fillers = query.shape[2] - places.num_tokens
-        query, key, value = (states[:, :, : places.num_tokens] for states in (query, key, value))
-        output = _sharing_prompts(query, key, value, places, implementation, **options)
+    if shared_prompts is not None:
+        fillers = query.shape[2] - shared_prompts.num_tokens
+        query, key, value = (states[:, :, : shared_prompts.num_tokens] for states in (query, key, value))
+        output = _sharing_prompts(query, key, value, shared_prompts, implementation, **options)
         return F.pad(output, (0, 0, 0, 0, 0, fillers)).contiguous(), None
     if cu_seq_lens_q is None:
         return _padded(module, query, key, value, attention_mask, implementation, **options), None
@@ -181,7 +181,7 @@ def _sharing_prompts(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    places: Places,
+    shared_prompts: SharedPrompts,
     implementation: str,
     scaling: float | None,
     sliding_window: int | None,
@@ -190,8 +190,8 @@ def _sharing_prompts(
     """[1, T, H, D], with the options of :func:`packed_attention`."""
     if implementation.startswith("flash") or (implementation == "sdpa" and _has_varlen_kernel(query, value)):
         # These kernels align a row's last query with its last key.
-        rows = Rows(*places.bounds, *places.longest)
-        key, value = (states.index_select(2, places.keys) for states in (key, value))
+        rows = Rows(*shared_prompts.bounds, *shared_prompts.longest)
+        key, value = (states.index_select(2, shared_prompts.keys) for states in (key, value))
         if implementation.startswith("flash"):
             return _flash(implementation, query, key, value, None, rows, scaling, sliding_window, softcap)
         return _varlen(query, key, value, rows, scaling, sliding_window)
@@ -200,7 +200,7 @@ def _sharing_prompts(
     def with_options(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         return attend(query, key, value, mask, scaling, softcap)
 
-    return attend_in_blocks(with_options, query, key, value, places, sliding_window)
+    return attend_in_blocks(with_options, query, key, value, shared_prompts, sliding_window)
 
 
 def _padded(

@@ -1,16 +1,16 @@
 """Cutting a worker's share into micro-batches, by rows or by tokens.
 
-Legend: B rows on this rank, S columns, of which the last R hold responses.
+Legend: B episodes on this rank.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from verl.batch import Batch
 from verl.config.common import ModelConfig
 
 
@@ -31,14 +31,13 @@ class MicroBatching:
         budget = None if max_tokens is None else max_tokens * model.ulysses_sequence_parallel_size
         return cls(rows, budget, model.use_remove_padding)
 
-    def cut(self, batch: Any, units: Tensor | None = None) -> list[Tensor]:
+    def cut(self, batch: Batch, units: Tensor | None = None) -> list[Tensor]:
         """Row numbers [b] of each micro-batch; together they are every row of ``batch`` once.
 
         By tokens, rows are sorted by length, so that neighbours pad little, and all ranks, which must call this
         together and hold equally many rows, get equally many micro-batches: FSDP gathers parameters once in each.
 
         Args:
-            batch: a tensorclass with ``attention_mask`` [B, S] and ``response_mask`` [B, R].
             units: [B] int64, equal on rows that must be in one micro-batch; a larger unit than fits is a micro-batch by
                 itself. All ranks have equally many of them. None: every row by itself.
         """
@@ -49,10 +48,8 @@ class MicroBatching:
             per_cut = max(1, self.rows // max(map(len, members)))
             cuts = [members[start : start + per_cut] for start in range(0, len(members), per_cut)]
             return [torch.tensor(_joined(cut)) for cut in cuts]
-        num_response = batch.response_mask.shape[1]
-        prompts = batch.attention_mask[:, :-num_response].sum(dim=1)
-        responses = batch.attention_mask[:, -num_response:].sum(dim=1)
-        parts = split_by_tokens(prompts.tolist(), responses.tolist(), self.max_tokens, self.packed, members)
+        lengths = (batch.prompt_lengths.tolist(), batch.response_lengths.tolist())
+        parts = split_by_tokens(*lengths, self.max_tokens, self.packed, members)
         count = torch.tensor(len(parts))
         dist.all_reduce(count, dist.ReduceOp.MAX)
         return [torch.tensor(_joined(part)) for part in split_to_count(parts, int(count))]
@@ -104,13 +101,9 @@ def split_to_count(parts: list[list[list[int]]], count: int) -> list[list[list[i
     return parts
 
 
-def restore_order(parts: Sequence[Tensor], cuts: Sequence[Tensor]) -> Tensor:
-    """Results of micro-batches, ``parts`` [b, ...], in the order of the rows they were cut from, [B, ...] on the CPU.
+def join_parts(parts: list[Batch], cuts: list[Tensor], width: int) -> Batch:
+    """Results of micro-batches in the order of the rows they were cut from, on the CPU, with R = ``width``.
 
     They are fetched together: to fetch each would have the device wait before the next micro-batch.
     """
-    order = torch.cat(list(cuts))
-    joined = torch.cat(list(parts)).cpu()
-    ordered = torch.empty_like(joined)
-    ordered[order] = joined
-    return ordered
+    return Batch.join(parts).to("cpu").widened(width)[torch.cat(cuts).argsort()]

@@ -1,9 +1,8 @@
 """How a micro-batch is laid out for a model: padded rows, or rows packed into one sequence.
 
-Legend: B rows, S columns, T tokens as the model of this worker reads them.
+Legend: B episodes, N tokens of them all, T tokens as the model of this worker reads them.
 """
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from verl.batch import Batch, positions_within
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.info import ModelInfo
@@ -20,136 +20,84 @@ PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers that can keep packed rows apart."""
 
 
-class Layout(ABC):
-    """A micro-batch as the model reads it, and the way back to rows and columns."""
+class Layout:
+    """A micro-batch as the model reads it, and where each of its tokens is."""
 
-    inputs: dict[str, Any]
-    """Keyword arguments of the model."""
-
-    @abstractmethod
-    def unpack(self, tokens: Tensor) -> Tensor:
-        """From [T, ...] of this worker back to [B, S, ...]; 0 on padding that the model did not read.
-
-        Differentiable. Workers that share a sequence must call it together.
+    def __init__(self, inputs: dict[str, Any], places: Tensor, group: ProcessGroup | None = None) -> None:
         """
-
-    @abstractmethod
-    def find(self, columns: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
-        """Which tokens of this worker stand in ``columns``, and what follows each.
-
         Args:
-            columns: [B, S] bool.
-            following: [B, S].
+            inputs: keyword arguments of the model.
+            places: [N] int64, the place of each token in the sequence that the workers of ``group`` read together; in
+                padded rows, in these rows flattened.
+            group: workers that each read a slice of the sequence, all of one length; None: this worker reads all.
+        """
+        self.inputs, self.places, self.group = inputs, places, group
+
+    def find(self, tokens: Tensor) -> tuple[Tensor, Tensor | slice]:
+        """Which of ``tokens [n]``, as indices of the N, this worker reads.
 
         Returns:
-            Both [N]: places among the T tokens, and the values of ``following`` there.
+            Their places among its T tokens, and an index of them in ``tokens``.
         """
+        places = self.places[tokens]
+        if self.group is None:
+            return places, slice(None)
+        size = self.inputs["input_ids"].shape[1]
+        here = (places // size == self.group.rank()).nonzero().flatten()
+        return places[here] - size * self.group.rank(), here
 
-    @abstractmethod
-    def place(self, values: Tensor, columns: Tensor) -> Tensor:
-        """[B, S, ...] with ``values [N, ...]`` of the tokens that ``find`` gave for ``columns``, 0 elsewhere.
+    def collect(self, values: Tensor, tokens: Tensor) -> Tensor:
+        """What the workers together have of ``tokens [n]``: [n, ...] from the values of those that each found.
 
         Differentiable. Workers that share a sequence must call it together.
         """
+        if self.group is None:
+            return values
+        read = values.new_zeros(self.inputs["input_ids"].shape[1], *values.shape[1:])
+        return gather_tokens(read.index_copy(0, self.find(tokens)[0], values), self.group)[self.places[tokens]]
 
 
-class RowLayout(Layout):
-    """A layout with one token for each column that the model reads."""
-
-    @abstractmethod
-    def pack(self, columns: Tensor) -> Tensor:
-        """From [B, S] to [T], the values of the tokens that the model of this worker reads, in its order."""
-
-    def find(self, columns: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
-        places = self.pack(columns).nonzero().flatten()
-        return places, self.pack(following)[places]
-
-    def place(self, values: Tensor, columns: Tensor) -> Tensor:
-        here = self.pack(columns)
-        tokens = values.new_zeros(len(here), *values.shape[1:])
-        return self.unpack(tokens.index_copy(0, here.nonzero().flatten(), values))
+def padded_layout(batch: Batch) -> Layout:
+    """Rows of one length, T = B (P + R)."""
+    input_ids, attention_mask = batch.trimmed().rows()
+    inputs = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": position_ids(attention_mask),
+    }
+    return Layout(inputs, attention_mask.flatten().nonzero().flatten())
 
 
-class PaddedLayout(RowLayout):
-    """Rows as they come, T = B S."""
+def packed_layout(batch: Batch, group: ProcessGroup | None = None) -> Layout:
+    """Episodes one after another without padding.
 
-    def __init__(self, input_ids: Tensor, attention_mask: Tensor) -> None:
-        """``input_ids``, ``attention_mask``: [B, S]."""
-        self.shape = input_ids.shape
-        self.inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "position_ids": position_ids(attention_mask),
-        }
-
-    def pack(self, columns: Tensor) -> Tensor:
-        return columns.flatten()
-
-    def unpack(self, tokens: Tensor) -> Tensor:
-        return tokens.view(*self.shape, *tokens.shape[1:])
-
-
-class PackedLayout(RowLayout):
-    """Rows packed into one sequence without padding.
-
-    With ``group`` each of its workers reads a slice of that sequence, all of one length: where the tokens cannot be
-    divided evenly, the last slice ends in a row of fillers.
+    Where the tokens cannot be divided evenly among the workers of ``group``, the last slice ends in a row of fillers.
     """
-
-    def __init__(self, input_ids: Tensor, attention_mask: Tensor, group: ProcessGroup | None) -> None:
-        """``input_ids``, ``attention_mask``: [B, S], the same on all workers of ``group``."""
-        self.group = group
-        self.shape = input_ids.shape
-        self.indices = attention_mask.flatten().nonzero().flatten()
-        self.num_fillers = 0 if group is None else -len(self.indices) % group.size()
-        lengths = [length for length in attention_mask.sum(dim=1).tolist() if length]
-        lengths += [self.num_fillers] if self.num_fillers else []
-        ends = torch.tensor([0, *lengths]).cumsum(dim=0)
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        cu_seq_lens = ends.to(torch.int32).to(input_ids.device)
-        self.inputs = {
-            "input_ids": self.pack(input_ids)[None],
-            "position_ids": self._slice(positions.to(input_ids.device))[None],
-            "cu_seq_lens_q": cu_seq_lens,
-            "cu_seq_lens_k": cu_seq_lens,
-            "max_length_q": max(lengths),
-            "max_length_k": max(lengths),
-        }
-        if group is not None:
-            self.inputs["sequence_group"] = group
-
-    def pack(self, columns: Tensor) -> Tensor:
-        tokens = columns.flatten()[self.indices]
-        return self._slice(torch.cat([tokens, tokens.new_zeros(self.num_fillers)]))
-
-    def unpack(self, tokens: Tensor) -> Tensor:
-        if self.group is not None:
-            tokens = gather_tokens(tokens, self.group)
-        rows, columns = self.shape
-        padded = tokens.new_zeros(rows * columns, *tokens.shape[1:])
-        return padded.index_copy(0, self.indices, tokens[: len(self.indices)]).view(rows, columns, *tokens.shape[1:])
-
-    def _slice(self, tokens: Tensor) -> Tensor:
-        return tokens if self.group is None else tokens.tensor_split(self.group.size())[self.group.rank()]
+    num_tokens, size = len(batch.tokens), 1 if group is None else group.size()
+    fillers = -num_tokens % size
+    lengths = torch.cat([batch.lengths, batch.lengths.new_tensor([fillers])])
+    lengths = lengths[lengths > 0]
+    positions = positions_within(lengths)
+    bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(dim=0)]).to(torch.int32)
+    longest = int(lengths.max())
+    slices = (torch.cat([batch.tokens, batch.tokens.new_zeros(fillers)]), positions)
+    input_ids, position = (whole.tensor_split(size)[0 if group is None else group.rank()] for whole in slices)
+    inputs: dict[str, Any] = {
+        "input_ids": input_ids[None],
+        "position_ids": position[None],
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+    if group is not None:
+        inputs["sequence_group"] = group
+    return Layout(inputs, torch.arange(num_tokens, device=batch.tokens.device), group)
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
     """[B, S] positions that count real tokens only, so that left padding does not shift a row."""
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-
-
-def trim_columns(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut the columns that are padding in every row, left of the prompts and right of the responses.
-
-    Args:
-        input_ids, attention_mask: [B, S].
-        response_mask: [B, R], the last R columns of the S.
-    """
-    used = attention_mask.any(dim=0).nonzero()
-    first, last = int(used[0]), int(used[-1]) + 1
-    cut = attention_mask.shape[1] - last
-    num_response = response_mask.shape[1]
-    return input_ids[:, first:last], attention_mask[:, first:last], response_mask[:, : num_response - cut]
 
 
 def check_packing(config: ModelConfig, prefix: str) -> None:

@@ -1,18 +1,13 @@
-"""The inputs of a reward model: prompts with their responses, in its own chat template.
-
-Legend: B responses, S tokens of the longest conversation.
-"""
+"""The inputs of a reward model: prompts with their responses, in its own chat template."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from jinja2 import TemplateError
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
+from verl.batch import Batch
 from verl.config.errors import ConfigError
-from verl.protocol import TextBatch
 
 
 def reward_model_batch(
@@ -20,8 +15,8 @@ def reward_model_batch(
     responses: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-) -> tuple[TextBatch, float]:
-    """The conversations that end in the responses, [B, S], and the fraction of them that was too long.
+) -> tuple[Batch, float]:
+    """The conversations that end in the responses, texts without prompts, and the fraction of them that was too long.
 
     Args:
         prompts: for each response the chat before it, a list of ``{"role", "content"}``.
@@ -31,12 +26,8 @@ def reward_model_batch(
     """
     chats: Any = [[*prompt, _answer(text)] for prompt, text in zip(prompts, responses, strict=True)]
     rendered: Any = tokenizer.apply_chat_template(chats, return_dict=False)
-    rows = [torch.tensor(ids[-max_length:]) for ids in rendered]
-    input_ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
-    lengths = torch.tensor([len(row) for row in rows])
-    attention_mask = (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()
     too_long = sum(len(ids) > max_length for ids in rendered) / len(rendered)
-    return TextBatch(input_ids, attention_mask, batch_size=[len(rows)]), too_long
+    return Batch.of([[] for _ in rendered], [ids[-max_length:] for ids in rendered]), too_long
 
 
 def check_reward_model_template(

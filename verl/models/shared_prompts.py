@@ -10,12 +10,12 @@ T tokens of the prompts and responses, H query heads, K key and value heads, D h
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from verl.batch import Batch, positions_within
 from verl.models.packing import Layout
 
 ROUND_TO = 128
@@ -30,7 +30,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 Without a mask tokens see those before them."""
 
 
-class Places:
+class SharedPrompts:
     """Where prompts and responses stand in the sequence: prompts first, then the responses of row 0, 1, ..."""
 
     def __init__(self, prompt_lengths: Tensor, response_lengths: Tensor, prompt_of: Tensor) -> None:
@@ -127,7 +127,7 @@ def _ends(lengths: Tensor) -> Tensor:
 
 
 def attend_in_blocks(
-    attend: Attend, query: Tensor, key: Tensor, value: Tensor, places: Places, window: int | None
+    attend: Attend, query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, window: int | None
 ) -> Tensor:
     """Attention by two calls of ``attend``: all prompts, each padded to the longest, and all responses.
 
@@ -140,18 +140,18 @@ def attend_in_blocks(
         [1, T, H, D].
     """
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-    q, k, v = (_blocks(states, places.prompt_tokens) for states in (query, key, value))
-    positions = torch.arange(places.longest_prompt, device=query.device)[None]
-    narrow = window is not None and places.longest_prompt > window
+    q, k, v = (_blocks(states, shared.prompt_tokens) for states in (query, key, value))
+    positions = torch.arange(shared.longest_prompt, device=query.device)[None]
+    narrow = window is not None and shared.longest_prompt > window
     of_prompts = attend(q, k, v, _sees(positions, positions, window)[:, None] if narrow else None)
-    rows = places.prompt_of
-    own = (_blocks(states, places.response_tokens) for states in (query, key, value))
+    rows = shared.prompt_of
+    own = (_blocks(states, shared.response_tokens) for states in (query, key, value))
     q, own_keys, own_values = own
     keys = torch.cat([k.index_select(0, rows), own_keys], dim=2)
     values = torch.cat([v.index_select(0, rows), own_values], dim=2)
-    of_responses = attend(q, keys, values, places.seen(window))
+    of_responses = attend(q, keys, values, shared.seen(window))
     blocks = [states.transpose(1, 2).flatten(0, 1) for states in (of_prompts, of_responses)]
-    return torch.cat(blocks).index_select(0, places.in_blocks)[None]
+    return torch.cat(blocks).index_select(0, shared.in_blocks)[None]
 
 
 def _blocks(states: Tensor, tokens: Tensor) -> Tensor:
@@ -160,48 +160,31 @@ def _blocks(states: Tensor, tokens: Tensor) -> Tensor:
     return blocks.transpose(1, 2)
 
 
-class SharedPromptLayout(Layout):
-    """Rows packed into one sequence without padding, each different prompt once."""
+def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:
+    """Each different prompt once, then all responses, and the share of the tokens of whole rows that this saves.
 
-    def __init__(self, input_ids: Tensor, attention_mask: Tensor, num_response: int) -> None:
-        """
-        Args:
-            input_ids, attention_mask: [B, S]; prompts end in column S - R.
-            num_response: R, from 1 to S.
-        """
-        self.shape = input_ids.shape
-        there = attention_mask.bool()
-        ids, ids_there = input_ids[:, :-num_response], there[:, :-num_response]
-        response_ids, response_there = input_ids[:, -num_response:], there[:, -num_response:]
-        prompts, prompt_of = torch.unique(ids.masked_fill(~ids_there, -1), dim=0, return_inverse=True)
-        prompt_there = prompts >= 0
-        lengths = prompt_there.sum(dim=1)
-        places = Places(lengths, response_there.sum(dim=1), prompt_of)
-        prompt_places = prompt_there.cumsum(dim=1) - 1
-        response_places = response_there.cumsum(dim=1) - 1
-        in_prompts = (places.prompt_starts[:, None] + prompt_places)[prompt_of]
-        in_responses = places.response_starts[:, None] + response_places
-        num_whole = int(there.sum())
-        self.share_saved = (num_whole - places.num_tokens) / max(1, num_whole)
-        """Of the tokens that whole rows have, those not read again."""
-        fillers = -places.num_tokens % ROUND_TO
-        self.tokens = torch.cat([in_prompts, in_responses], dim=1).masked_fill(~there, places.num_tokens + fillers)
-        """[B, S], the token of each column; T where it is padding."""
-        positions = [prompt_places[prompt_there], (lengths[prompt_of][:, None] + response_places)[response_there]]
-        self.inputs: dict[str, Any] = {
-            "input_ids": F.pad(torch.cat([prompts[prompt_there], response_ids[response_there]]), (0, fillers))[None],
-            "position_ids": F.pad(torch.cat(positions), (0, fillers))[None],
-            "places": places,
-        }
-
-    def unpack(self, tokens: Tensor) -> Tensor:
-        padded = torch.cat([tokens, tokens.new_zeros(1, *tokens.shape[1:])])
-        return padded.index_select(0, self.tokens.flatten()).view(*self.shape, *tokens.shape[1:])
-
-    def find(self, columns: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
-        # A prompt's last token comes before a first token in every response.
-        return self.tokens[columns], following[columns]
-
-    def place(self, values: Tensor, columns: Tensor) -> Tensor:
-        placed = values.new_zeros(columns.numel(), *values.shape[1:])
-        return placed.index_copy(0, columns.flatten().nonzero().flatten(), values).view(*self.shape, *values.shape[1:])
+    Every row needs a prompt or a response.
+    """
+    is_response = batch.in_response
+    prompts = [part.tolist() for part in batch.tokens[~is_response].split(batch.prompt_lengths.tolist())]
+    # Sums of gradients depend on the order: that of the prompts must not depend on that of the rows.
+    different = sorted({tuple(prompt) for prompt in prompts}, key=lambda prompt: (len(prompt), prompt))
+    number = {prompt: place for place, prompt in enumerate(different)}
+    device, responses = batch.tokens.device, batch.response_lengths
+    prompt_of = torch.tensor([number[tuple(prompt)] for prompt in prompts], device=device)
+    lengths = torch.tensor([len(prompt) for prompt in different], device=device)
+    shared = SharedPrompts(lengths, responses, prompt_of)
+    fillers = -shared.num_tokens % ROUND_TO
+    # Where each token of the rows is read: at its place within the prompt or response that it belongs to.
+    first = torch.stack([shared.prompt_starts[prompt_of], shared.response_starts], dim=1).flatten()
+    sizes = torch.stack([batch.prompt_lengths, responses], dim=1).flatten()
+    places = first.repeat_interleave(sizes) + positions_within(sizes)
+    ids = torch.tensor([token for prompt in different for token in prompt], device=device, dtype=torch.int64)
+    positions = [positions_within(lengths), positions_within(batch.lengths)[is_response]]
+    inputs = {
+        "input_ids": F.pad(torch.cat([ids, batch.tokens[is_response]]), (0, fillers))[None],
+        "position_ids": F.pad(torch.cat(positions), (0, fillers))[None],
+        "shared_prompts": shared,
+    }
+    num_whole = len(batch.tokens)
+    return Layout(inputs, places), (num_whole - shared.num_tokens) / max(1, num_whole)

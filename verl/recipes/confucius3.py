@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.advantages.groups import group_means
-from verl.algorithms.losses import LossInputs, MiniBatch, policy_loss, ppo_clip_loss
+from verl.algorithms.losses import LossInputs, policy_loss, ppo_clip_loss
 from verl.batch import Batch
 
 
@@ -23,9 +23,10 @@ def hardness_weighted(batch: Batch, alpha: float = -0.256, constant: float = 1.2
     return (signs - mean) * (alpha * mean + constant)
 
 
-def side_of_target(mini_batch: MiniBatch, target: float = 0.55, **_: float) -> dict[str, Tensor]:
+def side_of_target(mini_batch: LossInputs, target: float = 0.55, **_: float) -> dict[str, Tensor]:
     """``side`` [B]: 1 if the mean entropy of the mini-batch's tokens is above the target, -1 below, 0 at it."""
-    entropy = mini_batch.columns["old_entropy"][mini_batch.response_mask]
+    assert mini_batch.old_entropy is not None, "asked for below"
+    entropy = mini_batch.old_entropy[mini_batch.response_mask]
     return {"side": (entropy.mean() - target).sign().expand(len(mini_batch.response_mask))}
 
 

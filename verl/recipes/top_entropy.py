@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from verl.algorithms.losses import LossInputs, MiniBatch, policy_loss, ppo_clip_loss
+from verl.algorithms.losses import LossInputs, policy_loss, ppo_clip_loss
 
 
-def top_entropy_weights(mini_batch: MiniBatch, ratio: float = 0.2, **_: float) -> dict[str, Tensor]:
+def top_entropy_weights(mini_batch: LossInputs, ratio: float = 0.2, **_: float) -> dict[str, Tensor]:
     """``weight`` [B, R]: N / K on the K tokens of highest entropy of the mini-batch's N, 0 on the others.
 
     K = ceil(ratio N), and more where several have the smallest entropy of these. The mean over all tokens of weighted
@@ -16,7 +16,8 @@ def top_entropy_weights(mini_batch: MiniBatch, ratio: float = 0.2, **_: float) -
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio={ratio}: must be in (0, 1]")
-    mask, entropy = mini_batch.response_mask, mini_batch.columns["old_entropy"]
+    mask, entropy = mini_batch.response_mask, mini_batch.old_entropy
+    assert entropy is not None, "asked for below"
     values = entropy[mask]
     threshold = values.topk(math.ceil(ratio * len(values))).values[-1]
     kept = mask & (entropy >= threshold)

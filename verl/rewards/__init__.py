@@ -3,7 +3,7 @@
 Importing this package loads neither sympy nor math-verify; a verifier's module is loaded on first use.
 """
 
-from verl.rewards.registry import check_ground_truth, compute_score, register_verifier, use_custom_functions
+from verl.rewards.registry import check_ground_truth, compute_score, use_custom_functions
 from verl.rewards.score import Score, Verdict
 
 __all__ = [
@@ -11,6 +11,5 @@ __all__ = [
     "Verdict",
     "check_ground_truth",
     "compute_score",
-    "register_verifier",
     "use_custom_functions",
 ]

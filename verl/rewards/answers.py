@@ -79,9 +79,9 @@ def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]
         tail = text[-TAIL_CHARS:]
         number = deque(NUMBER.finditer(tail), maxlen=1)
         if number:
-            found = number[0]
-            answer = last_equation(tail, found.end()) if equation else None
-            answer = answer or in_place(tail, found.start(), found.end(), found.group().translate(SEPARATORS))
+            match = number[0]
+            answer = last_equation(tail, match.end()) if equation else None
+            answer = answer or in_place(tail, match.start(), match.end(), match.group().translate(SEPARATORS))
     return answer, False
 
 
@@ -135,8 +135,8 @@ def extract_gsm8k(text: str) -> str | None:
     position = text.rfind("####")
     if position < 0:
         return None
-    found = _AFTER_HASHES.match(text, position + 4)
-    return found.group(1) + found.group(2).replace(",", "") if found else None
+    match = _AFTER_HASHES.match(text, position + 4)
+    return match.group(1) + match.group(2).replace(",", "") if match else None
 
 
 def extract_stated(text: str) -> str | None:

@@ -4,15 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl.rewards.answers import extract_answer, quick_equal
-from verl.rewards.score import Verdict
+from verl.rewards.score import Verdict, decide
 
 
 def verify_arithmetic(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
-) -> Verdict:
+) -> Verdict | None:
     """The verdict on a response, which is always immediate. ``extra_info`` and ``quick`` are not used."""
     answer, boxed = extract_answer(solution)
-    if answer is None:
-        return Verdict(False, boxed, "missing")
-    equal = quick_equal(answer, ground_truth) is True
-    return Verdict(equal, boxed, "exact" if equal else "different", answer)
+    equal = answer is not None and quick_equal(answer, ground_truth) is True
+    return decide(answer, boxed, equal)

@@ -1,8 +1,9 @@
 """Verifier of Countdown: an expression that uses every given number exactly once and has the target as its value.
 
-In exact rational arithmetic with a parser of its own: nothing of the response is evaluated as code.
+In exact rational arithmetic on a syntax tree of numbers, operators and brackets: nothing of a response runs as code.
 """
 
+import ast
 import json
 import operator
 import re
@@ -23,21 +24,18 @@ MAX_NUMBERS = 32
 MAX_NUMBER = 10**12
 """Limit of the given numbers and of the target's absolute value."""
 
-_TOKEN = re.compile(r"[0-9]+|[-+*/()]")
-_SIGNS = {"\\times": "*", "\\cdot": "*", "×": "*", "·": "*", "\\div": "/", "÷": "/", "−": "-", "–": "-"}
-_WRAPPING = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\],;!]|\\?\$|`|\A\s*\*\*|\*\*\s*\Z|\.\s*\Z")
-_FRACTION = re.compile(r"\\[dt]?frac\s?\{([^{}]*)\}\s?\{([^{}]*)\}")
 MAX_NESTED = 16
 """Depth of fractions."""
 
-_OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
+_TOKEN = re.compile(r"[0-9]+|[-+*/()]")
+_WRAPPING = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\],;!]|\\?\$|`|\A\s*\*\*|\*\*\s*\Z|\.\s*\Z")
+_FRACTION = re.compile(r"\\[dt]?frac\s?\{([^{}]*)\}\s?\{([^{}]*)\}")
+_SIGNS = {"\\times": "*", "\\cdot": "*", "×": "*", "·": "*", "\\div": "/", "÷": "/", "−": "-", "–": "-"}
 _BRACKETS = str.maketrans("[]", "()")
-_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "negate": 3}
+_OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
+    **{ast.UAdd: operator.pos, ast.USub: operator.neg},
+}
 
 
 def verify_countdown(
@@ -68,7 +66,7 @@ def verify_countdown(
         return Verdict(False, bool(marked), "different", answer)
     try:
         correct = evaluate(tokens) == target
-    except ValueError:
+    except (ValueError, SyntaxError):
         return Verdict(False, bool(marked), "unparsed", answer)
     except ZeroDivisionError:
         correct = False
@@ -96,13 +94,13 @@ def read_truth(ground_truth: Any) -> Problem:
     target, numbers = (truth.get("target"), truth.get("numbers")) if isinstance(truth, Mapping) else (None, None)
     listed = list(numbers) if isinstance(numbers, Iterable) and not isinstance(numbers, str | Mapping) else []
     whole = [_whole(number) for number in [target, *listed]]
-    goal, given = whole[0], [number for number in whole[1:] if number is not None and number >= 0]
-    if goal is None or not 1 <= len(given) <= MAX_NUMBERS or len(given) < len(listed):
+    goal, usable = whole[0], [number for number in whole[1:] if number is not None and number >= 0]
+    if goal is None or not 1 <= len(usable) <= MAX_NUMBERS or len(usable) < len(listed):
         raise ValueError(
             f"{ground_truth!r:.200} must give a target and 1 to {MAX_NUMBERS} numbers, all whole and up to "
             f'{MAX_NUMBER:.0e}, for example {{"target": 24, "numbers": [3, 3, 8, 8]}}'
         )
-    return Problem(goal, given)
+    return Problem(goal, usable)
 
 
 def _whole(value: Any) -> int | None:
@@ -127,47 +125,21 @@ def tokenise(expression: str) -> list[str] | None:
 
 
 def evaluate(tokens: Iterable[str]) -> Fraction:
-    """The value of an expression in tokens, without recursion (Dijkstra's two stacks).
+    """The value of an expression in tokens.
 
-    Raises ``ValueError`` if it is not an expression, ``ZeroDivisionError`` if it divides by zero.
+    Raises ``SyntaxError`` or ``ValueError`` if it is not an expression, ``ZeroDivisionError`` if it divides by zero.
     """
-    values: list[Fraction] = []
-    waiting: list[str] = []
-    after_value = False
-    for token in tokens:
-        if token == "(" or token.isdigit():
-            if after_value:
-                raise ValueError("two values side by side")
-            if token == "(":
-                waiting.append(token)
-            else:
-                values.append(Fraction(int(token)))
-                after_value = True
-        elif token == ")":
-            if not after_value:
-                raise ValueError("a bracket closes before a value")
-            while waiting and waiting[-1] != "(":
-                _apply(waiting.pop(), values)
-            if not waiting:
-                raise ValueError("a bracket was never opened")
-            waiting.pop()
-        elif after_value:
-            while waiting and waiting[-1] != "(" and _PRECEDENCE[waiting[-1]] >= _PRECEDENCE[token]:
-                _apply(waiting.pop(), values)
-            waiting.append(token)
-            after_value = False
-        elif token == "-":
-            waiting.append("negate")
-        elif token != "+":
-            raise ValueError("an operator without a value before it")
-    if not after_value or "(" in waiting:
-        raise ValueError("the expression does not end")
-    while waiting:
-        _apply(waiting.pop(), values)
-    (value,) = values
-    return value
+    # Blanks keep "/", "/" apart, which would be another operator; Python takes no number that begins with 0.
+    source = " ".join(token.lstrip("0") or "0" if token.isdigit() else token for token in tokens)
+    return _value(ast.parse(source, mode="eval").body)
 
 
-def _apply(name: str, values: list[Fraction]) -> None:
-    last = values.pop()
-    values.append(-last if name == "negate" else _OPERATORS[name](values.pop(), last))
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=int(number)):
+            return Fraction(number)
+        case ast.UnaryOp(op, operand):
+            return _OPERATORS[type(op)](_value(operand))
+        case ast.BinOp(left, op, right):
+            return _OPERATORS[type(op)](_value(left), _value(right))
+    raise ValueError("two values side by side")  # a call, 3(3)

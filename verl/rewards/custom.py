@@ -7,7 +7,6 @@ those of ``reward_score.custom_kwargs``, and returns a number, a bool, or a dict
 
 import inspect
 import math
-import multiprocessing
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -16,7 +15,7 @@ from verl.config.errors import ConfigError
 from verl.rewards.answers import after_thinking, extract_boxed
 from verl.rewards.extras import plain_extras
 from verl.rewards.score import Verdict
-from verl.utils.user_code import import_user_module, is_file
+from verl.utils.user_code import load_code
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 FIELD = "reward_score.custom_functions"
@@ -24,7 +23,7 @@ FIELD = "reward_score.custom_functions"
 CUSTOM_KWARGS: dict[str, Any] = {}
 """Further keyword arguments of every function, ``reward_score.custom_kwargs``; filled by ``use_custom_functions``."""
 
-OWN_KEYS = ("score", "correctness", "acc")
+SCORE_KEYS = ("score", "correctness", "acc")
 """Keys of a function's result that are not extras."""
 
 
@@ -39,25 +38,12 @@ def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., An
     Raises ``ConfigError`` if the module cannot be imported or has no such function, or if the function does not take
     veRL's four arguments and ``keywords``.
     """
-    module_name, _, name = path.rpartition(":")
-    try:
-        module = import_user_module(module_name)
-    except BaseException as error:  # the user's module may raise anything
-        if isinstance(error, KeyboardInterrupt) and multiprocessing.parent_process() is None:
-            raise  # Ctrl-C, which verifier processes ignore
-        hint = "" if is_file(module_name) else "; is its folder on PYTHONPATH?"
-        raise ConfigError(
-            f"{FIELD}={path!r}: importing {module_name} raised {type(error).__name__}: {error}{hint}"
-        ) from error
-    function: Callable[..., Any] | None = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"{FIELD}={path!r}: {module_name} ({module.__file__}) has no function {name}")
+    function: Callable[..., Any] = load_code(path, FIELD)
     try:
         inspect.signature(function).bind(**dict.fromkeys([*ARGUMENTS, *keywords]))
     except TypeError as error:
-        called = f"{', '.join(ARGUMENTS[:-1])} and {ARGUMENTS[-1]}"
         further = f" and reward_score.custom_kwargs, {', '.join(keywords)}" if keywords else ""
-        raise ConfigError(f"{FIELD}={path!r}: {error}; it is called with {called}{further}") from error
+        raise ConfigError(f"{FIELD}={path!r}: {error}; it is called with {', '.join(ARGUMENTS)}{further}") from error
     return function
 
 
@@ -95,9 +81,9 @@ def _read_result(result: Any, where: str) -> tuple[float, bool, dict[str, Any]]:
     if "score" not in result:
         raise CustomFunctionError(f"{where} returned a dict without 'score'; it has {sorted(map(str, result))}")
     score = _number(result["score"], f"{where} returned score")
-    given = [(key, result[key]) for key in ("correctness", "acc") if result.get(key) is not None]
-    correct = _number(given[0][1], f"{where} returned {given[0][0]}") > 0 if given else score > 0
-    return score, correct, plain_extras(result, OWN_KEYS)
+    flags = [(key, result[key]) for key in ("correctness", "acc") if result.get(key) is not None]
+    correct = _number(flags[0][1], f"{where} returned {flags[0][0]}") > 0 if flags else score > 0
+    return score, correct, plain_extras(result, SCORE_KEYS)
 
 
 def _number(value: Any, what: str) -> float:

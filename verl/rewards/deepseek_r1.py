@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl.rewards.answers import after_thinking, boxed_in_place, extract_stated, extract_tagged
-from verl.rewards.math import compare_plainly, verdict_of
+from verl.rewards.math import decide_math
 from verl.rewards.score import Verdict
 
 _MARKUP = re.compile(r"\\[()\[\]]|\*\*|`")
@@ -23,10 +23,8 @@ def verify_deepseek_r1(
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")
-    if content is None:
-        return Verdict(False, well_formed, "missing")
-    answer = boxed_in_place(content) or extract_stated(content) or _MARKUP.sub("", content).strip()
-    return verdict_of(answer, well_formed, ground_truth, compare_plainly(answer, ground_truth), quick)
+    answer = content and (boxed_in_place(content) or extract_stated(content) or _MARKUP.sub("", content).strip())
+    return decide_math(answer, well_formed, ground_truth, quick)
 
 
 def has_r1_form(solution: str) -> bool:

@@ -112,8 +112,8 @@ def last_equation(text: str, end: int) -> str | None:
     """The chain of equations in ``text`` that ends at ``end``, without the words before it; None if there is none."""
     line = text[max(0, end - MAX_NAME) : end]
     sign = line.rfind("=")
-    if sign < 0 or any(found.end() > sign for found in _BEFORE_EQUATION.finditer(line.replace("$", " "))):
+    if sign < 0 or any(match.end() > sign for match in _BEFORE_EQUATION.finditer(line.replace("$", " "))):
         return None
-    start = max((found.end() for found in _BEFORE_EQUATION.finditer(line, 0, sign)), default=0)
+    start = max((match.end() for match in _BEFORE_EQUATION.finditer(line, 0, sign)), default=0)
     chain = line[start:].strip(" $*")
     return None if chain.startswith("=") else chain

@@ -4,11 +4,11 @@ Extras are often made of the response (``pred``), so they are as hostile as it i
 few plain values of a few thousand characters, whatever the function returned.
 """
 
+import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 MAX_EXTRAS = 32
@@ -18,16 +18,11 @@ MAX_KEY_CHARS = 64
 """Longer keys are cut."""
 
 MAX_CHARS = 4000
-"""Characters kept of all texts of one response together; what exceeds them is cut."""
+"""Characters kept of all values of one response together, as JSON. A text that exceeds them is cut, any other value is
+replaced by the name of its type."""
 
-MAX_ENTRIES = 256
-"""Values kept of all lists and mappings of one response together."""
-
-MAX_DEPTH = 4
-"""Deeper values are replaced by the name of their type."""
-
-MAX_INTEGER = 2**63
-"""Larger integers are kept as floats, so that they fit a column of a table."""
+MAX_CONTAINERS = 256
+"""A value of more lists and mappings is replaced by the name of its type."""
 
 MAX_LOGGED_KEYS = 32
 """Keys whose means are logged; of more, those that most responses have."""
@@ -35,68 +30,33 @@ MAX_LOGGED_KEYS = 32
 _NOT_IN_KEYS = re.compile(r"[^\w.-]+", re.ASCII)
 
 
-def plain_extras(returned: Mapping[Any, Any], own: Iterable[str]) -> dict[str, Any]:
-    """The entries of ``returned`` except ``own``, as JSON values within the limits of this module.
+def plain_extras(returned: Mapping[Any, Any], ignored: Collection[str]) -> dict[str, Any]:
+    """The entries of ``returned`` except ``ignored``, as JSON values within the limits of this module.
 
     Characters of a key other than letters, digits, ``_``, ``.`` and ``-`` become ``_``. Of two keys that become equal,
-    the first counts.
+    the first counts. Integers beyond 64 bits become floats, so that they fit a column of a table.
     """
-    budget = _Budget()
     extras: dict[str, Any] = {}
-    left_out = set(own)
+    left = MAX_CHARS
     for key, value in returned.items():
-        if key in left_out:
-            continue
-        if len(extras) == MAX_EXTRAS:
-            break
         name = _NOT_IN_KEYS.sub("_", str(key)[:MAX_KEY_CHARS])
-        if name not in extras:
-            extras[name] = budget.plain(value)
+        if key in ignored or name in extras or len(extras) == MAX_EXTRAS:
+            continue
+        text = json.dumps(value, default=_plain, skipkeys=True)
+        if len(text) > left or text.count("[") + text.count("{") > MAX_CONTAINERS:
+            text = json.dumps(str.__str__(value)[:left] if isinstance(value, str) else _type_name(value)[:left])
+        extras[name] = json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
+        left = max(0, left - len(text))
     return extras
 
 
-class _Budget:
-    """Turns values into JSON values until its limits are spent."""
-
-    def __init__(self) -> None:
-        self.chars = MAX_CHARS
-        self.entries = MAX_ENTRIES
-
-    def plain(self, value: Any, depth: int = 0) -> Any:
-        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-            value = value.item()  # a scalar of numpy or torch
-        if value is None or isinstance(value, bool):
-            return value
-        # Built-in types only: another process may not be able to load a subclass, such as an enumeration's.
-        if isinstance(value, float):
-            return float(value)
-        if isinstance(value, int):
-            return int(value) if abs(value) < MAX_INTEGER else _as_float(value)
-        if isinstance(value, str):
-            return self._cut(str.__str__(value))
-        if depth < MAX_DEPTH and isinstance(value, Mapping):
-            pairs = islice(value.items(), self._take(len(value)))
-            return {self._cut(str(key)): self.plain(entry, depth + 1) for key, entry in pairs}
-        if depth < MAX_DEPTH and isinstance(value, list | tuple):
-            return [self.plain(entry, depth + 1) for entry in value[: self._take(len(value))]]
-        return self._cut(f"<{type(value).__name__}>")
-
-    def _cut(self, text: str) -> str:
-        text = text[: self.chars]
-        self.chars -= len(text)
-        return text
-
-    def _take(self, number: int) -> int:
-        taken = min(number, self.entries)
-        self.entries -= taken
-        return taken
+def _plain(value: Any) -> Any:
+    """The value of a scalar of numpy or torch; the type's name of anything else that JSON does not have."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else _type_name(value)
 
 
-def _as_float(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+def _type_name(value: Any) -> str:
+    return f"<{type(value).__name__}>"
 
 
 def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -3,14 +3,14 @@
 import re
 import unicodedata
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from verl.rewards.algebra import compare_latex
 from verl.rewards.answers import NUMBER, SEPARATORS, extract_answer, quick_equal
 from verl.rewards.equations import is_name
-from verl.rewards.math import verdict_of
-from verl.rewards.measures import bases_in, modifiers_in, with_factors
-from verl.rewards.notation import SHORT_UNITS, UNITS, keep_variable
-from verl.rewards.score import Verdict
+from verl.rewards.lexicon import SHORT_UNITS, UNITS, is_unit, modifiers_in, numerals_in, with_factors
+from verl.rewards.score import Verdict, decide
 
 MAX_CHARS = 1000
 """Longer answers are compared as mathematics only."""
@@ -62,13 +62,11 @@ def verify_gsm8k(
     An answer with text around its only number, as in ``18 dollars``, counts as that number.
     """
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
-    if answer is None:
-        return Verdict(False, boxed, "missing")
-    equal = quick_equal(answer, ground_truth)
-    if equal is None:
+    equal = quick_equal(answer or "", ground_truth)
+    if answer and equal is None:
         if not boxed:
             answer = _REASON.split(answer, maxsplit=1)[0].rstrip("! ")
-        if bases_in(answer) or modifiers_in(answer) != modifiers_in(ground_truth):
+        if numerals_in(answer) or modifiers_in(answer) != modifiers_in(ground_truth):
             equal = False
         else:
             number = _only_number(answer)
@@ -78,7 +76,7 @@ def verify_gsm8k(
                 sides, _, last = answer.rpartition("=")
                 number = _only_number(last) if re.search("[0-9]", sides) else None
                 answer = answer if not number else f"{_WRAPPER.sub('', sides).replace('$', '')}={number}"
-    return verdict_of(answer, boxed, ground_truth, equal, quick)
+    return decide(answer, boxed, equal, quick, partial(compare_latex, ground_truth=ground_truth))
 
 
 def _only_number(answer: str) -> str | None:
@@ -90,7 +88,7 @@ def _only_number(answer: str) -> str | None:
     if len(answer) > MAX_CHARS:
         return None
     text = "".join(map(_plain, _WRAPPER.sub("", answer).translate(_WIDE_DIGITS)))
-    text = _SPACED.sub(lambda found: "".join(re.findall("[0-9]", found[0])), text)
+    text = _SPACED.sub(lambda match: "".join(re.findall("[0-9]", match[0])), text)
     numbers = list(NUMBER.finditer(text))
     if len(numbers) != 1 or with_factors(answer) != answer or with_factors(text) != text or _CHANGING.search(text):
         return None
@@ -130,4 +128,4 @@ def _keeps_variable(after: str) -> bool:
     if attached and len(attached.group()) <= 2 and attached.group().lower() not in UNITS:
         return True
     # The last of several words is one.
-    return len(words) == 1 and keep_variable(f"1{after.rstrip(' .')}", short=True) != f"1{after.rstrip(' .')}"
+    return len(words) == 1 and len(words[0]) <= 2 and not is_unit(words[0], short=True)

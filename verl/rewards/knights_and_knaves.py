@@ -69,7 +69,7 @@ def verify_knights_and_knaves(
     """
     truth = read_truth(ground_truth)
     marked = extract_tagged(solution, "answer") or extract_boxed(solution)
-    conclusions = [] if marked else [found.end() for found in _CONCLUSION.finditer(solution)]
+    conclusions = [] if marked else [match.end() for match in _CONCLUSION.finditer(solution)]
     if marked or conclusions:
         answer = marked or solution[conclusions[-1] :].strip()
         statements = read_statements(answer[-MAX_ANSWER_CHARS:], truth)
@@ -118,12 +118,12 @@ def read_truth(ground_truth: Any) -> dict[str, str]:
 def _sentences(text: str) -> Iterator[tuple[str, str]]:
     """Name and role of each "NAME is a ROLE"; a name begins with a letter, and no comma, colon or line is in it."""
     end = 0
-    for found in _TRUTH_ROLE.finditer(text):
-        start = max(end, *(text.rfind(mark, end, found.start()) + 1 for mark in ",;:\n"))
-        letter = _NAME_START.search(text, start, found.start())
-        end = found.end()
+    for match in _TRUTH_ROLE.finditer(text):
+        start = max(end, *(text.rfind(mark, end, match.start()) + 1 for mark in ",;:\n"))
+        letter = _NAME_START.search(text, start, match.start())
+        end = match.end()
         if letter:
-            yield text[letter.start() : found.start()].removeprefix("and "), found.group(1)
+            yield text[letter.start() : match.start()].removeprefix("and "), match.group(1)
 
 
 def _readable(truth: Mapping[str, str]) -> bool:
@@ -147,86 +147,61 @@ def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
         r"|(?P<asked>\?)|(?P<stop>[!)\]])|(?P<word>\w+)",
         re.IGNORECASE,
     )
-    reader = _Reader()
-    retracted = max((found.end() for found in _RETRACTED.finditer(text)), default=0)
-    for found in token.finditer(text, retracted):
-        kind = found.lastgroup
+    retracted = max((match.end() for match in _RETRACTED.finditer(text)), default=0)
+    sentences: list[list[re.Match[str]]] = [[]]
+    for match in token.finditer(f"{text}\n", retracted):
+        sentences[-1].append(match)
+        if match.lastgroup == "break":
+            sentences.append([])
+    return [statement for sentence in sentences for statement in _read_sentence(sentence)]
+
+
+def _read_sentence(tokens: Iterable["re.Match[str]"]) -> list[tuple[str, str]]:
+    """The statements of one sentence, which is read from left to right."""
+    statements: list[tuple[str, str]] = []
+    subjects: dict[str, None] = {}
+    num_said = 0  # statements in a row that the last role made; a denial after them takes them back
+    negated = denied = ignored = either = quoted = False
+    clear = True
+    name_end = negation_end = 0
+    for match in tokens:
+        kind, word, text = match.lastgroup, match[0].lower(), match.string
+        # A "not" at the end of a bracket or sentence denies what was said before it.
+        ends = kind in ("stop", "break")
+        ends_in_not = ends and negation_end > 0 and not text[negation_end : match.start()].strip()
+        # "Alice is a knight or Bob is a knave" says nothing of either.
+        if kind in ("denied", "asked", "cross") or ends_in_not or (kind == "name" and either):
+            if num_said:
+                del statements[-num_said:]
+                num_said = 0
+            elif subjects:
+                clear = False
+            else:
+                denied = not denied
         if kind == "name":
-            reader.name(found.group().lower(), bool(_BETWEEN_NAMES.fullmatch(text, reader.end, found.start())))
-            reader.end = found.end()
+            if not subjects:
+                # What comes before the first name denies the whole: it is not so that, neither of.
+                denied = denied != negated
+            if num_said or not subjects or not _BETWEEN_NAMES.fullmatch(text, name_end, match.start()):
+                subjects = {}
+            subjects[word] = None
+            ignored = ignored or either
+            negated, clear, num_said, name_end = False, True, 0, match.end()
         elif kind == "role":
-            reader.role(found.group("role").lower())
+            said = clear and not ignored and not quoted
+            role = KNIGHT if (match["role"].lower() == KNIGHT) != (negated != denied) else KNAVE
+            statements += [(name, role) for name in subjects if said]
+            num_said = len(subjects) if said else 0
+            ignored = ignored or (denied and num_said > 0)  # how far a denial reaches is not clear
+            negated = quoted = either = False
         elif kind in ("not", "sign"):
-            reader.negated = not reader.negated
-            reader.negation_end = found.end()
-        elif kind == "stop" or kind == "break":
-            if reader.negation_end and not text[reader.negation_end : found.start()].strip():
-                reader.deny()
-            if kind == "break":
-                reader.start_sentence()
+            negated, negation_end = not negated, match.end()
         elif kind == "either":
-            reader.either = reader.num_said > 0
+            either = num_said > 0
         elif kind == "quoted":
-            reader.quoted = bool(reader.subjects)
+            quoted = bool(subjects)
         elif kind == "supposed":
-            reader.ignored = True
-        elif kind in ("denied", "asked", "cross"):
-            reader.deny()
-        elif found.group().lower() not in _PLAIN:
-            reader.clear = False
-    return reader.statements
-
-
-class _Reader:
-    """What is known at one place of a text that is read from left to right."""
-
-    def __init__(self) -> None:
-        self.statements: list[tuple[str, str]] = []
-        self.end = 0
-        """Where the last name ends."""
-        self.start_sentence()
-
-    def start_sentence(self) -> None:
-        self.subjects: dict[str, None] = {}
-        self.num_said = 0
-        """Statements in a row that the last role made; a denial after it takes them back."""
-        self.negated = self.denied = self.ignored = False
-        self.negation_end = 0
-        """Where the last "not" ends; at the end of a sentence or bracket, it denies what was said before."""
-        self.either = False
-        """Whether an "or" follows a statement: "Alice is a knight or Bob is a knave" says nothing of either."""
-        self.quoted = False
-        """Whether the next statement is somebody's."""
-        self.clear = True
-
-    def name(self, name: str, next_to_last: bool) -> None:
-        if not self.subjects:
-            # What comes before the first name denies the whole: it is not so that, neither of.
-            self.denied = self.denied != self.negated
-        if self.either:
-            self.deny()
-            self.ignored = True
-        if not self.subjects or not next_to_last or self.num_said:
-            self.subjects = {}
-        self.subjects[name] = None
-        self.negated, self.clear, self.num_said = False, True, 0
-
-    def role(self, role: str) -> None:
-        said = []
-        if self.clear and not self.ignored and not self.quoted:
-            is_knight = (role == KNIGHT) != (self.negated != self.denied)
-            said = [(name, KNIGHT if is_knight else KNAVE) for name in self.subjects]
-        self.statements += said
-        self.num_said = len(said)
-        self.negated = self.quoted = self.either = False
-        if self.denied and said:
-            self.ignored = True  # how far a denial reaches is not clear
-
-    def deny(self) -> None:
-        if self.num_said:
-            del self.statements[-self.num_said :]
-            self.num_said = 0
-        elif self.subjects:
-            self.clear = False
-        else:
-            self.denied = not self.denied
+            ignored = True
+        elif kind == "word" and word not in _PLAIN:
+            clear = False
+    return statements

@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl.rewards.algebra import compare_latex
 from verl.rewards.answers import SENTENCE_END, TAIL_CHARS, boxed_in_place, quick_equal
-from verl.rewards.math import equivalent, verdict_of, verify_math
-from verl.rewards.score import Verdict
+from verl.rewards.math import verify_math
+from verl.rewards.score import Verdict, decide
 
 MAX_LETTERS_CHARS = 200
 """Longer text is not a list of letters."""
@@ -45,7 +46,7 @@ _DENIED_AFTER = re.compile(
     re.IGNORECASE,
 )
 _NAMES_OPTION = re.compile(
-    r"\s{0,3}(?:(?:the\s)?(?:final\s|correct\s)?(?:answer|option|choice))[\s:]{1,3}(?:is[\s:]{1,3})?", re.I
+    r"\A\s{0,3}(?:(?:the\s)?(?:final\s|correct\s)?(?:answer|option|choice))[\s:]{1,3}(?:is[\s:]{1,3})?", re.I
 )
 _GOES_ON = re.compile(r"\s+(?!(?:because|since|as|which)\b)[A-Za-z]")
 
@@ -74,10 +75,8 @@ def verify_multiple_choice(
     if content is None:
         answer, letters = _find_unboxed(solution, options)
     else:
-        answer, letters = content, letters_in(content[_option_name_ends(content) :], options)
-    if answer is None:
-        return Verdict(False, boxed, "missing")
-    matching = _matching(answer, options)
+        answer, letters = content, letters_in(_NAMES_OPTION.sub("", content, 1), options)
+    matching = _matching(answer or "", options)
     right = "".join(sorted(truth))
     equal: bool | None = False
     if letters and not (matching and len(letters) > 1):
@@ -86,16 +85,14 @@ def verify_multiple_choice(
         # Two options with the same text are both correct.
         equal = truth <= matching
     elif right in options:
-        equal = quick_equal(_unwrap(answer), _unwrap(options[right]))
-    if equal is None and not quick and _equals_another(answer, right, options):
-        equal = False
-    return verdict_of(answer, boxed, options.get(right, ""), equal, quick)
+        equal = quick_equal(_unwrap(answer or ""), _unwrap(options[right]))
 
+    def algebra(answer: str) -> bool | None:
+        # Algebra ignores units and takes 8 \\mathrm{i} for 8: it cannot tell options that differ only in that.
+        others = [text for text in options.values() if not quick_equal(_unwrap(text), _unwrap(options[right]))]
+        return not any(compare_latex(answer, text) for text in others) and compare_latex(answer, options[right])
 
-def _option_name_ends(text: str) -> int:
-    """Where the words before a letter end, as in "Option B"; 0 if there are none."""
-    found = _NAMES_OPTION.match(text)
-    return found.end() if found else 0
+    return decide(answer, boxed, equal, quick, algebra)
 
 
 def read_options(options: Any) -> dict[str, str]:
@@ -111,9 +108,9 @@ def read_options(options: Any) -> dict[str, str]:
     if not isinstance(options, Sequence):
         return {}
     texts = [str(text) for text in options[:26]]
-    found = [_LABEL.match(text.strip()) for text in texts]
-    if all(label and _letter(label) == chr(65 + i) for i, label in enumerate(found)):
-        texts = [text.strip()[label.end() :] for text, label in zip(texts, found, strict=True) if label]
+    labels = [_LABEL.match(text.strip()) for text in texts]
+    if all(label and _letter(label) == chr(65 + i) for i, label in enumerate(labels)):
+        texts = [text.strip()[label.end() :] for text, label in zip(texts, labels, strict=True) if label]
     return {chr(65 + i): text.strip() for i, text in enumerate(texts)}
 
 
@@ -159,22 +156,13 @@ def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
     return frozenset(letter for letter, option in options.items() if quick_equal(unwrapped, _unwrap(option)))
 
 
-def _equals_another(answer: str, right: str, options: Mapping[str, str]) -> bool:
-    """Whether algebra finds ``answer`` equal to an option other than the right one.
-
-    Algebra ignores units and takes ``8 \\mathrm{i}`` for 8, so it cannot tell options that differ only in that.
-    """
-    others = [text for text in options.values() if not quick_equal(_unwrap(text), _unwrap(options[right]))]
-    return any(equivalent(answer, text) for text in others)
-
-
 def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:
     """The answer of a response without a box (None if there is none), and the options that it names by letter."""
     tail = solution[-TAIL_CHARS:].translate(_WIDE).rstrip()
     stated = [
-        _first_sentence(tail[found.end() :])
-        for found in _STATED.finditer(tail)
-        if not _DENIED_BEFORE.search(tail[max(0, found.start() - 20) : found.start()])
+        _first_sentence(tail[match.end() :])
+        for match in _STATED.finditer(tail)
+        if not _DENIED_BEFORE.search(tail[max(0, match.start() - 20) : match.start()])
     ]
     # "The answer is a" at the end of a line was cut off.
     stated = [sentence for sentence in stated if sentence not in ("", "a", "i")]
@@ -202,22 +190,22 @@ def _first_sentence(text: str) -> str:
 
 def _leading_letter(sentence: str) -> frozenset[str]:
     plain = _plain(sentence)
-    found = _LEADING.match(plain)
-    if found is None or not found.group(1).isupper():
+    match = _LEADING.match(plain)
+    if match is None or not match.group(1).isupper():
         return frozenset()
-    letter, bracketed = found.group(1), plain[found.end() : found.end() + 1] == ")"
-    is_word = letter in WORDS and not bracketed and _GOES_ON.match(plain, found.end())
+    letter, bracketed = match.group(1), plain[match.end() : match.end() + 1] == ")"
+    is_word = letter in WORDS and not bracketed and _GOES_ON.match(plain, match.end())
     return frozenset() if is_word else frozenset(letter)
 
 
 def _last_letter(line: str) -> frozenset[str]:
     plain = _plain(line)
-    found = _LAST_LETTER.search(plain, max(0, len(plain) - 20))
-    if found is None:
+    match = _LAST_LETTER.search(plain, max(0, len(plain) - 20))
+    if match is None:
         return frozenset()
-    opened, letter, closing = found.groups()
-    before = plain[: found.start(2)].rstrip(" (")[-20:]
-    clause = _CLAUSE_END.split(plain[: found.start(2)][-MAX_LETTERS_CHARS:])
+    opened, letter, closing = match.groups()
+    before = plain[: match.start(2)].rstrip(" (")[-20:]
+    clause = _CLAUSE_END.split(plain[: match.start(2)][-MAX_LETTERS_CHARS:])
     if _DENIED.search(clause[-1]) or re.search("(?i)neither|none of", ",".join(clause[-3:])):
         return frozenset()
     is_sure = letter not in WORDS or opened or closing or line.rstrip("*$ ").endswith(".") or _NAMED.search(before)

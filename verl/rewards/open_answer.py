@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from verl.rewards.algebra import compare_latex
 from verl.rewards.answers import MAX_ALGEBRA_CHARS, boxes_in, extract_answer, quick_equal
-from verl.rewards.math import REASONS, compare_latex
-from verl.rewards.measures import arcs_in, modifiers_in, units_in, with_factors
-from verl.rewards.notation import Quantity, read_quantity, split_answers, squeeze, unify, words_in
-from verl.rewards.score import Verdict
+from verl.rewards.lexicon import Quantity, arcs_in, modifiers_in, read_quantity, units_in, with_factors
+from verl.rewards.notation import split_answers, squeeze, unify, words_in
+from verl.rewards.score import Verdict, decide
 from verl.rewards.truths import read_tolerance
 
 ROUNDING = Decimal("1e-4")
@@ -42,19 +42,17 @@ def verify_open_answer(
     reason ``unparsed``.
     """
     answer, boxed = _find_answer(solution, ground_truth)
-    if answer is None:
-        return Verdict(False, boxed, "missing")
     tolerance = Tolerance(extra_info or {})
-    equal = _quick_same(answer, ground_truth, tolerance)
-    if equal is not None:
-        return Verdict(equal, boxed, "exact" if equal else "different", answer)
-    if quick:
-        return None
-    equal = _same(unify(answer), unify(ground_truth), tolerance)
-    if not equal and units_in(answer):
-        # Without its \\text{}, a unit after an expression would be a product of variables.
-        equal = compare_latex(answer, ground_truth, tolerance.allows) or equal
-    return Verdict(equal is True, boxed, REASONS[equal], answer)
+
+    def algebra(answer: str) -> bool | None:
+        equal = _same(unify(answer), unify(ground_truth), tolerance)
+        if not equal and units_in(answer):
+            # Without its \\text{}, a unit after an expression would be a product of variables.
+            equal = compare_latex(answer, ground_truth, tolerance.allows) or equal
+        return equal
+
+    equal = _quick_same(answer, ground_truth, tolerance) if answer else None
+    return decide(answer, boxed, equal, quick, algebra)
 
 
 class Tolerance:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
-from verl.config.checks import require, require_choice
+from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
 from verl.rewards import countdown, knights_and_knaves, truths
 from verl.rewards.answers import after_thinking
@@ -14,7 +14,6 @@ from verl.rewards.score import Score, Verdict, score_of
 
 ARITHMETIC = "verl.rewards.arithmetic:verify_arithmetic"
 GSM8K = "verl.rewards.gsm8k:verify_gsm8k"
-
 MATH = "verl.rewards.math:verify_math"
 OPEN_ANSWER = "verl.rewards.open_answer:verify_open_answer"
 MULTIPLE_CHOICE = "verl.rewards.multiple_choice:verify_multiple_choice"
@@ -22,40 +21,21 @@ DEEPSEEK_R1 = "verl.rewards.deepseek_r1:verify_deepseek_r1"
 KNIGHTS_AND_KNAVES = "verl.rewards.knights_and_knaves:verify_knights_and_knaves"
 COUNTDOWN = "verl.rewards.countdown:verify_countdown"
 
-VERIFIERS: dict[str, str] = {
-    "arithmetic": ARITHMETIC,
-    "openai/gsm8k": GSM8K,
-    "gsm8k": GSM8K,
-    "math": MATH,
-    "math_dapo": MATH,
-    "math_dapo_reasoning": MATH,
-    "DigitalLearningGmbH/MATH-lighteval": MATH,
-    "lighteval/MATH": MATH,
-    "HuggingFaceH4/MATH-500": MATH,
-    "hkust-nlp/SimpleRL-Zoo-Data": MATH,
-    "open_answer": OPEN_ANSWER,
-    "multiple_choice": MULTIPLE_CHOICE,
-    "aqua": MULTIPLE_CHOICE,
-    "mmlu_stem": MULTIPLE_CHOICE,
-    "sat_math": MULTIPLE_CHOICE,
-    "gaokao_math_qa": MULTIPLE_CHOICE,
-    "deepseek_r1": DEEPSEEK_R1,
-    "kk": KNIGHTS_AND_KNAVES,
-    "K-and-K/knights-and-knaves": KNIGHTS_AND_KNAVES,
-    "countdown": COUNTDOWN,
+_SOURCES = {
+    ARITHMETIC: "arithmetic",
+    GSM8K: "openai/gsm8k gsm8k",
+    # Every data set whose answers are numbers or LaTeX.
+    MATH: "math math_dapo math_dapo_reasoning DigitalLearningGmbH/MATH-lighteval lighteval/MATH HuggingFaceH4/MATH-500"
+    " hkust-nlp/SimpleRL-Zoo-Data simplelr_* aime* numina_*",
+    OPEN_ANSWER: "open_answer",
+    MULTIPLE_CHOICE: "multiple_choice aqua mmlu_stem sat_math gaokao_math_qa",
+    DEEPSEEK_R1: "deepseek_r1 deepseek_r1_*",
+    KNIGHTS_AND_KNAVES: "kk kk_* kk/* K-and-K/knights-and-knaves",
+    COUNTDOWN: "countdown",
 }
+VERIFIERS: dict[str, str] = {source: path for path, sources in _SOURCES.items() for source in sources.split()}
 """``data_source`` of a record -> ``module:function`` of its verifier, loaded on first use, so that sympy is loaded only
-where it is needed. ``math`` serves every data set whose answers are numbers or LaTeX."""
-
-PREFIXES: dict[str, str] = {
-    "simplelr_": MATH,
-    "aime": MATH,
-    "numina_": MATH,
-    "deepseek_r1_": DEEPSEEK_R1,
-    "kk_": KNIGHTS_AND_KNAVES,
-    "kk/": KNIGHTS_AND_KNAVES,
-}
-"""Prefix of a ``data_source`` that is not in ``VERIFIERS`` -> its verifier, for families with one name per variant."""
+where it is needed. A name that ends in ``*`` is the prefix of a family with one name per variant."""
 
 TRUTH_READERS: dict[str, Callable[[Any], list[Any]]] = {
     **dict.fromkeys([ARITHMETIC, GSM8K, MATH, DEEPSEEK_R1], truths.any_of),
@@ -97,17 +77,6 @@ class Verifier(Protocol):
     ) -> Verdict | None: ...
 
 
-def register_verifier(data_source: str, path: str) -> None:
-    """Register ``path``, a ``module:function`` that verifier processes can import, as the verifier of ``data_source``.
-
-    Raises ``ConfigError`` if ``path`` does not have that form or ``data_source`` already has another verifier.
-    """
-    module, _, function = path.partition(":")
-    require(bool(module and function), f"verifier of {data_source}", path, "must have the form module:function")
-    known = VERIFIERS.setdefault(data_source, path)
-    require(known == path, "data_source", data_source, f"already scored by {known}; choose another name")
-
-
 def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | None = None) -> None:
     """Replace ``CUSTOM_FUNCTIONS`` by ``paths``, and what they are called with by ``kwargs``.
 
@@ -128,11 +97,10 @@ def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) 
     for name in (data_source, "*"):
         if name in custom:
             return Scorer(custom[name], is_custom=True)
-    prefixes = [prefix for prefix in PREFIXES if data_source.startswith(prefix)]
-    if data_source in VERIFIERS or not prefixes:
-        require_choice("data_source", data_source, list(VERIFIERS))
-        return Scorer(VERIFIERS[data_source], is_custom=False)
-    return Scorer(PREFIXES[prefixes[0]], is_custom=False)
+    families = (name for name in VERIFIERS if name.endswith("*") and data_source.startswith(name[:-1]))
+    name = data_source if data_source in VERIFIERS else next(families, data_source)
+    require_choice("data_source", name, list(VERIFIERS))
+    return Scorer(VERIFIERS[name], is_custom=False)
 
 
 @cache
@@ -168,13 +136,9 @@ def accepted_answers(scorer: Scorer, ground_truth: Any) -> list[Any]:
 
     Raises ``ValueError`` if the verifier cannot compare with ``ground_truth``.
     """
-    if scorer.is_custom or isinstance(ground_truth, str):
+    if scorer.is_custom or isinstance(ground_truth, str) or scorer.path not in TRUTH_READERS:
         return [ground_truth]
-    return TRUTH_READERS.get(scorer.path, _as_it_is)(ground_truth)
-
-
-def _as_it_is(ground_truth: Any) -> list[Any]:
-    return [ground_truth]
+    return TRUTH_READERS[scorer.path](ground_truth)
 
 
 def check_ground_truth(
@@ -188,26 +152,19 @@ def check_ground_truth(
     A verifier is tried on an empty response. A custom function may be given any JSON value.
     """
     scorer = find_scorer(data_source, custom)
-    try:
-        truths.require_shallow(ground_truth, "the value")
-        if not scorer.is_custom:
-            if truths.is_missing(ground_truth):
-                raise ValueError(f"{ground_truth!r}: no answer to check against; remove the row")
-            TRUTH_READERS.get(scorer.path, _as_it_is)(ground_truth)
-    except ValueError as error:
-        reader = f"data_source={data_source!r} is scored by {scorer.path}"
-        raise ConfigError(f"reward_model.ground_truth: {error} ({reader})") from error
-    try:
-        truths.require_shallow(extra_info, "extra_info")
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    truths.require_shallow(ground_truth, "reward_model.ground_truth")
+    truths.require_shallow(extra_info, "extra_info")
     if scorer.is_custom:
         return
     if scorer.path == OPEN_ANSWER:
-        try:
-            truths.check_tolerances(extra_info or {})
-        except ValueError as error:
-            raise ConfigError(f"extra_info.{error}") from error
+        truths.check_tolerances(extra_info or {})
+    try:
+        if truths.is_missing(ground_truth):
+            raise ValueError(f"{ground_truth!r}: no answer to check against; remove the row")
+        TRUTH_READERS.get(scorer.path, lambda truth: [truth])(ground_truth)
+    except ValueError as error:
+        reader = f"data_source={data_source!r} is scored by {scorer.path}"
+        raise ConfigError(f"reward_model.ground_truth: {error} ({reader})") from error
     quick_verdict(scorer, data_source, "", ground_truth, extra_info)
 
 

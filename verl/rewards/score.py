@@ -1,6 +1,6 @@
 """The verdict of a verifier on a response, and the score that follows from it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, get_args
 
@@ -39,6 +39,33 @@ class Score(TypedDict):
     reason: str
     answer: str
     reward_extra_info: dict[str, Any]
+
+
+REASONS = {True: "equivalent", False: "different", None: "unparsed"}
+"""What algebra found -> the reason of the verdict; None if it cannot parse the answer."""
+
+
+def decide(
+    answer: str | None,
+    boxed: bool,
+    equal: bool | None,
+    quick: bool = False,
+    algebra: Callable[[str], bool | None] = lambda answer: None,
+) -> Verdict | None:
+    """The verdict on an answer whose quick comparison gave ``equal``; None if that is None and must be quick.
+
+    Args:
+        answer: None if the response has none.
+        algebra: compares the answer with the ground truth, however long that takes.
+    """
+    if answer is None:
+        return Verdict(False, boxed, "missing")
+    if equal is not None:
+        return Verdict(equal, boxed, "exact" if equal else "different", answer)
+    if quick:
+        return None
+    equal = algebra(answer)
+    return Verdict(equal is True, boxed, REASONS[equal], answer)
 
 
 def score_of(verdict: Verdict, mode: str) -> Score:

@@ -7,10 +7,11 @@ by exec, and its session by either. So what is left when it is killed can be fou
 import ctypes
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Collection
-from pathlib import Path
+from contextlib import suppress
+
+import psutil
 
 VARIABLE = "VERL_VERIFIER"
 PR_SET_NAME = 15
@@ -37,59 +38,24 @@ def kill_stragglers(mark: str, sessions: Collection[int]) -> int:
     killed = 0
     for _ in range(ROUNDS if sys.platform == "linux" else 0):
         verifiers = {process.pid for process in multiprocessing.active_children() if process.pid}
-        parents = _parents()
-        found = [
-            pid
-            for pid in parents
-            if not _is_below(pid, verifiers, parents) and _is_marked(pid, mark, set(sessions) - verifiers)
-        ]
-        if not found:
-            break
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
+        ended = set(sessions) - verifiers
+        stragglers = [p for p in psutil.process_iter() if _is_straggler(p, mark, ended, verifiers)]
+        for process in stragglers:
+            with suppress(psutil.Error):
+                process.kill()
                 killed += 1
-            except ProcessLookupError:
-                continue
+        if not stragglers:
+            break
     return killed
 
 
-def _parents() -> dict[int, int]:
-    """Process -> its parent, of this user's processes that are no zombies."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal():
-            continue
-        try:
-            if folder.stat().st_uid != os.getuid():
-                continue
-            # After the name, which may hold anything: state and parent.
-            state, parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-        except OSError:
-            continue  # it has ended
-        if state not in (b"Z", b"X"):
-            found[int(folder.name)] = int(parent)
-    return found
-
-
-def _is_below(pid: int, verifiers: Collection[int], parents: dict[int, int]) -> bool:
-    """Whether the process is this one, a verifier process or has one among its ancestors."""
-    if pid == os.getpid():
-        return True
-    seen = set[int]()
-    while pid in parents and pid not in seen:
-        if pid in verifiers:
-            return True
-        seen.add(pid)
-        pid = parents[pid]
+def _is_straggler(process: psutil.Process, mark: str, ended: Collection[int], verifiers: Collection[int]) -> bool:
+    # Another user's process, or one that ended meanwhile, raises an error: it is none.
+    with suppress(psutil.Error, OSError):
+        if process.uids().real != os.getuid() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return False
+        marked = process.name() == mark[:NAME_BYTES] or os.getsid(process.pid) in ended
+        if marked or process.environ().get(VARIABLE) == mark:
+            family = {process.pid, *(parent.pid for parent in process.parents())}
+            return process.pid != os.getpid() and not family & set(verifiers)
     return False
-
-
-def _is_marked(pid: int, mark: str, sessions: Collection[int]) -> bool:
-    folder = Path("/proc", str(pid))
-    try:
-        if (folder / "comm").read_bytes().strip() == mark[:NAME_BYTES].encode() or os.getsid(pid) in sessions:
-            return True
-        return f"{VARIABLE}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False  # it has ended, or belongs to another user by now

@@ -5,14 +5,17 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from verl.config.checks import require
+from verl.config.errors import ConfigError
+
 MAX_ACCEPTED = 64
 """Maximum number of accepted answers to one question."""
 
 MAX_DEPTH = 32
 """Maximum nesting of a value that is sent to a verifier process; records of real data sets have two or three levels."""
 
-LARGEST_TOLERANCE = Decimal("1e100")
-"""A larger ``tolerance`` is a mistake: every answer would be right."""
+TOLERANCES = {"tolerance": Decimal("1e100"), "relative_tolerance": Decimal(1)}
+"""Tolerance in ``extra_info`` -> its limit; with a larger one every answer would be right."""
 
 MAX_INTEGER_BITS = 1024
 """Longer integers are refused: Python takes time quadratic in their length to write them down."""
@@ -37,9 +40,8 @@ def any_of(truth: Any) -> list[str]:
 
 def any_of_words(truth: Any) -> list[str]:
     """As :func:`any_of`; a bool is the word ``True`` or ``False``."""
-    if isinstance(truth, list | tuple):
-        return any_of([str(entry) if isinstance(entry, bool) else entry for entry in truth])
-    return any_of(str(truth) if isinstance(truth, bool) else truth)
+    entries = truth if isinstance(truth, list | tuple) else [truth]
+    return any_of([str(entry) if isinstance(entry, bool) else entry for entry in entries])
 
 
 def only_one(truth: Any) -> list[str]:
@@ -64,15 +66,15 @@ def _text(value: Any) -> str:
     raise ValueError(f"{value!r:.200} must be text that is not blank, or a finite number")
 
 
-def require_shallow(value: Any, name: str) -> None:
-    """Raise ``ValueError`` naming ``name`` if lists and mappings are nested more than ``MAX_DEPTH`` deep: sending such
-    a value to another process would exhaust the stack."""
+def require_shallow(value: Any, field: str) -> None:
+    """Raise ``ConfigError`` naming ``field`` if lists and mappings are nested more than ``MAX_DEPTH`` deep: sending
+    such a value to another process would exhaust the stack."""
     level: Iterable[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [entry for parent in level for entry in _children(parent)]
         if not level:
             return
-    raise ValueError(f"{name} is nested more than {MAX_DEPTH} levels deep; flatten it")
+    raise ConfigError(f"{field} is nested more than {MAX_DEPTH} levels deep; flatten it")
 
 
 def _children(value: Any) -> Iterable[Any]:
@@ -82,22 +84,20 @@ def _children(value: Any) -> Iterable[Any]:
 
 
 def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
-    """The tolerance ``name``; None if there is none, or none that could be meant (``check_tolerances``)."""
-    given = extra_info.get(name)
-    if given is None or isinstance(given, bool):
-        return None
+    """The tolerance ``name``; None if there is none, or one that ``check_tolerances`` refuses."""
+    value = extra_info.get(name)
     try:
-        value = Decimal(str(given).strip())
+        tolerance = Decimal("nan") if value is None or isinstance(value, bool) else Decimal(str(value).strip())
     except (InvalidOperation, ValueError):  # the second for an integer of thousands of digits
         return None
-    limit = 1 if name == "relative_tolerance" else LARGEST_TOLERANCE
-    return value if value.is_finite() and 0 <= value < limit else None
+    return tolerance if tolerance.is_finite() and 0 <= tolerance < TOLERANCES[name] else None
 
 
 def check_tolerances(extra_info: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` naming a tolerance that is not a finite number, is negative, or would make any answer
+    """Raise ``ConfigError`` naming a tolerance that is not a finite number, is negative, or would make any answer
     right."""
-    for name, limit in (("tolerance", f"{LARGEST_TOLERANCE:.0e}"), ("relative_tolerance", "1")):
-        given = extra_info.get(name)
-        if given not in (None, "") and read_tolerance(extra_info, name) is None:
-            raise ValueError(f"{name}={given!r:.80}: must be a number from 0 to below {limit}; remove it if unknown")
+    for name, limit in TOLERANCES.items():
+        value = extra_info.get(name)
+        valid = value in (None, "") or read_tolerance(extra_info, name) is not None
+        fix = f"must be a number from 0 to below {limit}; remove it if unknown"
+        require(valid, f"extra_info.{name}", value, fix)

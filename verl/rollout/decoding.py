@@ -81,7 +81,7 @@ def decode(
         end_tokens: tokens that end a response.
         layers: layers whose states are kept, see :func:`verl.models.hidden_states.record_states`; may be empty.
         stops: strings that end a response.
-        temperatures: [B, T] float32 on the model's device, above 0, for the tokens of each response, the last entry for
+        temperatures: [T] float32 on the model's device, above 0, for the tokens of every response, the last entry for
             all later ones, in place of the one temperature; None: that.
     """
     batch_size, num_steps = draws.shape
@@ -135,7 +135,7 @@ def decode(
 
 
 class PositionTemperature(LogitsProcessor):
-    """Divides the logits of each row by the temperature of its row for the token ``step``."""
+    """Divides the logits by the temperature of the token ``step``."""
 
     def __init__(self, temperatures: Tensor) -> None:
         self.temperatures = temperatures
@@ -143,7 +143,7 @@ class PositionTemperature(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """``scores`` [B, V], divided."""
-        return scores / self.temperatures[:, min(self.step, self.temperatures.shape[1] - 1), None]
+        return scores / self.temperatures[min(self.step, len(self.temperatures) - 1)]
 
 
 def logits_processors(sampling: SamplingConfig, scale: LogitsProcessor | None = None) -> LogitsProcessorList:

@@ -4,19 +4,20 @@ Legend: B responses, R longest response.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from verl.batch import Batch, RankMetrics
 from verl.config.rollout import SamplingConfig
 from verl.models.fsdp import keep_unsharded
 from verl.models.gather import as_it_is
 from verl.models.policy import Policy
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rollout.base import FinishedResponses, RolloutSetup, SampledResponse, prompt_stream
-from verl.rollout.decoding import Decoded, StopStrings, decode
+from verl.rollout.base import EngineReply, RolloutSetup, prompt_stream
+from verl.rollout.decoding import StopStrings, decode
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from vllm_patches.streams import substream, uniforms
@@ -48,14 +49,11 @@ class HFRollout:
         """Without end: its workers gather the parameters together, so each is given all its requests at once."""
         return EngineRoom(sys.maxsize, sys.maxsize)
 
-    def advance(self, requests: ResponseRequests, max_steps: int) -> FinishedResponses:
+    def advance(self, requests: ResponseRequests, max_steps: int) -> EngineReply:
         """Sample all of the requests, however many steps that takes."""
-        finished: dict[int, SampledResponse] = {}
         with self.policy.parameters.loaded(), keep_unsharded(self.policy.model):
-            for part in self._batches(requests):
-                responses = self._decode(requests, part)
-                finished |= zip([requests.rows[i] for i in part], responses, strict=True)
-        return FinishedResponses.of(finished, self.max_response_length)
+            parts = [self._decode(requests, part) for part in self._batches(requests)]
+        return EngineReply(Batch.join(parts) if parts else None, 0, len(requests.rows))
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Do nothing: the engine uses the policy's own weights."""
@@ -82,38 +80,34 @@ class HFRollout:
         positions = ends[:, None] + np.arange(self.max_response_length)
         return torch.from_numpy(uniforms(np.array(streams, dtype=np.uint64)[:, None], positions))
 
-    def _decode(self, requests: ResponseRequests, part: Sequence[int]) -> list[SampledResponse]:
-        """Decode ``part``, which is not empty and sampled alike but for tables of temperatures."""
-        device = self.setup.place.device_type
-        prompts, tables = [requests.prompt_ids[i] for i in part], None
-        if requests.temperatures is not None:
-            tables = torch.from_numpy(np.stack([requests.temperatures[i] for i in part])).to(device)
-        longest = max(len(ids) for ids in prompts)
-        padding = [[self.setup.pad_token_id] * (longest - len(ids)) for ids in prompts]
-        input_ids = torch.tensor([pads + ids for pads, ids in zip(padding, prompts, strict=True)], device=device)
-        lengths = torch.tensor([len(ids) for ids in prompts], device=device)
-        attention_mask = (torch.arange(longest, device=device) >= longest - lengths[:, None]).long()
+    def _decode(self, requests: ResponseRequests, part: Sequence[int]) -> Batch:
+        """Decode ``part``, which is not empty and sampled alike."""
+        device, temperatures = self.setup.place.device_type, requests.temperatures
+        prompts = [requests.prompt_ids[i] for i in part]
+        input_ids, attention_mask = Batch.of(prompts, [[] for _ in part]).rows(self.setup.pad_token_id)
         decoded = decode(
             self.policy.model,
-            input_ids,
-            attention_mask,
+            input_ids.to(device),
+            attention_mask.to(device),
             self._draws(requests, part).to(device),
             requests.sampling_of(part[0]),
             self.setup.end_tokens,
             self.layers,
             self.stops,
-            tables,
+            None if temperatures is None else torch.from_numpy(temperatures).to(device),
         )
         sizes = decoded.lengths.tolist()
-        measured = self._measure(decoded, sizes)
-        fields = (decoded.token_ids.tolist(), decoded.logprobs.tolist(), decoded.ended.tolist(), sizes, measured)
-        return [
-            SampledResponse(token_ids[:length], logprobs[:length], not ended, metrics)
-            for token_ids, logprobs, ended, length, metrics in zip(*fields, strict=True)
-        ]
-
-    def _measure(self, decoded: Decoded, lengths: list[int]) -> Sequence[Mapping[str, Tensor] | None]:
-        if decoded.states is None or self.calculator is None:
-            return [None] * len(lengths)
-        states = [row[:length] for row, length in zip(decoded.states, lengths, strict=True)]
-        return self.calculator.measure(states).to_rows()
+        token_ids = [row[:size] for row, size in zip(decoded.token_ids.tolist(), sizes, strict=True)]
+        there = torch.arange(decoded.logprobs.shape[1], device=device) < decoded.lengths[:, None]
+        metrics = RankMetrics.none(len(part))
+        if decoded.states is not None and self.calculator is not None:
+            states = [row[:size] for row, size in zip(decoded.states, sizes, strict=True)]
+            metrics = RankMetrics.from_rows(self.calculator.measure(states).to_rows(), self.max_response_length)
+        return Batch.of(
+            prompts,
+            token_ids,
+            request=torch.tensor([requests.rows[i] for i in part]),
+            rollout_logprobs=decoded.logprobs[there].cpu(),
+            truncated=~decoded.ended.cpu(),
+            rank_metrics=metrics,
+        )

@@ -1,7 +1,6 @@
 """The requests and responses that travel between a run and its engines. Imports nothing heavy."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +23,9 @@ class ResponseRequests:
     seed: int
     overrides: list[SamplingConfig] | None = None
     """Of each response, in place of ``sampling``; None: that."""
-    temperatures: list[Any] | None = None
-    """Of each response, an array [T] float32 of the temperatures of its tokens, the last one for all later tokens, in
-    place of the one temperature; None: that."""
+    temperatures: Any = None
+    """Array [T] float32, the temperatures of the tokens of every response, the last one for all later tokens, in place
+    of the one temperature; None: that."""
 
     def sampling_of(self, i: int) -> SamplingConfig:
         """How response ``i`` is sampled."""
@@ -35,20 +34,12 @@ class ResponseRequests:
 
 @dataclass(frozen=True)
 class ResponseSettings:
-    """How each response of a batch is sampled, where that differs."""
+    """How the responses of a batch are sampled, where that differs from its options."""
 
-    overrides: list[SamplingConfig] | None
-    """B; None: all as the batch is."""
-    temperatures: Any
-    """Array [B, T] float32, see ``ResponseRequests.temperatures``; or None."""
-
-    def overrides_of(self, rows: Sequence[int]) -> list[SamplingConfig] | None:
-        """Those of some responses."""
-        return None if self.overrides is None else [self.overrides[row] for row in rows]
-
-    def tables_of(self, rows: Sequence[int]) -> list[Any] | None:
-        """The tables of some responses."""
-        return None if self.temperatures is None else [self.temperatures[row] for row in rows]
+    overrides: list[SamplingConfig] | None = None
+    """B, how each is sampled; None: all as the options say."""
+    temperatures: Any = None
+    """Array [T] float32, see ``ResponseRequests.temperatures``; or None."""
 
 
 @dataclass(frozen=True)

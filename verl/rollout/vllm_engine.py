@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 import vllm
 from torch import Tensor
-from vllm import LLM, CompletionOutput
+from vllm import LLM, CompletionOutput, RequestOutput
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -158,27 +158,26 @@ def engine_room(engine: LLMEngine) -> EngineRoom:
     return EngineRoom(slots, max(1, int(sequences)))
 
 
-def run_steps(engine: LLMEngine, max_steps: int) -> tuple[list[tuple[int, CompletionOutput]], int]:
+def run_steps(engine: LLMEngine, max_steps: int) -> tuple[list[RequestOutput], int]:
     """Run the engine until no request is left, or for ``max_steps`` steps.
 
     The hidden states of responses are measured between steps, so a response may be returned by a later call than that
     in which it ended. All are returned by the call after which no request is left.
 
     Returns:
-        Measured responses, with the numbers that are their requests' ids; all are whole, whatever stays unfinished. And
-        how many responses have ended.
+        Measured responses; all are whole, whatever stays unfinished. And how many responses have ended.
     """
     collector = getattr(engine, "state_collector", None)
-    finished: list[Any] = []
+    finished: list[RequestOutput] = []
     with naming_own_metrics(), nullcontext() if collector is None else collector.in_background():
         for _ in range(max_steps):
             if not engine.has_unfinished_requests():
                 break
-            finished += [output for output in engine.step() if output.finished]
+            finished += [cast(RequestOutput, output) for output in engine.step() if output.finished]
         num_ended = len(finished)
         if collector is not None:
             finished = collector.collected(wait=not engine.has_unfinished_requests())
-    return [(int(output.request_id), output.outputs[0]) for output in finished], num_ended
+    return finished, num_ended
 
 
 def num_waiting(engine: LLMEngine) -> int:
@@ -189,7 +188,7 @@ def num_waiting(engine: LLMEngine) -> int:
 
 
 def measured(completion: CompletionOutput) -> dict[str, Tensor]:
-    """What the engine measured of a response's hidden states, a row of :class:`verl.protocol.RankMetrics`.
+    """What the engine measured of a response's hidden states, a row of :class:`verl.batch.RankMetrics`.
 
     Raises:
         RuntimeError: the engine returned nothing, because its plugin is not active.

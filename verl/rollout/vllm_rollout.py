@@ -2,20 +2,22 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import torch
 import vllm
 from torch import Tensor
-from vllm import LLM, CompletionOutput, SamplingParams
+from vllm import LLM, RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from verl.batch import Batch, RankMetrics
 from verl.config.errors import ConfigError
 from verl.config.rollout import SamplingConfig
 from verl.models.gather import WeightDtype
 from verl.models.hub import local_folder
 from verl.models.info import override_engine_config
 from verl.models.policy import Policy
-from verl.rollout.base import FinishedResponses, RolloutSetup, SampledResponse, prompt_stream
+from verl.rollout.base import EngineReply, RolloutSetup, prompt_stream
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.rollout.shared_memory import own_shared_memory
@@ -84,7 +86,7 @@ class VLLMRollout:
         """As many responses as ``rollout.max_num_seqs``, and as the KV cache has tokens for."""
         return engine_room(self.engine.llm_engine)
 
-    def advance(self, requests: ResponseRequests, max_steps: int) -> FinishedResponses:
+    def advance(self, requests: ResponseRequests, max_steps: int) -> EngineReply:
         """Take further requests, decode at most ``max_steps`` tokens of each, and return what has ended."""
         engine = self.engine.llm_engine
         each = zip(requests.rows, requests.prompt_ids, requests.uids, requests.places, strict=True)
@@ -93,12 +95,12 @@ class VLLMRollout:
             stream = substream(prompt_stream(requests.seed, uid), place)
             params = self._sampling_params(requests.sampling_of(i), stream)
             if requests.temperatures is not None:
-                params.extra_args = {**(params.extra_args or {}), TEMPERATURES: requests.temperatures[i]}
+                params.extra_args = {**(params.extra_args or {}), TEMPERATURES: requests.temperatures}
             engine.add_request(str(row), prompt, params)
-        completions, num_ended = run_steps(engine, max_steps)
+        outputs, num_ended = run_steps(engine, max_steps)
         # The workers of an engine have sampled the same.
-        finished = {row: self._response(completion) for row, completion in completions if self.is_first}
-        return FinishedResponses.of(finished, self.max_response_length, num_waiting(engine), num_ended)
+        finished = self._batch(outputs) if outputs and self.is_first else None
+        return EngineReply(finished, num_waiting(engine), num_ended)
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Replace the engine's weights and drop what was cached under the old ones."""
@@ -132,13 +134,23 @@ class VLLMRollout:
             detokenize=bool(self.setup.stop_strings),
         )
 
-    def _response(self, completion: CompletionOutput) -> SampledResponse:
-        positions: Any = completion.logprobs
-        return SampledResponse(
-            token_ids=completion.token_ids,
-            logprobs=[position[token].logprob for token, position in zip(completion.token_ids, positions, strict=True)],
-            truncated=completion.finish_reason == "length",
-            measured=None if self.setup.calculator is None else measured(completion),
+    def _batch(self, outputs: list[RequestOutput]) -> Batch:
+        completions = [output.outputs[0] for output in outputs]
+        logprobs = [
+            position[token].logprob
+            for completion in completions
+            for token, position in zip(completion.token_ids, cast(Any, completion.logprobs), strict=True)
+        ]
+        metrics = RankMetrics.none(len(outputs))
+        if self.setup.calculator is not None:
+            metrics = RankMetrics.from_rows(list(map(measured, completions)), self.max_response_length)
+        return Batch.of(
+            [output.prompt_token_ids or [] for output in outputs],
+            [completion.token_ids for completion in completions],
+            request=torch.tensor([int(output.request_id) for output in outputs]),
+            rollout_logprobs=torch.tensor(logprobs),
+            truncated=torch.tensor([completion.finish_reason == "length" for completion in completions]),
+            rank_metrics=metrics,
         )
 
 

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from verl.batch import Batch
 from verl.config.rollout import SamplingConfig
-from verl.protocol import PromptBatch, RolloutBatch
-from verl.rollout.base import FinishedResponses, collect
+from verl.data.prompt_rows import PromptRecord
+from verl.rollout.base import EngineReply
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests, ResponseSettings
 from verl.single_controller.exchange import Exchange, Messages
@@ -18,56 +21,59 @@ STEPS_PER_CALL = 32
 def generate_responses(
     workers: WorkerGroup,
     copies: int,
-    prompts: PromptBatch,
+    records: Sequence[PromptRecord],
+    n: int,
     sampling: SamplingConfig,
     seed: int,
     max_response_length: int,
-    pad_token_id: int,
     deterministic: bool = True,
-    on_finished: Callable[[FinishedResponses], None] = lambda part: None,
+    on_finished: Callable[[Batch], None] = lambda part: None,
     settings: ResponseSettings | None = None,
-) -> RolloutBatch:
-    """``sampling.n`` responses per prompt, neighbours where they share a prompt.
+) -> Batch:
+    """``n`` responses per prompt, neighbours where they share a prompt.
 
     Args:
         workers: of class :class:`verl.workers.hybrid.HybridWorker`.
         copies: neighbouring workers that form one engine.
         deterministic: see :func:`serve`.
-        settings: of each response, in place of ``sampling``; None: that.
-        on_finished: called with responses soon after they have ended.
+        on_finished: called with responses soon after they have ended; their ``request`` says which they are.
+        settings: in place of ``sampling``; None: that.
+
+    Returns:
+        Episodes with ``tokens``, ``rollout_logprobs``, ``truncated`` and ``rank_metrics``; R = ``max_response_length``.
 
     Raises:
         WorkerError: a worker raised or died.
     """
     rooms = workers.run("start_generation")[::copies]
-    masks = prompts.attention_mask.bool()
-    prompt_ids = [ids[mask].tolist() for ids, mask in zip(prompts.input_ids, masks, strict=True)]
-    uids = prompts.uid.tolist()
-    parts: list[FinishedResponses] = []
+    settings = settings or ResponseSettings()
+    parts: list[Batch] = []
 
     def message(rows: Sequence[int]) -> tuple[ResponseRequests, int]:
-        of_prompt = [row // sampling.n for row in rows]
+        asked = [records[row // n] for row in rows]
         requests = ResponseRequests(
             rows=list(rows),
-            prompt_ids=[prompt_ids[i] for i in of_prompt],
-            uids=[uids[i] for i in of_prompt],
-            places=[row % sampling.n for row in rows],
+            prompt_ids=[record.input_ids for record in asked],
+            uids=[record.uid for record in asked],
+            places=[row % n for row in rows],
             sampling=sampling,
             seed=seed,
-            overrides=None if settings is None else settings.overrides_of(rows),
-            temperatures=None if settings is None else settings.tables_of(rows),
+            overrides=None if settings.overrides is None else [settings.overrides[row] for row in rows],
+            temperatures=settings.temperatures,
         )
         return requests, STEPS_PER_CALL
 
-    def take(part: FinishedResponses) -> tuple[int, int]:
-        if part.rows:
-            parts.append(part)
-            on_finished(part)
-        return part.num_ended, part.num_waiting
+    def take(reply: EngineReply) -> tuple[int, int]:
+        if reply.finished is not None:
+            parts.append(reply.finished)
+            on_finished(reply.finished)
+        return reply.num_ended, reply.num_waiting
 
-    queue = RequestQueue(len(prompts) * sampling.n, rooms)
+    queue = RequestQueue(len(records) * n, rooms)
     serve(queue, Exchange(workers, "advance", copies), message, take, deterministic)
-    return collect(prompts, parts, sampling.n, max_response_length, pad_token_id)
+    joined = Batch.join(parts)
+    assert joined.request.sort().values.equal(torch.arange(queue.num_requests)), "each response is sampled once"
+    return joined[joined.request.argsort()].without("request").widened(max_response_length)
 
 
 def serve(

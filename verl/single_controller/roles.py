@@ -1,23 +1,23 @@
 """Typed handles of the models that a group of workers holds: one per role, which knows how its batches are shared out.
 
-Legend: B rows, S columns, R response columns.
+Legend: B episodes, M response tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from verl.batch import Batch
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.config.sft import SFTConfig
-from verl.protocol import ConversationBatch, PolicyBatch, PolicyScores, PromptBatch, RolloutBatch, TextBatch, ValueBatch
-from verl.rollout.base import FinishedResponses
+from verl.data.prompt_rows import PromptRecord
 from verl.rollout.requests import ResponseSettings
 from verl.single_controller.balance import balanced_order, dealt_groups
 from verl.single_controller.generation import generate_responses
-from verl.single_controller.worker_group import WorkerGroup, concat
+from verl.single_controller.worker_group import WorkerGroup
 
 
 class RoleWorkers:
@@ -33,62 +33,45 @@ class RoleWorkers:
         self.copies = copies
         self.balance = balance
 
-    def map_rows(self, method: str, batch: Any) -> Any:
-        """Call ``method`` on shares of ``batch`` and join the results, rows in the batch's order.
+    def map_rows(self, method: str, batch: Batch) -> Batch:
+        """Call ``method`` on shares of ``batch``; returns the episodes that the workers return, in its order.
 
         Workers gather parameters together and must do equally many forward passes, so shares are filled up to one size
         with copies of the shortest row; their results are dropped.
-
-        Args:
-            batch: a tensorclass with ``attention_mask`` [B, S].
-
-        Returns:
-            What the workers return, a tensor, a tensorclass or a tuple of them whose first dimension is that of their
-            share, [B, ...].
         """
         order, _ = self._shares(batch)
-        joined = concat(self.workers.run_split(method, batch[order], copies=self.copies))
-        back = _places(order)
-        return tuple(part[back] for part in joined) if isinstance(joined, tuple) else joined[back]
+        results = self.workers.run_split(method, batch[order], copies=self.copies)
+        return Batch.join(results)[_places(order)]
 
-    def run_update(self, method: str, batch: Any, *arguments: Any) -> dict[str, float]:
+    def run_update(self, method: str, batch: Batch, *arguments: Any) -> dict[str, float]:
         """Call ``method`` on shares of ``batch``, whose rows may go to any worker; returns the first worker's metrics.
 
         All workers report the same. Shares are filled up as in :meth:`map_rows`, with nothing to learn from the copies.
-
-        Args:
-            batch: a tensorclass with ``attention_mask`` [B, S] and a mask of the tokens to learn.
         """
-        metrics: dict[str, float] = self._learn(method, batch, arguments)[0][0]
+        rows, _ = self._to_learn(batch)
+        metrics: dict[str, float] = self.workers.run_split(method, rows, *arguments, copies=self.copies)[0]
         return metrics
 
-    def run_scoring_update(self, method: str, batch: Any, *arguments: Any) -> tuple[dict[str, float], Any]:
-        """As :meth:`run_update` with a method that returns metrics and results of its rows; these are joined, [B, ...],
-        as by :meth:`map_rows`."""
-        results, order = self._learn(method, batch, arguments)
-        return results[0][0], concat([rows for _, rows in results])[_places(order)]
-
-    def _learn(self, method: str, batch: Any, arguments: tuple[Any, ...]) -> tuple[list[Any], Tensor]:
-        """What the workers return, and the order of the rows in their shares; nothing is learned from copies."""
+    def run_scoring_update(self, method: str, batch: Batch, *arguments: Any) -> tuple[dict[str, float], Batch]:
+        """As :meth:`run_update` with a method that returns metrics and the episodes of its share, which come back in
+        the order of ``batch``."""
         rows, order = self._to_learn(batch)
-        return self.workers.run_split(method, rows, *arguments, copies=self.copies), order
+        results = self.workers.run_split(method, rows, *arguments, copies=self.copies)
+        return results[0][0], Batch.join([scored for _, scored in results])[_places(order)]
 
-    def _to_learn(self, batch: Any) -> tuple[Any, Tensor]:
+    def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
         """The rows as they are cut into shares, and the order they are in."""
         order, copied = self._shares(batch)
-        rows = batch[order]
-        mask = rows.loss_mask if isinstance(rows, ConversationBatch) else rows.response_mask
-        mask[copied] = 0
-        return rows, order
+        return _unlearned(batch[order], copied), order
 
     @property
     def _num_shares(self) -> int:
         return self.workers.world_size // self.copies
 
-    def _shares(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def _shares(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The rows in the order in which they are cut into shares, the shortest as often as it takes to make these
         equal, and, for each of them, whether it is such a copy."""
-        lengths = batch.attention_mask.sum(dim=1)
+        lengths = batch.lengths
         rows = torch.cat([torch.arange(len(batch)), lengths.argmin().repeat(-len(batch) % self._num_shares)])
         order = balanced_order(lengths[rows], self._num_shares) if self.balance else torch.arange(len(rows))
         return rows[order], order >= len(batch)
@@ -101,10 +84,9 @@ def _places(order: Tensor) -> Tensor:
     return places
 
 
-def _to_score(rollout: RolloutBatch) -> RolloutBatch:
-    """Without what models do not read."""
-    batch: RolloutBatch = rollout.exclude("rank_metrics", "rollout_logprobs")
-    return batch
+def _unlearned(batch: Batch, copied: Tensor) -> Batch:
+    """``batch`` with nothing to learn from the rows ``copied [B]`` bool."""
+    return batch.fill(learn_mask=batch.learn_mask & ~copied.repeat_interleave(batch.response_lengths))
 
 
 class PolicyWorkers(RoleWorkers):
@@ -116,39 +98,32 @@ class PolicyWorkers(RoleWorkers):
         self.config = config
         self.whole_groups = whole_groups
 
-    def _to_learn(self, batch: PolicyBatch) -> tuple[PolicyBatch, Tensor]:
-        """With ``whole_groups`` each stays together, and copies are in none: their ``group_ids`` are -1."""
+    def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
+        """With ``whole_groups`` each stays together, and copies are in none: their ``group`` is -1."""
         if not self.whole_groups:
             return super()._to_learn(batch)
-        assert batch.extra is not None, "LossNeeds.sent has the groups"
-        groups: Tensor = batch.extra["group_ids"]
-        lengths = batch.attention_mask.sum(dim=1)
-        units = dealt_groups(groups, lengths, self._num_shares, self.balance)
-        rows = batch[units.rows]
-        rows.response_mask[units.copied] = 0
-        assert rows.extra is not None
-        rows.extra["group_ids"] = groups[units.rows].masked_fill(units.copied, -1)
-        rows.extra["unit"] = units.unit
-        return rows, units.rows
+        units = dealt_groups(batch.group, batch.lengths, self._num_shares, self.balance)
+        rows = _unlearned(batch[units.rows], units.copied)
+        return rows.fill(group=rows.group.masked_fill(units.copied, -1), unit=units.unit), units.rows
 
     def generate(
         self,
-        prompts: PromptBatch,
+        records: Sequence[PromptRecord],
+        n: int,
         sampling: SamplingConfig,
         seed: int,
-        pad_token_id: int,
-        on_finished: Callable[[FinishedResponses], None] = lambda part: None,
+        on_finished: Callable[[Batch], None] = lambda part: None,
         settings: ResponseSettings | None = None,
-    ) -> RolloutBatch:
+    ) -> Batch:
         """See :func:`verl.single_controller.generation.generate_responses`."""
         return generate_responses(
             self.workers,
             self.config.rollout.tensor_parallel_size,
-            prompts,
+            records,
+            n,
             sampling,
             seed,
             self.config.data.max_response_length,
-            pad_token_id,
             self.config.trainer.deals_by_counts(self.workers.device_type),
             on_finished,
             settings,
@@ -158,19 +133,21 @@ class PolicyWorkers(RoleWorkers):
         """Free the engines' memory until they generate again or get new weights."""
         self.workers.run("finish_generation")
 
-    def compute_logprobs(self, rollout: RolloutBatch) -> PolicyScores:
-        """What the policy says of the responses; with ``calculator.source=actor`` their rank metrics, too."""
-        scores: PolicyScores = self.map_rows("compute_logprobs", _to_score(rollout))
-        return scores
+    def compute_logprobs(self, batch: Batch) -> Batch:
+        """The same episodes with ``logprobs``, ``entropy``, the statistics that an estimator or a loss asks for, and
+        ``rank_metrics``, which have no names without ``calculator.source=actor``."""
+        return self.map_rows("compute_logprobs", batch.columns("tokens"))
 
-    def update(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
-        """One optimizer step on a mini-batch; the counts are those of its ``response_mask``."""
+    def update(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
+        """One optimizer step on a mini-batch; the counts are those of its ``learn_mask``.
+
+        See :meth:`verl.workers.actor.Actor.update` for its columns.
+        """
         return self.run_update("update_actor", batch, num_tokens, num_sequences)
 
-    def update_on_policy(
-        self, batch: PolicyBatch, num_tokens: int, num_sequences: int
-    ) -> tuple[dict[str, float], PolicyScores]:
-        """As :meth:`update`, and what the policy said of the responses before; the batch was sampled from it."""
+    def update_on_policy(self, batch: Batch, num_tokens: int, num_sequences: int) -> tuple[dict[str, float], Batch]:
+        """As :meth:`update`, and the same episodes with the ``logprobs`` and ``entropy`` of before, which the batch was
+        sampled from."""
         return self.run_scoring_update("update_actor_on_policy", batch, num_tokens, num_sequences)
 
     def sync_weights(self) -> None:
@@ -184,9 +161,9 @@ class ReferenceWorkers(RoleWorkers):
     def __init__(self, workers: WorkerGroup, config: PPOConfig) -> None:
         super().__init__(workers, config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz)
 
-    def compute_logprobs(self, rollout: RolloutBatch) -> Tensor:
-        """[B, R]."""
-        logprobs: Tensor = self.map_rows("compute_ref_logprobs", _to_score(rollout))
+    def compute_logprobs(self, batch: Batch) -> Tensor:
+        """[M]."""
+        logprobs: Tensor = self.map_rows("compute_ref_logprobs", batch.columns("tokens")).logprobs
         return logprobs
 
 
@@ -197,14 +174,14 @@ class CriticWorkers(RoleWorkers):
         critic = config.critic
         super().__init__(workers, critic.model.ulysses_sequence_parallel_size, critic.use_dynamic_bsz)
 
-    def compute_values(self, rollout: RolloutBatch) -> Tensor:
-        """[B, R]."""
-        values: Tensor = self.map_rows("compute_values", _to_score(rollout))
+    def compute_values(self, batch: Batch) -> Tensor:
+        """[M]."""
+        values: Tensor = self.map_rows("compute_values", batch.columns("tokens")).values
         return values
 
-    def update(self, batch: ValueBatch, num_tokens: int) -> dict[str, float]:
-        """One optimizer step on a mini-batch with ``num_tokens`` tokens in its ``response_mask``."""
-        return self.run_update("update_critic", batch, num_tokens)
+    def update(self, batch: Batch, num_tokens: int) -> dict[str, float]:
+        """One optimizer step on a mini-batch with ``learn_mask``, ``num_tokens`` in it, ``values`` and ``returns``."""
+        return self.run_update("update_critic", batch.columns("tokens", "learn_mask", "values", "returns"), num_tokens)
 
 
 class RewardModelWorkers(RoleWorkers):
@@ -213,9 +190,9 @@ class RewardModelWorkers(RoleWorkers):
     def __init__(self, workers: WorkerGroup, config: PPOConfig) -> None:
         super().__init__(workers, config.reward_model.model.ulysses_sequence_parallel_size)
 
-    def compute_scores(self, batch: TextBatch) -> Tensor:
-        """[B]."""
-        scores: Tensor = self.map_rows("compute_rm_scores", batch)
+    def compute_scores(self, batch: Batch) -> Tensor:
+        """[B], of texts in its own tokens (:func:`verl.models.reward_model_inputs.reward_model_batch`)."""
+        scores: Tensor = self.map_rows("compute_rm_scores", batch).scores
         return scores
 
 
@@ -225,11 +202,11 @@ class SFTWorkers(RoleWorkers):
     def __init__(self, workers: WorkerGroup, config: SFTConfig) -> None:
         super().__init__(workers, config.model.ulysses_sequence_parallel_size)
 
-    def update(self, batch: ConversationBatch, num_tokens: int) -> dict[str, float]:
-        """One optimizer step; ``num_tokens`` counts the tokens to learn."""
+    def update(self, batch: Batch, num_tokens: int) -> dict[str, float]:
+        """One optimizer step; ``num_tokens`` counts the tokens in ``learn_mask``."""
         return self.run_update("train_step", batch, num_tokens)
 
-    def evaluate(self, batch: ConversationBatch) -> Tensor:
-        """[B, 2]: the log-probability of what is to be learned of each conversation, and the tokens it has."""
-        results: Tensor = self.map_rows("evaluate", batch)
-        return results
+    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[B] float64 each: the log-probability of what is to be learned of a conversation, and its tokens."""
+        totals = self.map_rows("evaluate", batch)
+        return totals.total_logprob, totals.num_learned

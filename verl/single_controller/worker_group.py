@@ -16,9 +16,9 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from tensordict import TensorDictBase, is_tensorclass
 from torch.profiler import record_function
 
+from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.single_controller.failures import NetworkError, NoRoom, WorkerError, is_network_error
 from verl.single_controller.heartbeat import Pulse, follow
@@ -26,7 +26,6 @@ from verl.single_controller.out_of_memory import OutOfMemory, is_out_of_memory, 
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.single_controller.variables import is_secret
-from verl.single_controller.wire import pack, unpack
 from verl.utils.distributed import WorkerPlace
 from verl.utils.process import available_cores, loading, restore_umask
 
@@ -168,8 +167,8 @@ class WorkerGroup:
         """
         return self._gather([worker.call.remote(method, arguments) for worker in self._workers], method)
 
-    def run_split(self, method: str, batch: Any, *arguments: Any, copies: int = 1) -> list[Any]:
-        """As ``run``, with ``batch`` (a tensorclass) cut into one contiguous share per worker, in rank order.
+    def run_split(self, method: str, batch: Batch, *arguments: Any, copies: int = 1) -> list[Any]:
+        """As ``run``, with ``batch`` cut into one contiguous share per worker, in rank order.
 
         Shares differ by at most one row. A batch with fewer rows than shares is refused: an idle rank would hang the
         others. ``copies`` neighbouring workers work on the same share together: it is stored once for all of them, and
@@ -179,7 +178,7 @@ class WorkerGroup:
         if size < num_shares:
             raise ValueError(f"{method}: a batch of {size} cannot be split over {num_shares} workers")
         bounds = [size * share // num_shares for share in range(num_shares + 1)]
-        shares = [ray.put(pack(batch[start:stop])) for start, stop in pairwise(bounds)]
+        shares = [ray.put(batch[start:stop]) for start, stop in pairwise(bounds)]
         calls = [
             worker.call.remote(method, arguments, shares[rank // copies], sends=rank % copies == 0)
             for rank, worker in enumerate(self._workers)
@@ -220,7 +219,7 @@ class WorkerGroup:
     def received(self, reply: "_Reply") -> Any:
         """The result in a worker's reply; its peak memory is kept for ``take_peak_memory``."""
         self._peak = reply.peak.joined(self._peak)
-        return unpack(reply.result)
+        return reply.result
 
     def _wait(self, calls: list[Any], method: str) -> list[Any]:
         """The results of the calls, one per worker."""
@@ -281,15 +280,6 @@ def _broke_network(error: RayError) -> bool:
     return isinstance(error, RayTaskError) and isinstance(error.cause, NetworkError)
 
 
-def concat(batches: list[Any]) -> Any:
-    """Join the shares that ``run_split`` returned: tensors, tensorclasses, or tuples of them."""
-    first = batches[0]
-    if isinstance(first, tuple):
-        return tuple(concat(list(column)) for column in zip(*batches, strict=True))
-    assert isinstance(first, torch.Tensor | TensorDictBase) or is_tensorclass(first), type(first)
-    return torch.cat(batches, dim=0)
-
-
 class _Reply(NamedTuple):
     """A call's result and its peak memory, which travels along so that it costs no further call."""
 
@@ -343,13 +333,13 @@ class _Host:
         """Call the worker's method, with the ``share`` of a batch first if there is one; ``sends``: its result."""
         self.memory.reset()
         if share is not None:
-            arguments = (unpack(share), *arguments)
+            arguments = (share, *arguments)
         # In the worker's log: what it is doing, or was when it hung.
         print(f"{time.strftime('%X')} {method}", flush=True)
         with record_function(method), self._naming_errors(method):
             result = getattr(self.worker, method)(*arguments)
         print(f"{time.strftime('%X')} {method}: done", flush=True)
-        return _Reply(pack(result) if sends else None, self.memory.read())
+        return _Reply(result if sends else None, self.memory.read())
 
     @contextmanager
     def _naming_errors(self, method: str) -> Iterator[None]:

@@ -6,15 +6,15 @@ from typing import Any
 
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from verl.batch import Batch
 from verl.checkpoint.resume import Resumption, best_validation, saved_validations
 from verl.checkpoint.saver import CheckpointSaver
 from verl.config.sft import SFTConfig
-from verl.data.conversations import ConversationDataset, collate_conversations, conversation_loader
+from verl.data.conversations import ConversationDataset, conversation_batch, conversation_loader
 from verl.models.hub import fetch_models
 from verl.models.info import check_length
 from verl.models.loading import check_model
 from verl.models.tokenizer import check_embeds_tokens, load_tokenizer
-from verl.protocol import ConversationBatch
 from verl.run.session import TrainingRun
 from verl.run.sinks import check_trackers
 from verl.run.tracking import Tracker
@@ -46,7 +46,7 @@ class SFTTrainer:
         self,
         config: SFTConfig,
         loader: StatefulDataLoader,
-        held_out: ConversationBatch | None,
+        held_out: Batch | None,
         workers: WorkerGroup,
         tracker: Tracker,
         run: TrainingRun,
@@ -94,11 +94,11 @@ class SFTTrainer:
         """The steps that are left."""
         for step, batch in numbered_batches(self.loader, self.step, self.total_steps):
             self.step = step
-            num_tokens = int(batch.loss_mask[:, 1:].sum())
+            num_tokens = int(batch.learn_mask.sum())
             self.profiler.begin(step)
             with self.timer.phase("train"):
                 self.metrics = self.skipped.summarise([self.model.update(batch, num_tokens)], step)
-            self.timer.count("train", Work.of(batch.attention_mask.sum(dim=1)))
+            self.timer.count("train", Work.of(batch.lengths))
             self.profiler.end(step)
             if self._due(self.config.trainer.test_freq) and self.held_out is not None:
                 self._validate(self.held_out)
@@ -116,9 +116,9 @@ class SFTTrainer:
     def _due(self, frequency: int) -> bool:
         return is_due(self.step, self.total_steps, frequency)
 
-    def _validate(self, held_out: ConversationBatch) -> None:
+    def _validate(self, held_out: Batch) -> None:
         with self.timer.phase("testing"):
-            logprobs, tokens = self.model.evaluate(held_out).unbind(dim=1)
+            logprobs, tokens = self.model.evaluate(held_out)
         self.validations[self.step] = {
             "val/loss": (-logprobs.sum() / tokens.sum()).item(),
             BEST_BY: logprobs.exp().mean().item(),
@@ -170,11 +170,11 @@ def run_sft(config: SFTConfig) -> None:
     check_length(config.model, "model", config.data.max_length)
     data, trainer = config.data, config.trainer
     train_set = ConversationDataset(data.train_files, tokenizer, data)
-    loader = conversation_loader(train_set, data.train_batch_size, tokenizer.pad_token_id, config.seed)
+    loader = conversation_loader(train_set, data.train_batch_size, config.seed)
     held_out = None
     if data.val_files:
         val_set = ConversationDataset(data.val_files, tokenizer, data)
-        held_out = collate_conversations(val_set.conversations, tokenizer.pad_token_id)
+        held_out = conversation_batch(val_set.conversations)
     steps = trainer.num_steps(len(loader))
     check_profile_steps(trainer.profile_steps, steps)
 
@@ -191,7 +191,7 @@ def run_sft(config: SFTConfig) -> None:
 
         def train() -> SFTTrainer:
             tracker, workers = run.start("verl.workers.sft:SFTWorker", (steps,), environment={})
-            batches = conversation_loader(train_set, data.train_batch_size, tokenizer.pad_token_id, config.seed)
+            batches = conversation_loader(train_set, data.train_batch_size, config.seed)
             sft = SFTTrainer(config, batches, held_out, workers, tracker, run)
             if run.resumption is not None:
                 sft.restore(run.resumption)

@@ -11,10 +11,10 @@ from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
+from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import dataset_scalars, with_prefix
 from verl.trainer.logging.sample_metrics import sample_figures
 from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures, verdict_figures
-from verl.trainer.ppo.adapt import PolicyWorkers
 from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler
 from verl.trainer.ppo.verdicts import count_reasons, data_sources
 
@@ -81,7 +81,8 @@ class Validator:
         if calculator.measured_by("actor") or calculator.needs_policy:
             # As in training, the engine makes room for the policy; further batches wake it.
             self.policy.finish_generation()
-            batch.merge(self.policy.compute_logprobs(batch))
+            scored = self.policy.compute_logprobs(batch)
+            batch.merge(scored if calculator.measured_by("actor") else scored.without("rank_metrics"))
         return batch.fill(rank_metrics=with_token_metrics(batch, calculator.token_metrics))
 
     def _dataset_scalars(self, rank_metrics: RankMetrics) -> dict[str, float]:

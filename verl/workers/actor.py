@@ -13,13 +13,13 @@ from verl.algorithms.losses import (
     response_mean,
     rollout_weights,
 )
+from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.learner import Learner
-from verl.models.micro_batches import MicroBatching, restore_order
-from verl.models.policy import Policy, full_width, scoring_batches
-from verl.protocol import PolicyBatch, PolicyScores, RankMetrics
+from verl.models.micro_batches import MicroBatching, join_parts
+from verl.models.policy import Policy, scoring_batches
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss
 
@@ -51,14 +51,15 @@ class Actor(Policy):
             self.model, config.optim, total_steps, model.fsdp.optimizer_offload, model.ulysses_sequence_parallel_size
         )
 
-    def update(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
+    def update(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step on this rank's share of a mini-batch.
 
         Args:
-            batch: this rank's responses.
-            num_tokens: tokens in the response masks of the whole mini-batch, over all ranks. It and ``num_sequences``
-                are the denominators of the loss, so that every token weighs the same however the mini-batch is split
-                over ranks and micro-batches.
+            batch: this rank's responses: ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``, and what the
+                options need of ``rollout_logprobs``, ``ref_logprobs`` and the columns in ``LossNeeds.sent``.
+            num_tokens: tokens to learn from in the whole mini-batch, over all ranks. It and ``num_sequences`` are the
+                denominators of the loss, so that every token weighs the same however the mini-batch is split over ranks
+                and micro-batches.
             num_sequences: responses of the whole mini-batch that have such tokens, over all ranks.
 
         Returns:
@@ -66,34 +67,26 @@ class Actor(Policy):
         """
         return self._step(batch, self._cut(batch), num_tokens, num_sequences, None)
 
-    def update_on_policy(
-        self, batch: PolicyBatch, num_tokens: int, num_sequences: int
-    ) -> tuple[dict[str, float], PolicyScores]:
+    def update_on_policy(self, batch: Batch, num_tokens: int, num_sequences: int) -> tuple[dict[str, float], Batch]:
         """As :meth:`update`, of the policy that the batch was sampled from: the forward pass of the update is the one
-        that the old log-probabilities come from, and ``batch.old_logprobs`` is not read.
+        that the old log-probabilities come from, and ``old_logprobs`` is not read.
 
         Returns:
-            What :meth:`update` returns, and what the policy said of this rank's responses before the step.
+            What :meth:`update` returns, and this rank's responses with ``logprobs`` and ``entropy`` before the step.
         """
-        cuts, scored = self._cut(batch), list[tuple[Tensor, Tensor]]()
+        cuts, scored = self._cut(batch), list[Batch]()
         metrics = self._step(batch, cuts, num_tokens, num_sequences, scored)
-        logprobs, entropy = (restore_order(parts, cuts) for parts in zip(*scored, strict=True))
-        return metrics, PolicyScores(logprobs, entropy, RankMetrics.none(len(batch)), batch_size=[len(batch)])
+        return metrics, join_parts(scored, cuts, batch.width)
 
-    def _cut(self, batch: PolicyBatch) -> list[Tensor]:
+    def _cut(self, batch: Batch) -> list[Tensor]:
         """The rows of each micro-batch."""
         config = self.config
         max_tokens = config.ppo_max_token_len_per_gpu if config.use_dynamic_bsz else None
-        units = self.loss.column(batch, "unit") if self.loss.needs.whole_groups else None
+        units = batch.unit if self.loss.needs.whole_groups else None
         return MicroBatching.of(self.model_config, config.micro_batch_size_per_gpu, max_tokens).cut(batch, units)
 
     def _step(
-        self,
-        batch: PolicyBatch,
-        cuts: list[Tensor],
-        num_tokens: int,
-        num_sequences: int,
-        scored: list[tuple[Tensor, Tensor]] | None,
+        self, batch: Batch, cuts: list[Tensor], num_tokens: int, num_sequences: int, scored: list[Batch] | None
     ) -> dict[str, float]:
         """One optimizer step; see :meth:`_loss` for ``scored``."""
         size = StepSize(num_tokens, num_sequences, self.max_response_length)
@@ -104,57 +97,50 @@ class Actor(Policy):
         return {f"actor/{name}": value for name, value in (means | state).items()}
 
     def _loss(
-        self, micro: PolicyBatch, size: StepSize, scored: list[tuple[Tensor, Tensor]] | None = None
+        self, micro: Batch, size: StepSize, scored_before: list[Batch] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's share of the mini-batch's loss, and sums over its tokens for the log.
 
-        With ``scored`` the old log-probabilities are those computed here; they and the entropies, [b, R] of all tokens
-        that were sampled, are appended to it.
+        With ``scored_before`` the old log-probabilities are those computed here; a batch of them and the entropies, of
+        all tokens that were sampled, is appended to it.
         """
-        config = self.config
-        input_ids, attention_mask, mask = self._columns(micro)
-        num_response = mask.shape[1]
-        # Some tokens of a response may have been rejected.
-        sampled = attention_mask[:, -num_response:]
-        old, rollout, ref, advantages = (
-            t[:, :num_response].to(self.device)
-            for t in (micro.old_logprobs, micro.rollout_logprobs, micro.ref_logprobs, micro.advantages)
-        )
-        # A loss of the user's own sees whole responses, and the ratio of a response is that of all it sampled.
+        config, needs = self.config, self.loss.needs
+        # 1. What the policy says. A loss of the user's own sees whole responses, and the ratio of a response is that of
+        # all it sampled, while some of its tokens may have been rejected.
         of_responses = config.bypass_mode and config.tis_level == "sequence"
-        whole = scored is not None or self.loss.own is not None or of_responses
-        wanted = sampled if whole else mask
-        found = self.forward.logprobs(
-            input_ids,
-            attention_mask,
-            wanted,
+        whole = scored_before is not None or self.loss.own is not None or of_responses
+        micro = micro.trimmed().to(self.device)
+        scored = self.forward.logprobs(
+            micro,
             self.temperature,
-            differentiable_entropy=config.entropy_coeff > 0 or "entropy" in self.loss.needs.statistics,
+            None if whole else micro.learn_mask,
+            differentiable_entropy=config.entropy_coeff > 0 or "entropy" in needs.statistics,
             statistics=self.loss.statistics,
-            top_k=self.loss.needs.top_k,
+            top_k=needs.top_k,
         )
-        logprobs, entropy = found.logprobs, found.entropy
-        if scored is not None:
-            old = logprobs.detach()
-            scored.append((full_width(old, micro), full_width(entropy.detach(), micro)))
+        logprobs, entropy, mask = scored.padded("logprobs"), scored.padded("entropy"), micro.padded("learn_mask")
+        if scored_before is not None:
+            now = {"logprobs": scored.logprobs.detach(), "entropy": scored.entropy.detach()}
+            scored_before.append(micro.columns().fill(**now))
+            micro.fill(old_logprobs=now["logprobs"])
+        # 2. The loss of each token.
+        old, advantages = micro.padded("old_logprobs"), micro.padded("advantages")
         if self.loss.own is None:
             policy_loss = POLICY_LOSSES[config.policy_loss]
             per_token, metrics = policy_loss(logprobs, old, advantages, mask, **config.loss_options)
         else:
-            columns = (old, rollout, ref, advantages)
-            inputs = self.loss.inputs(micro, found, input_ids[:, -num_response:], columns, mask, sampled, size)
-            per_token, metrics = self.loss.losses(inputs, self.loss.copied(micro))
+            per_token, metrics = self.loss.losses(self.loss.inputs(micro, size, scored), self.loss.copied(micro))
+        # 3. Its weight, for the distance between policy and engine. With bypass_mode the old log-probabilities are the
+        # engine's.
         if config.tis_level != "none":
             self.loss.check_per_token(per_token)
-            # The ratio of a response is that of all it sampled. With bypass_mode the old log-probabilities are the
-            # engine's.
-            trained = logprobs.detach() if config.bypass_mode else old
-            weights, tis_metrics = rollout_weights(trained, rollout, mask, config.tis_level, config.tis_cap, sampled)
+            pair = (logprobs.detach() if config.bypass_mode else old, micro.padded("rollout_logprobs"))
+            weights, tis_metrics = rollout_weights(*pair, mask, config.tis_level, config.tis_cap, micro.mask)
             per_token, metrics = per_token * loss_weights(config.policy_loss, weights, mask), metrics | tis_metrics
         metrics.pop("num_tokens", None)
         aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]
         metrics["entropy_loss"] = (entropy.detach() * mask).sum()
-        # The sum alone: ``update`` divides it by the count, once for all micro-batches.
+        # 4. The sum, for the log alone: ``_step`` divides it by the count, once for all micro-batches.
         per_response: Tensor | float = 0.0
         if per_token.dim() == 1:
             per_response = response_mean(per_token, mask, size.num_sequences)
@@ -163,10 +149,12 @@ class Actor(Policy):
             per_token = torch.zeros_like(logprobs)
         else:
             metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))
+        # 5. Entropy and divergence.
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropy
         if config.use_kl_loss:
+            ref = micro.padded("ref_logprobs")
             kl = kl_loss(self.kl_type, logprobs, ref, old if config.use_unbiased_kl else None)
-            metrics["kl_loss"] = torch.where(mask.bool(), kl, 0.0).sum()
+            metrics["kl_loss"] = torch.where(mask, kl, 0.0).sum()
             per_token = per_token + config.kl_loss_coef * kl
         return aggregate(per_token, mask, size) + per_response, metrics

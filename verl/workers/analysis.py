@@ -3,24 +3,18 @@
 Hidden states and distributions over the vocabulary stay in the worker; a few figures per response and prompt leave it.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from verl.batch import Batch, RankMetrics
 from verl.config.calculator import CalculatorConfig
 from verl.config.common import ModelConfig
 from verl.models.micro_batches import MicroBatching
 from verl.models.policy import Policy
-from verl.protocol import PolicyScores, PromptBatch, RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.stacks import StackedResponses, mean_state_distances
-from verl.rollout.base import FinishedResponses, SampledResponse, collect
 from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
-
-PAD = 0
-"""Any token: attention never sees it."""
 
 
 class AnalysisWorker:
@@ -49,29 +43,28 @@ class AnalysisWorker:
         prompts = shares[self.rank]
         self.policy.temperature = temperature
         stacks = _Stacks(self.calculator, len(prompts[0].token_ids))
+        # All responses, those to one prompt next to each other.
+        pairs = [(prompt.prompt_ids, tokens) for prompt in prompts for tokens in prompt.token_ids]
+        batch = Batch.of([prompt for prompt, _ in pairs], [tokens for _, tokens in pairs])
         with self.policy.parameters.loaded():
-            scores = self.policy.compute_logprobs(_batch(prompts), self.calculator.config.layers, stacks.measure)
-        found, start = [], 0
-        for prompt, stack in zip(prompts, stacks.finished, strict=True):
-            rows = scores[start : start + len(prompt.token_ids)]
-            start += len(prompt.token_ids)
-            found.append(self._measured(prompt, rows, stack))
-        return found
+            scored = self.policy.compute_logprobs(batch, self.calculator.config.layers, stacks.measure)
+        groups = zip(prompts, scored.split(len(prompts[0].token_ids)), stacks.finished, strict=True)
+        return [self._measured(prompt, group, stack) for prompt, group, stack in groups]
 
-    def _measured(self, prompt: PromptResponses, scores: PolicyScores, stack: dict[str, Tensor]) -> MeasuredPrompt:
-        metrics = scores.rank_metrics
-        lengths = [len(tokens) for tokens in prompt.token_ids]
-        responses = []
-        for row, length in enumerate(lengths):
+    def _measured(self, prompt: PromptResponses, scored: Batch, stack: dict[str, Tensor]) -> MeasuredPrompt:
+        """``scored``: the responses to the prompt."""
+        metrics, responses, courses = scored.rank_metrics, [], []
+        for row, response in enumerate(scored.split(1)):
             by_layer = {name: metrics.by_name[name][row].tolist() for name in metrics.metric_names}
-            logprob, entropy = (float(v[row, :length].double().mean()) for v in (scores.logprobs, scores.entropy))
+            logprob, entropy = (float(v.double().mean()) for v in (response.logprobs, response.entropy))
             responses.append(by_layer | {"avg_log_probs": [logprob], "avg_logits_entropy": [entropy]})
+            courses.append(_course(response, self.layer))
         return MeasuredPrompt(
             prompt.key,
             responses,
             {name: values.tolist() for name, values in stack.items()},
             mean_state_distances(metrics.mean_states[:, self.layer]),
-            [_course(scores, row, length, self.layer) for row, length in enumerate(lengths)],
+            courses,
         )
 
 
@@ -95,34 +88,17 @@ class _Stacks:
         return self.calculator.measure(states)
 
 
-def _batch(prompts: Sequence[PromptResponses]) -> RolloutBatch:
-    """All responses as rows, those to one prompt next to each other."""
-    longest = max(len(prompt.prompt_ids) for prompt in prompts)
-    ids = torch.full((len(prompts), longest), PAD)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt.prompt_ids) :] = torch.tensor(prompt.prompt_ids)
-        mask[row, longest - len(prompt.prompt_ids) :] = 1
-    batch = PromptBatch(ids, mask, torch.arange(len(prompts)), batch_size=[len(prompts)])
-    responses = [
-        SampledResponse(tokens, [0.0] * len(tokens), False, None) for prompt in prompts for tokens in prompt.token_ids
-    ]
-    longest_response = max(len(response.token_ids) for response in responses)
-    part = FinishedResponses.of(dict(enumerate(responses)), longest_response)
-    return collect(batch, [part], len(prompts[0].token_ids), longest_response, PAD)
-
-
-def _course(scores: PolicyScores, row: int, length: int, layer: int) -> Course:
-    """The rank metrics of a response's prefixes, and means of its tokens since the prefix before."""
-    by_prefix = scores.rank_metrics.by_prefix
+def _course(response: Batch, layer: int) -> Course:
+    """The rank metrics of the prefixes of one response, and means of its tokens since the prefix before."""
+    by_prefix, length = response.rank_metrics.by_prefix, response.longest_response
     assert by_prefix is not None, "calculator.keep_prefixes is on"
-    prefixes: dict[str, Tensor] = {str(name): by_prefix[name][row, layer, :length] for name in by_prefix.keys()}
+    prefixes: dict[str, Tensor] = {str(name): by_prefix[name][0, layer, :length] for name in by_prefix.keys()}
     measured = torch.stack([~values.isnan() for values in prefixes.values()]).any(dim=0)
     ends = (measured.nonzero()[:, 0] + 1).tolist()
     starts = [0, *ends[:-1]]
     means = {
-        name: [float(values[row, a:b].double().mean()) for a, b in zip(starts, ends, strict=True)]
-        for name, values in (("logprob", scores.logprobs), ("entropy", scores.entropy))
+        name: [float(values[a:b].double().mean()) for a, b in zip(starts, ends, strict=True)]
+        for name, values in (("logprob", response.logprobs), ("entropy", response.entropy))
     }
     metrics = {name: values[measured].double().tolist() for name, values in prefixes.items()}
     return Course(ends, metrics | means)

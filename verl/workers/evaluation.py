@@ -6,12 +6,12 @@ from typing import Any
 from vllm import LLM, CompletionOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from verl.batch import RankMetrics
 from verl.config.calculator import CalculatorConfig
 from verl.config.evaluation import EvaluationEngineConfig
 from verl.data.responses import decode_responses, special_tags
 from verl.models.hub import local_folder
 from verl.models.tokenizer import load_tokenizer
-from verl.protocol import RankMetrics
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import EngineModel, FinishedSample, FinishedSamples, SampleRequest
 from verl.rollout.shared_memory import own_shared_memory
@@ -75,9 +75,9 @@ class EvaluationWorker:
         for request in requests:
             prompt: Any = {"prompt_token_ids": request.prompt_ids}
             self.engine.add_request(str(request.key), prompt, self._sampling_params(request))
-        completions, num_ended = run_steps(self.engine, max_steps)
+        outputs, num_ended = run_steps(self.engine, max_steps)
         # The workers of an engine have sampled the same.
-        samples = [self._finished(key, completion) for key, completion in completions if self.is_first]
+        samples = [self._finished(int(o.request_id), o.outputs[0]) for o in outputs if self.is_first]
         return FinishedSamples(samples, num_waiting(self.engine), num_ended)
 
     def _sampling_params(self, request: SampleRequest) -> SamplingParams:

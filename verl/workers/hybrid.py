@@ -3,18 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
-
+from verl.batch import Batch
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig
 from verl.models.huggingface import checkpoint_parameters
 from verl.models.lora import adapters_disabled
 from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
-from verl.protocol import PolicyBatch, PolicyScores, RolloutBatch, TextBatch, ValueBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout import end_tokens, make_rollout
-from verl.rollout.base import FinishedResponses, RolloutSetup
+from verl.rollout.base import EngineReply, RolloutSetup
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
@@ -73,7 +71,7 @@ class HybridWorker(Checkpointed):
             self.sync_weights()
         return self.rollout.room
 
-    def advance(self, requests: ResponseRequests, max_steps: int) -> FinishedResponses:
+    def advance(self, requests: ResponseRequests, max_steps: int) -> EngineReply:
         """See :meth:`verl.rollout.base.Rollout.advance`; the workers of one engine get the same requests."""
         return self.rollout.advance(requests, max_steps)
 
@@ -92,48 +90,48 @@ class HybridWorker(Checkpointed):
         self.rollout.sleep()
         super().load(folder, step)
 
-    def compute_logprobs(self, batch: RolloutBatch) -> PolicyScores:
-        """What the policy says of responses; with ``calculator.source=actor`` their rank metrics, too."""
+    def compute_logprobs(self, batch: Batch) -> Batch:
+        """``logprobs``, ``entropy`` and statistics; with ``calculator.source=actor`` also ``rank_metrics``."""
         with self.actor.parameters.loaded():
             if self.calculator is None:
                 return self.actor.compute_logprobs(batch, statistics=self.statistics)
             layers, measure = self.calculator.config.layers, self.calculator.measure
             return self.actor.compute_logprobs(batch, layers, measure, self.statistics)
 
-    def compute_ref_logprobs(self, batch: RolloutBatch) -> Tensor:
-        """Log-probabilities [B, R] under the reference policy, which with LoRA is the policy without its adapters."""
+    def compute_ref_logprobs(self, batch: Batch) -> Batch:
+        """``logprobs`` under the reference policy, which with LoRA is the policy without its adapters."""
         if self.lora:
             with self.actor.parameters.loaded(), adapters_disabled(self.actor.model):
-                return self.actor.compute_logprobs(batch).logprobs
+                return self.actor.compute_logprobs(batch).columns("logprobs")
         assert self.reference is not None, "a reference policy is held only for a KL divergence in loss or reward"
         with self.reference.parameters.loaded():
-            return self.reference.compute_logprobs(batch).logprobs
+            return self.reference.compute_logprobs(batch).columns("logprobs")
 
-    def compute_values(self, batch: RolloutBatch) -> Tensor:
-        """The critic's values [B, R]."""
+    def compute_values(self, batch: Batch) -> Batch:
+        """The critic's ``values``."""
         assert self.critic is not None, "a critic is held only with algorithm.adv_estimator=gae"
         with self.critic.parameters.loaded():
             return self.critic.compute_values(batch)
 
-    def compute_rm_scores(self, batch: TextBatch) -> Tensor:
-        """The reward model's scores [B]."""
+    def compute_rm_scores(self, batch: Batch) -> Batch:
+        """The reward model's ``scores``."""
         assert self.reward_model is not None, "a reward model is held only with reward_model.enable"
         with self.reward_model.parameters.loaded():
             return self.reward_model.compute_scores(batch)
 
-    def update_actor(self, batch: PolicyBatch, num_tokens: int, num_sequences: int) -> dict[str, float]:
+    def update_actor(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step of the policy on this worker's share of a mini-batch."""
         with self.actor.parameters.loaded():
             return self.actor.update(batch, num_tokens, num_sequences)
 
     def update_actor_on_policy(
-        self, batch: PolicyBatch, num_tokens: int, num_sequences: int
-    ) -> tuple[dict[str, float], PolicyScores]:
+        self, batch: Batch, num_tokens: int, num_sequences: int
+    ) -> tuple[dict[str, float], Batch]:
         """As ``update_actor``; see :meth:`verl.workers.actor.Actor.update_on_policy`."""
         with self.actor.parameters.loaded():
             return self.actor.update_on_policy(batch, num_tokens, num_sequences)
 
-    def update_critic(self, batch: ValueBatch, num_tokens: int) -> dict[str, float]:
+    def update_critic(self, batch: Batch, num_tokens: int) -> dict[str, float]:
         """One optimizer step of the critic on this worker's share of a mini-batch."""
         assert self.critic is not None, "a critic is held only with algorithm.adv_estimator=gae"
         with self.critic.parameters.loaded():

@@ -1,6 +1,6 @@
 """The policy loss of a run: a built-in one by name, or the user's own by import path, with checks.
 
-Legend: b responses of a micro-batch, B of a mini-batch, R response columns.
+Legend: B responses of a batch, R response columns.
 """
 
 from collections.abc import Mapping
@@ -8,26 +8,21 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
-from verl.algorithms.losses import LossInputs, LossNeeds, MiniBatch, OwnLoss, StepSize
+from verl.algorithms.losses import LossInputs, LossNeeds, OwnLoss, StepSize
+from verl.algorithms.losses.own import COLUMNS
+from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.checks import require
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
-from verl.models.forward import ScoredTokens
-from verl.protocol import PolicyBatch
 from verl.utils.user_code import check_signature, is_import_path, load_code, user_code
 
 LOGGED = ("pg_loss", "entropy_loss", "kl_loss", "tis_weight", "tis_capped", "grad_norm", "lr", "skipped_updates")
 """Metrics of the update, whose names no loss of one's own may take."""
 
 KWARGS = "actor.policy_loss_kwargs"
-
-OLD, PREPARED = "old ", "prepared "
-"""What the names of those columns begin with in ``PolicyBatch.extra``: statistics of the policy before the update, and
-what the loss has prepared."""
 
 
 class PolicyLoss:
@@ -55,90 +50,61 @@ class PolicyLoss:
         """What the output head must find besides the entropy."""
         return tuple(name for name in self.needs.statistics if name != "entropy")
 
-    def prepared(self, mini: PolicyBatch, size: StepSize) -> PolicyBatch:
+    def prepared(self, mini: Batch, size: StepSize) -> Batch:
         """A mini-batch with the columns that the loss prepares for it, ``mini`` itself if it prepares none."""
         prepare = self.needs.prepare
         if prepare is None:
             return mini
-        extra = _columns(mini)
-        known = extra | {"rollout_logprobs": mini.rollout_logprobs, "ref_logprobs": mini.ref_logprobs}
-        columns = {name: known[name] for name in (*self.needs.sent, *self.needs.columns)}
-        columns |= {name: known[OLD + name] for name in self.needs.old_statistics}
-        mask = mini.response_mask.bool()
-        sampled = mini.attention_mask[:, -mask.shape[1] :].bool()
-        batch = MiniBatch(mask, sampled, mini.old_logprobs, mini.advantages, columns, size)
         with user_code(f"{self.where}: its prepare(mini_batch)"):
-            found = prepare(batch, **self.options)
-        shapes = [mask.shape, mask.shape[:1]]
+            found = prepare(self.inputs(mini, size), **self.options)
+        shapes = [(len(mini), mini.width), (len(mini),)]
         if not isinstance(found, Mapping) or not all(
             isinstance(v, Tensor) and v.shape in shapes for v in found.values()
         ):
             raise ConfigError(
                 f"{self.where}: its prepare returned {_described(found)}; it returns a dict of tensors, each [B, R]="
-                f"{list(mask.shape)} or [B]"
+                f"{list(shapes[0])} or [B]"
             )
-        extra |= {f"{PREPARED}{name}": value for name, value in found.items()}
+        if taken := [name for name in found if name in Batch.KINDS]:
+            raise ConfigError(f"{self.where}: its prepare returned {taken[0]!r}, a column of the batch; rename it")
         # A new batch: the columns are this mini-batch's, while its other tensors are shared with the step's.
-        named = {name: getattr(mini, name) for name in _TENSORS}
-        return PolicyBatch(**named, extra=TensorDict(extra, batch_size=[len(mini)]), batch_size=[len(mini)])
+        return mini.columns(*mini.names).fill(**found)
 
-    def inputs(
-        self,
-        micro: PolicyBatch,
-        found: ScoredTokens,
-        tokens: Tensor,
-        columns: tuple[Tensor, Tensor, Tensor, Tensor],
-        mask: Tensor,
-        sampled: Tensor,
-        size: StepSize,
-    ) -> LossInputs:
-        """What the user's own function is given of a micro-batch.
+    def inputs(self, batch: Batch, size: StepSize, scored: Batch | None = None) -> LossInputs:
+        """What the user's functions are given of a batch.
 
         Args:
-            found: what the policy says of its tokens now.
-            tokens, mask, sampled: [b, R], R as few columns as rows need.
-            columns: log-probabilities of old policy, engine and reference, and advantages, [b, R].
+            scored: the same responses with what the policy says of them as it learns; None before the update.
         """
-        needs, num_response = self.needs, mask.shape[1]
-        old, rollout, ref, advantages = (torch.where(sampled.bool(), values, 0.0) for values in columns)
-        extra: dict[str, Tensor] = {}
-        for name, values in _columns(micro).items():
-            extra[name] = (values[:, :num_response] if values.dim() == 2 else values).to(mask.device)
-        named = {name: extra[name] for name in needs.sent}
-        named |= {"rollout_logprobs": rollout} if "rollout_logprobs" in needs.columns else {}
-        named |= {"ref_logprobs": ref} if "ref_logprobs" in needs.columns else {}
+        needs = self.needs
+        unknown = torch.full((len(batch), batch.width), torch.nan)
+        statistics = {} if scored is None else {n: scored.padded(n) for n in scored.names}
+        entropy = statistics.pop("entropy", unknown)
         return LossInputs(
-            found.logprobs,
-            old,
-            advantages,
-            mask.bool(),
-            sampled.bool(),
-            tokens,
-            found.entropy if "entropy" in needs.statistics else found.entropy.detach(),
+            statistics.pop("logprobs", unknown),
+            batch.padded("old_logprobs"),
+            batch.padded("advantages"),
+            batch.padded("learn_mask"),
+            batch.mask,
+            batch.padded("response_tokens"),
+            entropy if "entropy" in needs.statistics else entropy.detach(),
             size,
-            dict(found.statistics),
-            {name: extra[OLD + name] for name in needs.old_statistics},
-            {name.removeprefix(PREPARED): extra[name] for name in extra if name.startswith(PREPARED)},
-            **named,
+            statistics,
+            {name: batch.padded(name) for name in needs.old_statistics},
+            {name: batch.padded(name) for name in batch.names if name not in Batch.KINDS},
+            **{name: _in_float32(batch.padded(COLUMNS[name])) for name in needs.columns},
         )
 
-    def copied(self, micro: PolicyBatch) -> Tensor | None:
-        """[b] bool, rows that only fill up this worker's share; None for a loss that may see them."""
-        if not self.needs.whole_groups:
-            return None
-        return self.column(micro, "group_ids") < 0
-
-    @staticmethod
-    def column(batch: PolicyBatch, name: str) -> Tensor:
-        """A column that the loss asks for."""
-        return _columns(batch)[name]
+    def copied(self, micro: Batch) -> Tensor | None:
+        """[B] bool, rows that only fill up this worker's share; None for a loss that may see them."""
+        return micro.group < 0 if self.needs.whole_groups else None
 
     def losses(self, inputs: LossInputs, copied: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """What the user's own function returns: losses [b, R] or [b], and metrics as sums over tokens.
+        """What the user's own function returns: losses [B, R] or [B], and metrics as sums over tokens.
 
         Args:
             inputs: of all rows.
-            copied: [b] bool, rows that only fill up the worker's share, which the function must not see; None where it
+            copied: [B] bool, rows that only fill up the worker's share, which the function must not see; None where it
                 does not matter, because nothing is learned from them.
         """
         if copied is None or not copied.any():
@@ -201,9 +167,6 @@ class PolicyLoss:
         return torch.where(mask.any(dim=1), given, 0.0).sum() * (size.num_tokens / size.num_sequences)
 
 
-_TENSORS = [name for name in PolicyBatch.__annotations__ if name != "extra"]
-
-
 def check_policy_loss(config: PPOConfig) -> None:
     """Raise ``ConfigError`` if a policy loss of the user's own cannot be loaded, or asks for what the run lacks."""
     loss = PolicyLoss(config.actor)
@@ -233,10 +196,8 @@ def check_policy_loss(config: PPOConfig) -> None:
     )
 
 
-def _columns(batch: PolicyBatch) -> dict[str, Tensor]:
-    """The columns that go with a batch for the loss."""
-    found: dict[str, Tensor] = {} if batch.extra is None else dict(batch.extra.items())  # type: ignore[arg-type]
-    return found
+def _in_float32(values: Tensor) -> Tensor:
+    return values.float() if values.is_floating_point() else values
 
 
 def _rows(inputs: LossInputs, rows: Tensor) -> LossInputs:

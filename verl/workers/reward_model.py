@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from verl.batch import Batch
 from verl.config.rewards import RewardModelConfig
 from verl.models.forward import ValueForward
 from verl.models.fsdp import offloaded_parameters
 from verl.models.value_models import load_sharded_value_model
-from verl.protocol import TextBatch
 
 
 class RewardModel:
@@ -27,15 +27,14 @@ class RewardModel:
         self.pad_token_id = self.model.config.pad_token_id
 
     @torch.no_grad()
-    def compute_scores(self, batch: TextBatch) -> Tensor:
-        """Scores [B] float32 on the CPU."""
-        return torch.cat([self._score(micro) for micro in batch.split(self.micro_batch_size)]).cpu()
+    def compute_scores(self, batch: Batch) -> Batch:
+        """The same texts on the CPU with ``scores`` [B] float32."""
+        micros = (micro.to(self.device) for micro in batch.split(self.micro_batch_size))
+        return Batch.join([micro.columns().fill(scores=self._scores(micro)) for micro in micros]).to("cpu")
 
-    def _score(self, micro: TextBatch) -> Tensor:
-        longest = int(micro.attention_mask.sum(dim=1).max())
-        input_ids, attention_mask = (t[:, :longest].to(self.device) for t in (micro.input_ids, micro.attention_mask))
-        values = self.forward.values(input_ids, attention_mask)
-        return values.gather(1, scored_positions(input_ids, attention_mask, self.pad_token_id)).squeeze(1)
+    def _scores(self, micro: Batch) -> Tensor:
+        values, tokens = micro.pad(self.forward.values(micro)), micro.padded("response_tokens")
+        return values.gather(1, scored_positions(tokens, micro.mask, self.pad_token_id)).squeeze(1)
 
 
 def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:

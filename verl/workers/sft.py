@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.losses import token_mean
+from verl.batch import Batch
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.sft import SFTConfig
 from verl.models.forward import LogprobForward
@@ -11,7 +12,6 @@ from verl.models.fsdp import offloaded_parameters
 from verl.models.learner import Learner
 from verl.models.loading import load_sharded_model
 from verl.models.tokenizer import load_tokenizer
-from verl.protocol import ConversationBatch
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 
@@ -32,32 +32,32 @@ class SFTWorker(Checkpointed):
         part = TrainedPart("actor", self.learner, self.parameters, config.model, self.tokenizer)
         self.checkpoints = CheckpointWorker([part], config.seed)
 
-    def train_step(self, batch: ConversationBatch, num_tokens: int) -> dict[str, float]:
+    def train_step(self, batch: Batch, num_tokens: int) -> dict[str, float]:
         """One optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
         with self.parameters.loaded():
-            micros = batch.split(self.micro_batch_size)
+            micros = list(batch.split(self.micro_batch_size))
             sums, state = self.learner.step(micros, lambda micro: self._loss(micro, num_tokens))
         return {f"train/{name}": value for name, value in (sums | state).items()}
 
     @torch.no_grad()
-    def evaluate(self, batch: ConversationBatch) -> Tensor:
-        """[B, 2] float64: each conversation's log-probability of what is to be learned, and the tokens it has."""
-        rows = []
+    def evaluate(self, batch: Batch) -> Batch:
+        """The same conversations with two columns of episodes, float64: ``total_logprob`` of the tokens to learn, and
+        ``num_learned`` of them."""
+        parts = []
         with self.parameters.loaded():
             for micro in batch.split(self.micro_batch_size):
                 logprobs, mask = self._score(micro)
-                rows.append(torch.stack([(logprobs.double() * mask).sum(dim=1), mask.double().sum(dim=1)], dim=1).cpu())
-        return torch.cat(rows)
+                totals = (logprobs.double() * mask).sum(dim=1).cpu()
+                parts.append(micro.columns().fill(total_logprob=totals, num_learned=mask.double().sum(dim=1).cpu()))
+        return Batch.join(parts)
 
-    def _loss(self, micro: ConversationBatch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, micro: Batch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
         logprobs, mask = self._score(micro)
         loss = token_mean(-logprobs, mask, num_tokens)
         return loss, {"loss": loss}
 
-    def _score(self, micro: ConversationBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [B, S-1] of the tokens to learn, 0 elsewhere, and their mask [B, S-1]; not of the first."""
-        longest = int(micro.attention_mask.sum(dim=1).max())
-        input_ids = micro.input_ids[:, :longest].to(self.device)
-        attention_mask = micro.attention_mask[:, :longest].to(self.device)
-        mask = micro.loss_mask[:, 1:longest].to(self.device)
-        return self.forward.logprobs(input_ids, attention_mask, mask, temperature=1.0).logprobs, mask
+    def _score(self, micro: Batch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [B, R] of the tokens to learn, 0 elsewhere, and their mask [B, R]."""
+        micro = micro.trimmed().to(self.device)
+        scored = self.forward.logprobs(micro, temperature=1.0, wanted=micro.learn_mask)
+        return scored.padded("logprobs"), micro.padded("learn_mask")

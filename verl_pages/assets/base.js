@@ -38,8 +38,28 @@ function visible(text) {
 const tenths = (x) => (Math.abs(x) % 1 === 0.25 ? x - Math.sign(x) * 0.01 : x).toFixed(1);
 const percent = (value) => (value === null ? "–" : tenths(100 * value));
 const points = (value) => (Number(tenths(100 * value)) < 0 ? "−" : "+") + tenths(100 * Math.abs(value));
-const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
-const figure = (value) => (value === null ? "–" : Number(value.toPrecision(4)).toString());
+const percent0 = (share) => `${Math.round(100 * share)}%`;
+const count = (number) => number.toLocaleString("en");
+const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+
+// Numbers as short as they can be told apart.
+function short(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size >= 1e6 || (size < 1e-3 && size > 0)) return Number(value.toExponential(2)).toExponential().replace("e+", "e").replaceAll("-", "−");
+  return Number(value.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 6 }).replace("-", "−");
+}
+
+// A table whose first `names` columns are left-aligned; without rows, a sentence.
+function tableOf(headers, names, rows, empty = "") {
+  if (!rows.length && empty) return el("p", { class: "empty" }, empty);
+  const head = el("tr", {}, ...headers.map((text, i) => el("th", { scope: "col", class: i < names ? "name" : null }, text)));
+  return el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows));
+}
+const rowName = (text) => el("th", { scope: "row", class: "name" }, text);
+const cellOf = (text) => el("td", {}, text);
+const scrolled = (label, table) => el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${label}, table` }, table);
+const option = (value, text) => el("option", { value }, text);
 
 function trouble(message) {
   byId("trouble").textContent = message;
@@ -67,19 +87,7 @@ async function unpack(id) {
   return new Response(stream).json();
 }
 
-// Curves and tooltips.
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-
-function marker(shape, x, y, colour, hollow) {
-  const paint = { fill: hollow ? "var(--card)" : colour, stroke: hollow ? colour : "var(--card)", "stroke-width": hollow ? 1.6 : 1 };
-  const paths = {
-    circle: `M${x - 4},${y}a4,4 0 1 0 8,0a4,4 0 1 0 -8,0`,
-    square: `M${x - 3.6},${y - 3.6}h7.2v7.2h-7.2z`,
-    diamond: `M${x},${y - 4.8}l4.8,4.8l-4.8,4.8l-4.8,-4.8z`,
-    triangle: `M${x},${y - 4.8}l4.6,8h-9.2z`,
-  };
-  return svg("path", { d: paths[shape], ...paint });
-}
 
 function placeTip(x, y) {
   const tip = byId("tip");
@@ -89,3 +97,16 @@ function placeTip(x, y) {
   tip.style.top = `${Math.max(4, Math.min(y + 16, window.innerHeight - height - 8))}px`;
 }
 window.addEventListener("scroll", () => { byId("tip").hidden = true; }, { passive: true });
+
+// The page is ready once `parts`, which unpack their data, are shown.
+function whenReady(...parts) {
+  if (!("DecompressionStream" in window)) {
+    byId("trouble").textContent = "This browser cannot unpack the data, because it lacks DecompressionStream. Browsers since 2023 have it.";
+    byId("trouble").hidden = false;
+    return Promise.resolve();
+  }
+  return Promise.all(parts.map((part) => part())).then(() => {
+    performance.mark("ready");
+    document.documentElement.setAttribute("data-ready", "");
+  });
+}

@@ -1,10 +1,6 @@
 // A list of any length: the document contains only the rows in view and a few around them.
 const ROW_HEIGHT = 64;
 
-function option(value, text) {
-  return el("option", { value }, text);
-}
-
 // makeRow(place) promises a row, open(place) shows what is chosen. The element of the list scrolls; `space` is inside it.
 function rowList(list, space, makeRow, open) {
   const self = { count: 0, chosen: 0 };

@@ -1,15 +1,74 @@
-// The page of runs: sections of curves, drawn when they come into view, and what is chosen above them.
-async function draw(figure) {
+// The page of runs: overview, sections of curves that are drawn when they come into view, time by phase, options.
+const shown = { runs: new Set(data.runs.keys()), together: data.groups.length < data.runs.length, layer: "", smoothing: 0 };
+const severalRuns = data.runs.length > 1;
+// What gives a run its colour.
+const ownerOf = (run) => (shown.together ? data.groups[run.group] : run);
+const groupMembers = (g) => [...data.runs.keys()].filter((r) => data.runs[r].group === g);
+
+// What is drawn: a line per run, or per group of seeds, and series.
+function linesOf(panel, curves) {
+  const lines = [];
+  panel.series.forEach((_, s) => {
+    const pointsOf = (runs) => runs.filter((r) => shown.runs.has(r)).map((r) => curves[s][r]).filter((points) => points && points[0].length);
+    const owners = shown.together ? data.groups.map((group, g) => [group, groupMembers(g)]) : data.runs.map((run, r) => [run, [r]]);
+    for (const [owner, runs] of owners) {
+      const members = pointsOf(runs);
+      if (members.length) lines.push(lineOf(panel, s, owner, members.length > 1 ? joined(members) : members[0]));
+    }
+  });
+  const few = panel.series.length * (severalRuns ? shown.runs.size : 1) <= 6;
+  return lines.map((line) => ({ ...line, marks: few && line.x.length <= 24 }));
+}
+
+function lineOf(panel, s, owner, [x, mean, low, high]) {
+  // With several runs a colour is a run and a dash a series; with one, a colour is a series.
+  const style = severalRuns ? owner : data.styles[panel.series.length > 1 ? s % data.styles.length : 0];
+  const dash = DASHES[(severalRuns ? s : Math.floor(s / data.styles.length)) % DASHES.length];
+  const name = [severalRuns ? owner.name : "", panel.series[s]].filter(Boolean).join(": ") || panel.title;
+  return { name, style, dash, x, mean, low, high, smooth: smoothed(mean, shown.smoothing) };
+}
+
+// Seeds: the mean of runs at each point, and the lowest and highest of them.
+function joined(members) {
+  const at = new Map();
+  for (const [x, mean] of members) {
+    x.forEach((step, i) => {
+      const key = Math.floor(step / data.width);
+      if (!at.has(key)) at.set(key, [step, []]);
+      at.get(key)[1].push(mean[i]);
+    });
+  }
+  const sorted = [...at].sort((a, b) => a[0] - b[0]).map(([, entry]) => entry);
+  return [sorted.map(([x]) => x), sorted.map(([, v]) => v.reduce((a, b) => a + b, 0) / v.length),
+    sorted.map(([, v]) => Math.min(...v)), sorted.map(([, v]) => Math.max(...v))];
+}
+
+function smoothed(values, window) {
+  if (!window) return null;
+  const half = Math.floor(window / 2);
+  return values.map((_, i) => {
+    const part = values.slice(Math.max(0, i - half), i + half + 1);
+    return part.reduce((a, b) => a + b, 0) / part.length;
+  });
+}
+
+const headOf = (panel) => panelHead(panel.title, panel.nonfinite ? `${plural(panel.nonfinite, "value")} not finite` : "", panel.names.join("\n"));
+
+async function drawPanel(figure) {
   const panel = data.panels[Number(figure.dataset.panel)];
-  const curves = await chunk(panel.chunk);
-  drawPanel(figure, panel, curves[panel.place]);
+  const lines = linesOf(panel, (await chunk(panel.chunk))[panel.place]);
+  if (!lines.length) return figure.replaceChildren(headOf(panel), el("p", { class: "empty" }, "No run that is shown has this figure."));
+  // With several runs the colours are in the bar above; the panel itself says what its dashes are.
+  const grey = { light: "#62676d", dark: "#9aa1a9" };
+  const keys = severalRuns ? panel.series.map((name, s) => ({ name, style: grey, dash: DASHES[s % DASHES.length] })) : lines.map((line) => ({ ...line, marks: false }));
+  return figure.replaceChildren(headOf(panel), lineChart(panel, lines, stepAxis()), legend(panel.series.length > 1 ? keys : []));
 }
 
 const watcher = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (!entry.isIntersecting) continue;
-    watcher.unobserve(entry.target);
-    draw(entry.target);
+  for (const { isIntersecting, target } of entries) {
+    if (!isIntersecting) continue;
+    watcher.unobserve(target);
+    drawPanel(target);
   }
 }, { rootMargin: "600px" });
 
@@ -22,23 +81,27 @@ function redraw() {
     if (!figure.hidden) watcher.observe(figure);
   }
   for (const slot of document.querySelectorAll("[data-shaping]")) slot.replaceWith(shapingPanels());
-  const slot = byId("phases");
-  if (slot) slot.replaceChildren(phaseTable() || "");
+}
+
+function redrawAll() {
+  runChips();
+  showOverview();
+  redraw();
+  drawPrompt();
 }
 
 function makeSections() {
   const links = [["overview", "Overview"]];
   for (const [section, title] of Object.entries(data.sections)) {
-    const own = data.panels.map((panel, i) => [panel, i]).filter(([panel]) => panel.section === section);
+    const panels = [...data.panels.entries()].filter(([, panel]) => panel.section === section);
     const stacked = section === "shaping" && data.shaping.runs.some((rows) => rows.length);
-    const table = section === "speed" && data.phases.some((phases) => Object.keys(phases).length);
-    if (!own.length && !stacked && !table) continue;
-    const grid = el("div", { class: "panels" }, stacked ? shapingPanels() : null, ...own.map(([panel, i]) =>
-      el("div", { class: "panel", "data-panel": i }, panelHead(panel), el("div", { class: "waiting" }))));
+    const table = section === "speed" ? phaseTable() : null;
+    if (!panels.length && !stacked && !table) continue;
+    const grid = el("div", { class: "panels" }, stacked ? shapingPanels() : null, ...panels.map(([i, panel]) =>
+      el("div", { class: "panel", "data-panel": i }, headOf(panel), el("div", { class: "waiting" }))));
     const head = el("h2", { id: `${section}-title` }, title);
-    const parts = table ? [el("div", { id: "phases" })] : [];
-    const content = section === "others" ? others(own, grid) : [head, ...parts, grid];
-    byId("sections").append(el("section", { id: section, "aria-labelledby": `${section}-title` }, ...content));
+    const parts = section === "others" ? [foldedPanels(panels, head, grid)] : [head, table, grid];
+    byId("sections").append(el("section", { id: section, "aria-labelledby": `${section}-title` }, ...parts));
     links.push([section, title]);
   }
   links.push(["options", "Configuration"], ["samples", "Samples"]);
@@ -46,25 +109,27 @@ function makeSections() {
 }
 
 // Hundreds of panels: folded, with a search for the metric's name.
-function others(own, grid) {
+function foldedPanels(panels, head, grid) {
   const field = el("input", { type: "search", autocomplete: "off", spellcheck: "false" });
-  const fold = el("details", {}, el("summary", {}, el("h2", { id: "others-title" }, "All other metrics "), el("span", { class: "quiet" }, plural(own.length, "metric"))),
-    el("form", { class: "filters", role: "search" }, el("label", { class: "grow" }, "Text in the name", field)), grid);
-  fold.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
+  const form = el("form", { class: "filters", role: "search" }, el("label", { class: "grow" }, "Text in the name", field));
+  form.addEventListener("submit", (event) => event.preventDefault());
   field.addEventListener("input", () => {
     const words = field.value.trim().toLowerCase();
-    [...grid.children].forEach((figure, i) => figure.classList.toggle("filtered", !own[i][0].title.toLowerCase().includes(words)));
+    [...grid.children].forEach((figure, i) => figure.classList.toggle("filtered", !panels[i][1].title.toLowerCase().includes(words)));
   });
-  return [fold];
+  return el("details", {}, el("summary", {}, head, " ", el("span", { class: "quiet" }, plural(panels.length, "metric"))), form, grid);
 }
 
 function shapingPanels() {
   const bounds = data.shaping.bounds;
   const names = ["unchanged", ...bounds.slice(1).map((b) => `up to ${percent0(b)}`), `above ${percent0(bounds[bounds.length - 1])}`];
-  const dim = dark.matches ? ["#4a4f57", "#34506a", "#3f78a6", "#56b4e9", "#f28e4b"] : ["#d5d8dc", "#bcdcf0", "#6bb1dc", "#0072b2", "#d55e00"];
+  const colours = dark.matches ? ["#4a4f57", "#34506a", "#3f78a6", "#56b4e9", "#f28e4b"] : ["#d5d8dc", "#bcdcf0", "#6bb1dc", "#0072b2", "#d55e00"];
   const slot = el("div", { class: "panels inner", "data-shaping": "" });
   data.shaping.runs.forEach((rows, r) => {
-    if (rows.length && shown.runs.has(r)) slot.append(stackedPanel(`Responses by the change of their advantage${severalRuns ? `: ${data.runs[r].name}` : ""}`, rows, names, dim));
+    if (!rows.length || !shown.runs.has(r)) return;
+    const title = `Responses by the change of their advantage${severalRuns ? `: ${data.runs[r].name}` : ""}`;
+    const keys = names.map((name, i) => ({ name, colour: colours[i] }));
+    slot.append(el("div", { class: "panel" }, panelHead(title), stackedChart(title, rows, names, colours, { ...stepAxis(), tipTitle: (step) => `step ${count(step)}` }), legend(keys, ({ colour }) => block(colour))));
   });
   return slot;
 }
@@ -76,17 +141,14 @@ function startTools() {
   byId("layer-tool").hidden = layers.length < 2;
   byId("layer").addEventListener("input", () => { shown.layer = byId("layer").value; redraw(); });
   byId("smoothing").addEventListener("input", () => { shown.smoothing = Number(byId("smoothing").value); redraw(); });
-  const seeds = data.groups.length < data.runs.length;
-  byId("together-tool").hidden = !seeds;
-  shown.together = seeds;
-  byId("together").addEventListener("input", () => { shown.together = byId("together").checked; runChips(); showOverview(); drawPrompt(); redraw(); });
-  runChips();
+  byId("together-tool").hidden = !shown.together;
+  byId("together").addEventListener("input", () => { shown.together = byId("together").checked; redrawAll(); });
 }
 
 // What the colours are; a click leaves a run, or a group of seeds, out.
 function runChips() {
   if (!severalRuns) return;
-  const owners = shown.together ? data.groups.map((group, g) => [group, data.runs.flatMap((run, r) => (run.group === g ? [r] : []))]) : data.runs.map((run, r) => [run, [r]]);
+  const owners = shown.together ? data.groups.map((group, g) => [group, groupMembers(g)]) : data.runs.map((run, r) => [run, [r]]);
   byId("runs").replaceChildren(...owners.map(([owner, members]) => {
     const button = el("button", { type: "button", class: "owner", "aria-pressed": String(members.some((r) => shown.runs.has(r))) }, swatch({ style: owner }), owner.name);
     button.addEventListener("click", () => {
@@ -99,37 +161,89 @@ function runChips() {
   }));
 }
 
+function duration(seconds) {
+  if (seconds < 120) return `${short(Number(seconds.toPrecision(3)))} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 120) return `${minutes} min`;
+  return minutes < 60 * 48 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${(minutes / 1440).toFixed(1)} days`;
+}
+
+function stepsOf(run) {
+  if (run.complete) return count(run.steps);
+  return `${count(run.steps)}${run.planned > run.steps ? ` of ${count(run.planned)}` : ""}, not finished`;
+}
+
+const atStep = ([value, step]) => el("span", {}, `${percent(value)}% `, el("small", {}, `step ${count(step)}`));
+const COLUMNS = [
+  ["training pass@1", "training", (value) => `${percent(value)}%`],
+  ["validation, first", "first", atStep], ["last", "last", atStep], ["best", "best", atStep],
+  ["tokens of a response", "tokens", short], ["ER", "er", short], ["ERV", "erv", short], ["ERA", "era", short],
+  ["loss", "loss", short], ["a step", "seconds", duration], ["all steps", "total", duration], ["tokens/s", "throughput", short],
+].map(([name, key, shownAs]) => [name, ({ figures }) => (figures[key] === undefined ? null : shownAs(figures[key]))]);
+COLUMNS.unshift(["steps", stepsOf]);
+COLUMNS.push(...["seed", "estimator", "model", "version"].map((key) => [key, (run) => run[key]]));
+
+function showOverview() {
+  const columns = COLUMNS.filter(([, cell]) => data.runs.some((run) => cell(run)));
+  const rows = data.runs.map((run) => el("tr", {}, rowName(el("span", { class: "owner" }, swatch({ style: ownerOf(run) }), run.name)),
+    ...columns.map(([, cell]) => cellOf(cell(run) || "–"))));
+  byId("overview-table").replaceChildren(tableOf(["run", ...columns.map(([name]) => name)], 1, rows));
+  const parts = ["Figures of training are means over its last 10 steps."];
+  if (data.width > 1) parts.push(`Each point of a curve is the mean of ${data.width} steps; where it is one line per run, the band reaches from their lowest to their highest value, so that no peak is lost.`);
+  else parts.push("Curves show every step.");
+  if (data.groups.length < data.runs.length) parts.push("Runs that differ in nothing but their seed and their names are seeds of one setting: their line is the mean over them, and the band reaches from the lowest to the highest.");
+  byId("reading").textContent = parts.join(" ");
+}
+
+function phaseTable() {
+  const names = [...new Set(data.phases.flatMap((phases) => Object.keys(phases)))];
+  if (!names.length) return null;
+  const totals = data.phases.map((phases) => Object.values(phases).reduce((a, b) => a + b, 0));
+  const rows = names.map((name) => el("tr", {}, rowName(name), ...data.phases.map((phases, r) => {
+    if (!(name in phases)) return cellOf("–");
+    const share = phases[name] / (totals[r] || 1);
+    const bar = el("span", { class: "meter", "aria-hidden": "true" }, el("i"));
+    bar.firstChild.style.width = `${100 * share}%`;
+    return el("td", {}, bar, el("span", { class: "amount" }, `${duration(phases[name])} `, el("small", {}, `${percent(share)}%`)));
+  })));
+  const table = scrolled("Time by phase", tableOf(["phase, all steps", ...data.runs.map(({ name }) => name)], 1, rows));
+  table.id = "phases";
+  return table;
+}
+
+async function showOptions() {
+  const rows = await chunk(data.options);
+  const words = byId("option-text").value.trim().toLowerCase();
+  const only = severalRuns && byId("differing").checked;
+  const matching = rows.filter(([name, differs, values]) =>
+    (!only || differs) && (!words || [name, ...values].some((text) => text.toLowerCase().includes(words))));
+  const drawn = matching.slice(0, 1500).map(([name, differs, values]) => el("tr", { class: differs ? "differs" : null }, rowName(visible(name)),
+    ...values.map((text) => el("td", { class: "name value", colspan: differs ? null : data.runs.length }, visible(text)))));
+  const about = severalRuns ? `; the runs differ in ${rows.filter(([, differs]) => differs).length || "none"}` : "";
+  byId("option-count").textContent = `${count(matching.length)} of ${plural(rows.length, "option")}${about}`;
+  byId("option-table").replaceChildren(tableOf(["option", ...data.runs.map(({ name }) => name)], 1 + data.runs.length, drawn));
+  byId("option-table").hidden = !drawn.length;
+}
+
 // The panels that nobody has scrolled to, one after the other while nothing else happens: for printing, and for searching.
 function drawTheRest() {
   const next = document.querySelector("section:not(#others) > .panels > [data-panel]:not([hidden]) > .waiting");
   if (!next) return;
-  const figure = next.parentElement;
-  watcher.unobserve(figure);
-  draw(figure).then(() => requestIdleCallback(drawTheRest));
+  watcher.unobserve(next.parentElement);
+  drawPanel(next.parentElement).then(() => requestIdleCallback(drawTheRest));
 }
 
-function start() {
-  byId("troubles").hidden = !data.troubles.length;
-  byId("troubles-count").textContent = `${plural(data.troubles.length, "thing")} could not be read`;
-  byId("troubles-list").append(...data.troubles.map((line) => el("li", {}, line)));
-  makeSections();
-  startTools();
-  showOverview();
-  redraw();
-  byId("differing-tool").hidden = !severalRuns;
-  byId("option-filters").addEventListener("input", showOptions);
-  byId("option-filters").addEventListener("submit", (event) => event.preventDefault());
-  dark.addEventListener("change", () => { runChips(); showOverview(); redraw(); drawPrompt(); });
-}
-
-start();
-let ready = Promise.resolve();
-if ("DecompressionStream" in window) {
-  ready = Promise.all([showOptions(), startSamples()]).then(() => {
-    performance.mark("ready");
-    document.documentElement.setAttribute("data-ready", "");
-    requestIdleCallback(drawTheRest);
-  });
-} else {
-  trouble("This browser cannot unpack the data, because it lacks DecompressionStream. Browsers since 2023 have it.");
-}
+byId("troubles").hidden = !data.troubles.length;
+byId("troubles-count").textContent = `${plural(data.troubles.length, "thing")} could not be read`;
+byId("troubles-list").append(...data.troubles.map((line) => el("li", {}, line)));
+makeSections();
+startTools();
+runChips();
+showOverview();
+redraw();
+byId("differing-tool").hidden = !severalRuns;
+byId("option-filters").addEventListener("input", showOptions);
+byId("option-filters").addEventListener("submit", (event) => event.preventDefault());
+dark.addEventListener("change", redrawAll);
+const ready = whenReady(showOptions, startSamples);
+ready.then(() => requestIdleCallback(drawTheRest));

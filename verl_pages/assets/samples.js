@@ -1,49 +1,82 @@
-// Samples over steps: the list of prompts, and the responses to one of them at two steps side by side.
+// The browser of responses: a list of prompts, and the responses to one of them at two places (run and step) side by side.
 const browse = { entries: [], matches: [], sides: [null, null], samples: [0, 0], marks: true, measure: "" };
 const measures = measuresOf();
+const SPLITS = { val: "validation ", train: "training " };
+const GLYPHS = { c: "✓", w: "×", n: "–", u: "?", t: "T", m: "M", x: "C" };
+const verdictClass = (code) => (code === "c" ? "correct" : code === "w" ? "wrong" : "else");
+const correctIn = ([, , verdicts]) => verdicts.split("c").length - 1;
+const shareOf = (cell) => correctIn(cell) / cell[2].length;
+const some = (cells, code) => cells.some(([, , verdicts]) => verdicts.includes(code));
 
-// An entry of the list: the order of its fields is that of `_entry` in page_samples.py.
+// An entry of the list: the order of its fields is that of `_entry` in samples.py. A cell is [run, step, verdicts, truncated].
 function entryOf([split, uid, source, text, cells, chunkId, place]) {
   const entry = { split, uid, source, text, cells, chunkId, place };
-  const byRun = new Map();
-  for (const cell of cells) byRun.set(cell[0], [...(byRun.get(cell[0]) || []), cell[2] / cell[3]]);
-  entry.shares = [...byRun.values()];
+  const byRun = Map.groupBy ? Map.groupBy(cells, ([run]) => run) : cells.reduce((map, cell) => map.set(cell[0], [...(map.get(cell[0]) || []), cell]), new Map());
+  entry.shares = [...byRun.values()].map((own) => own.filter(([, , verdicts]) => verdicts).map(shareOf)).filter((own) => own.length);
   entry.change = entry.shares.reduce((sum, shares) => sum + shares[shares.length - 1] - shares[0], 0);
   return entry;
 }
 
+// Filters: of the cells that are chosen, and of the whole entry.
 const VERDICTS = {
-  several: ["answered at several steps", (e) => e.cells.length > 1],
-  gained: ["more often correct at the end", (e) => e.change > 0],
-  lost: ["less often correct at the end", (e) => e.change < 0],
-  always: ["always correct", (e) => e.cells.every(([, , correct, all]) => correct === all)],
-  never: ["never correct", (e) => e.cells.every(([, , correct]) => correct === 0)],
-  mixed: ["correct and incorrect", (e) => e.cells.some(([, , c, n]) => c > 0) && e.cells.some(([, , c, n]) => c < n)],
-  cut: ["cut at the length limit", (e) => e.cells.some(([, , , , cut]) => cut > 0)],
+  several: ["answered at several steps", (cells) => cells.length > 1],
+  gained: ["more often correct at the end", (_, entry) => entry.change > 0],
+  lost: ["less often correct at the end", (_, entry) => entry.change < 0],
+  always: ["always correct", (cells) => cells.every((cell) => correctIn(cell) === cell[2].length)],
+  never: ["never correct", (cells) => !some(cells, "c")],
+  mixed: ["correct and incorrect", (cells) => some(cells, "c") && cells.some((cell) => correctIn(cell) < cell[2].length)],
+  apart: ["correct at only some steps or runs", (cells) => some(cells, "c") && cells.some((cell) => !correctIn(cell))],
+  cut: ["cut at the length limit", (cells) => cells.some(([, , , cut]) => cut > 0)],
 };
 const ORDERS = {
   steps: ["most steps", (a, b) => b.cells.length - a.cells.length],
   gain: ["largest gain", (a, b) => b.change - a.change],
   loss: ["largest loss", (a, b) => a.change - b.change],
-  uid: ["place in the data", (a, b) => a.uid - b.uid],
+  place: ["place in the data", (a, b) => browse.sources.indexOf(a.source) - browse.sources.indexOf(b.source) || a.uid - b.uid],
 };
+const titleOf = ({ split, source, uid }) => `${source ? `${visible(source)} · ` : ""}${SPLITS[split] || ""}${data.samples.noun} ${uid}`;
+const placeName = ([run, step]) => `${severalRuns ? `${data.runs[run].name}: ` : ""}step ${count(step)}`;
+const sameCell = (cell, chosen) => chosen && cell[0] === chosen[0] && cell[1] === chosen[1];
 
-function fillFilters() {
-  const splits = [...new Set(browse.entries.map(({ split }) => split))].sort();
-  const sources = [...new Set(browse.entries.map(({ source }) => source))].sort();
-  byId("filter-split").append(option("", "all"), ...splits.map((split) => option(split, split === "val" ? "validation" : "training")));
-  byId("filter-source").append(option("", "all"), ...sources.map((source) => option(source, visible(source) || "(none)")));
-  byId("filter-verdict").append(option("", "any"), ...Object.entries(VERDICTS).map(([key, [name]]) => option(key, name)));
-  byId("filter-order").append(...Object.entries(ORDERS).map(([key, [name]]) => option(key, name)));
+// A choice that says nothing is hidden.
+function fillFilter(name, all, options) {
+  byId(`filter-${name}`).append(...(all ? [option("", all)] : []), ...options.map(([value, text]) => option(value, text)));
+  byId(`filter-${name}`).parentElement.hidden = options.length < 2;
 }
 
+function fillFilters() {
+  const distinct = (values) => [...new Set(values)];
+  browse.sources = distinct(browse.entries.map(({ source }) => source));
+  const cells = browse.entries.flatMap((entry) => entry.cells);
+  let places = distinct(cells.map(([run, step]) => `${run},${step}`));
+  if (places.length > 60) places = severalRuns ? distinct(cells.map(([run]) => String(run))) : [];
+  const codes = Object.entries(data.samples.verdicts).filter(([code]) => some(cells, code));
+  fillFilter("split", "all", distinct(browse.entries.map(({ split }) => split)).map((split) => [split, SPLITS[split]]));
+  fillFilter("source", "all", browse.sources.map((source) => [source, visible(source) || "(none)"]));
+  fillFilter("place", "all", places.map((place) => [place, place.includes(",") ? placeName(place.split(",").map(Number)) : data.runs[place].name]));
+  fillFilter("verdict", "any", [...Object.entries(VERDICTS).map(([key, [name]]) => [key, name]), ...codes.map(([code, name]) => [`is:${code}`, `some response: ${name.replaceAll("_", " ")}`])]);
+  fillFilter("order", "", Object.entries(ORDERS).map(([key, [name]]) => [key, name]));
+  byId("filter-order").value = data.samples.order;
+  for (const one of byId("filter-order").options) one.defaultSelected = one.selected;
+}
+
+const filterOf = (name) => byId(`filter-${name}`).value;
+const chosenCells = (entry) => entry.cells.filter(([run, step]) => ["", String(run), `${run},${step}`].includes(filterOf("place")));
+// The verdict that responses are looked for by; empty: any.
+const chosenCode = () => (filterOf("verdict").startsWith("is:") ? filterOf("verdict").slice(3) : "");
+
 function applyFilters() {
-  const [split, source, verdict, order] = ["split", "source", "verdict", "order"].map((name) => byId(`filter-${name}`).value);
-  const words = byId("filter-text").value.trim().toLowerCase();
+  const [split, source, verdict] = ["split", "source", "verdict"].map(filterOf);
+  const words = filterOf("text").trim().toLowerCase();
+  const passes = (entry) => {
+    const cells = chosenCells(entry).filter(([, , verdicts]) => verdicts);
+    if (filterOf("place") && !cells.length) return false;
+    return !verdict || (chosenCode() ? some(cells, chosenCode()) : cells.length > 0 && VERDICTS[verdict][1](cells, entry));
+  };
   browse.matches = browse.entries.filter((entry) => (!split || entry.split === split) && (!source || entry.source === source)
-    && (!verdict || VERDICTS[verdict][1](entry)) && (!words || entry.text.toLowerCase().includes(words)));
-  browse.matches.sort(ORDERS[order || "steps"][1]);
-  byId("count").textContent = `${browse.matches.length.toLocaleString("en")} of ${plural(browse.entries.length, "prompt")}`;
+    && (!words || entry.text.toLowerCase().includes(words)) && passes(entry));
+  browse.matches.sort(ORDERS[filterOf("order") || "steps"][1]);
+  byId("count").textContent = `${count(browse.matches.length)} of ${plural(browse.entries.length, data.samples.noun)}`;
   return prompts.show(browse.matches.length);
 }
 
@@ -51,28 +84,25 @@ async function promptItem(place) {
   const entry = browse.matches[place];
   // Of several runs, their mean.
   const mean = (pick) => percent0(entry.shares.reduce((sum, shares) => sum + pick(shares), 0) / entry.shares.length);
-  const last = mean((shares) => shares[shares.length - 1]);
+  const last = entry.shares.length ? mean((shares) => shares[shares.length - 1]) : "–";
   const tally = entry.shares.some((shares) => shares.length > 1) ? `${mean((shares) => shares[0])} → ${last}` : last;
   return el("div", { class: "item" },
-    el("div", { class: "where" }, el("span", {}, `${entry.split === "val" ? "validation" : "training"} · ${entry.uid}${entry.source ? ` · ${visible(entry.source)}` : ""}`),
-      el("span", { class: "tally", title: "correct responses at the first and the last step" }, tally)),
-    el("div", { class: "text", dir: "auto" }, visible(entry.text) || "(no prompt)"));
+    el("div", { class: "where" }, el("span", {}, titleOf(entry)), el("span", { class: "tally", title: "correct responses at the first and the last step" }, tally)),
+    el("div", { class: "text", dir: "auto" }, visible(entry.text) || `(no ${data.samples.noun})`));
 }
-const percent0 = (share) => `${Math.round(100 * share)}%`;
-
-const sameCell = (cell, chosen) => chosen && cell[0] === chosen[0] && cell[1] === chosen[1];
 
 async function openPrompt() {
   const entry = browse.matches[prompts.chosen];
   if (entry) {
-    // The steps that were looked at stay, if this prompt has them.
+    // The steps that were looked at stay, if this prompt has them; a step that is filtered by is on the right.
     const { cells } = entry;
     const own = cells.filter(([run]) => run === cells[0][0]);
     const first = cells.find((cell) => sameCell(cell, browse.sides[0])) || cells[0];
     let last = cells.find((cell) => sameCell(cell, browse.sides[1])) || own[own.length - 1];
-    if (last === first && cells.length > 1) last = cells[cells.length - 1] === first ? cells[0] : cells[cells.length - 1];
+    if (filterOf("place") || chosenCode()) last = chosenCells(entry).find(([, , verdicts]) => verdicts.includes(chosenCode())) || last;
+    else if (last === first && cells.length > 1) last = cells[cells.length - 1] === first ? cells[0] : cells[cells.length - 1];
     browse.sides = [first, last].map((cell) => cell.slice(0, 2));
-    browse.samples = [0, 0];
+    browse.samples = [first, last].map(([, , verdicts]) => Math.max(0, verdicts.indexOf(chosenCode())));
   }
   await drawPrompt();
   byId("detail").scrollTop = 0;
@@ -85,26 +115,26 @@ async function drawPrompt() {
   const detail = byId("detail");
   const entry = browse.matches[prompts.chosen];
   if (!entry) {
-    detail.replaceChildren(el("p", { class: "empty" }, browse.entries.length ? "No prompt matches the filters." : "There are no samples. Reinforcement learning keeps those of every step with trainer.samples.freq=1; supervised fine-tuning has none."));
+    detail.replaceChildren(el("p", { class: "empty" }, browse.entries.length ? `No ${data.samples.noun} matches the filters.` : data.samples.none));
     return;
   }
   const record = (await chunk(entry.chunkId))[entry.place];
   if (round !== promptRound) return;
-  const held = browse.sides.map((side) => record.cells.find((cell) => sameCell(cell, side)));
-  const numbers = held.map(([, , list], side) => Math.min(browse.samples[side], list.length - 1));
-  const responses = held.map(([, , list], side) => list[numbers[side]]);
-  const single = entry.cells.length === 1 && responses[0] === responses[1];
-  const texts = responses.map((r) => r.text.join(""));
-  const marks = browse.marks && !single ? differences(...texts) : [null, null];
+  const cells = browse.sides.map((side) => entry.cells.find((cell) => sameCell(cell, side)));
+  const numbers = cells.map(([, , verdicts], side) => Math.min(browse.samples[side], verdicts.length - 1));
+  const responses = cells.map((cell, side) => record.cells[entry.cells.indexOf(cell)][numbers[side]] || null);
+  const single = cells[0] === cells[1] && entry.cells.length === 1;
+  const both = responses[0] && responses[1];
+  const marks = browse.marks && !single && both ? differences(...responses.map((r) => r.text.join(""))) : [null, null];
   const measure = measures.find(({ key }) => key === browse.measure);
-  const scale = measure ? scaleOfTokens(measure, responses) : null;
-  const panes = (single ? [0] : [0, 1]).map((side) => pane(entry, side, held[side], numbers[side], responses[side], marks && marks[side], measure, scale));
+  const colours = measure && { measure, scale: scaleOfTokens(measure, responses) };
+  const panes = (single ? [0] : [0, 1]).map((side) => pane(entry, side, cells[side], numbers[side], responses[side], marks && marks[side], colours));
   const focus = keptFocus(detail);
   detail.replaceChildren(
-    el("h3", {}, `${entry.split === "val" ? "Validation" : "Training"} prompt ${entry.uid}`),
-    el("p", { class: "prose prompt", dir: "auto" }, visible(record.prompt) || "(no prompt)"),
-    el("p", { class: "facts" }, el("span", {}, "Ground truth ", el("b", {}, visible(record.truth) || "none"))),
-    stepStrip(entry), tools(responses, measure, scale, marks === null, single),
+    el("h3", {}, titleOf(entry)),
+    el("p", { class: "prose prompt", dir: "auto" }, visible(record.prompt) || `(no ${data.samples.noun})`),
+    el("p", { class: "facts" }, el("span", {}, `${data.samples.truth} `, el("b", {}, visible(record.truth) || "none"))),
+    placeStrip(entry), tools(responses, colours, marks === null, single),
     el("div", { class: `panes ${single ? "single" : ""}` }, ...panes), figureTable(responses, single));
   focus();
 }
@@ -116,13 +146,13 @@ function keptFocus(box) {
   const name = focused.id ? `#${focused.id}` : `.${focused.classList[0]}`;
   const place = [...box.querySelectorAll(name)].indexOf(focused);
   return () => {
-    const found = box.querySelectorAll(name);
-    if (found.length) found[Math.min(place, found.length - 1)].focus({ preventScroll: true });
+    const again = box.querySelectorAll(name);
+    if (again.length) again[Math.min(place, again.length - 1)].focus({ preventScroll: true });
   };
 }
 
 // One button for every step (and run), as dark as the share of correct responses.
-function stepStrip(entry) {
+function placeStrip(entry) {
   const strip = el("div", { class: "strip" });
   for (const [r, run] of data.runs.entries()) {
     const cells = entry.cells.filter((cell) => cell[0] === r);
@@ -130,12 +160,11 @@ function stepStrip(entry) {
     const row = el("div", { class: "steps", role: "group", "aria-label": `Steps of ${run.name}` });
     if (severalRuns) row.append(el("span", { class: "owner" }, swatch({ style: ownerOf(run) }), run.name));
     for (const cell of cells) {
-      const [, step, correct, all] = cell;
       const sides = browse.sides.map((side) => sameCell(cell, side));
-      const name = `Step ${step.toLocaleString("en")}: ${correct} of ${all} correct`;
+      const name = `Step ${count(cell[1])}: ${correctIn(cell)} of ${cell[2].length} correct`;
       const button = el("button", { type: "button", class: "step", title: `${name}. Click: show right; with shift: show left`, "aria-label": name,
-        "aria-pressed": String(sides[0] || sides[1]), "data-side": sides[0] && sides[1] ? "LR" : sides[0] ? "L" : sides[1] ? "R" : null }, String(step));
-      button.style.setProperty("--s", `${Math.round((100 * correct) / all)}%`);
+        "aria-pressed": String(sides[0] || sides[1]), "data-side": sides[0] && sides[1] ? "LR" : sides[0] ? "L" : sides[1] ? "R" : null }, String(cell[1]));
+      button.style.setProperty("--s", `${Math.round(100 * shareOf(cell)) || 0}%`);
       button.addEventListener("click", (event) => show(event.shiftKey ? 0 : 1, cell));
       row.append(button);
     }
@@ -146,52 +175,59 @@ function stepStrip(entry) {
 
 function show(side, cell) {
   browse.sides[side] = cell.slice(0, 2);
+  browse.samples[side] = 0;
   return drawPrompt();
 }
 
-function tools(responses, measure, scale, tooDifferent, single) {
+function tools(responses, colours, tooDifferent, single) {
   const box = el("input", { type: "checkbox", id: "marks" });
   box.checked = browse.marks;
   box.addEventListener("change", () => { browse.marks = box.checked; drawPrompt(); });
-  const known = measures.filter((one) => responses.some((r) => r.tokens && one.values(r.tokens)));
+  const known = measures.filter((one) => responses.some((r) => r && r.tokens && one.values(r.tokens)));
   const parts = [single ? null : el("label", {}, box, " mark differences")];
   if (known.length) {
     const select = el("select", { id: "measure" }, option("", "nothing"), ...known.map(({ key, name }) => option(key, name)));
     select.value = known.some(({ key }) => key === browse.measure) ? browse.measure : "";
     select.addEventListener("change", () => { browse.measure = select.value; drawPrompt(); });
     parts.push(el("label", {}, "Colour tokens by ", select));
-  } else parts.push(el("span", { class: "quiet" }, "Tokens have no figures here to colour them by; trainer.samples.tokens=true keeps them."));
+  } else if (data.samples.hint) parts.push(el("span", { class: "quiet" }, data.samples.hint));
   if (tooDifferent) parts.push(el("span", { class: "quiet" }, "The responses differ too much to mark the differences."));
-  return el("div", {}, el("div", { class: "pane-tools" }, ...parts), measure && scale ? tokenLegend(measure, scale) : null);
+  return el("div", {}, el("div", { class: "pane-tools" }, ...parts), colours && colours.scale ? tokenLegend(colours.measure, colours.scale) : null);
 }
 
-function pane(entry, side, cell, number, response, marks, measure, scale) {
-  const select = el("select", { "aria-label": side ? "Right step" : "Left step", id: `side-${side}` }, ...entry.cells.map(([r, step, correct, all], i) =>
-    option(String(i), `${severalRuns ? `${data.runs[r].name}: ` : ""}step ${step.toLocaleString("en")} (${correct} of ${all} correct)`)));
-  select.value = String(entry.cells.findIndex((one) => sameCell(one, cell)));
+const verdictName = (code, reason) => (data.samples.verdicts[code] || "other").replaceAll("_", " ") + (reason ? ` (${visible(reason)})` : "");
+
+// One side: which place it shows, the verdicts of its responses, and the one that is open.
+function pane(entry, side, cell, number, response, marks, colours) {
+  const select = el("select", { "aria-label": side ? "Right step" : "Left step", id: `side-${side}` }, ...entry.cells.map((one, i) =>
+    option(String(i), `${placeName(one)} (${correctIn(one)} of ${one[2].length} correct)`)));
+  select.value = String(entry.cells.indexOf(cell));
   select.addEventListener("change", () => show(side, entry.cells[Number(select.value)]));
-  const total = entry.cells.find((one) => sameCell(one, cell))[3];
-  const buttons = cell[2].map((one, i) => {
-    const name = `Response ${i + 1}: ${verdictOf(one)}`;
-    const button = el("button", { type: "button", class: `cell ${one.correct ? "correct" : "wrong"}`, title: name, "aria-label": name, "aria-pressed": String(i === number) }, one.correct ? "✓" : "×");
+  const buttons = [...cell[2]].map((code, i) => {
+    const name = `Response ${i + 1}: ${verdictName(code, "")}`;
+    const faint = chosenCode() && code !== chosenCode() ? " faint" : "";
+    const button = el("button", { type: "button", class: `cell ${verdictClass(code)}${faint}`, title: name, "aria-label": name, "aria-pressed": String(i === number) }, GLYPHS[code] || "·");
     button.addEventListener("click", () => { browse.samples[side] = i; drawPrompt(); });
     return button;
   });
+  const parts = [select, el("div", { class: "cells", role: "group", "aria-label": "Responses" }, ...buttons)];
+  if (response) parts.push(...responseView(cell[2][number], response, marks, colours));
+  else parts.push(el("p", { class: "quiet" }, cell[2] ? `This response was left out to keep the page small; ${data.samples.files} has it.` : "There are no responses."));
+  return el("section", { class: "pane", "data-side": side }, ...parts);
+}
+
+function responseView(code, response, marks, colours) {
   const facts = el("p", { class: "facts" },
-    el("span", { class: `badge ${response.correct ? "correct" : "wrong"}` }, `${response.correct ? "✓" : "×"} ${visible(verdictOf(response))}`),
+    el("span", { class: `badge ${verdictClass(code)}` }, `${GLYPHS[code] || "·"} ${verdictName(code, response.reason)}`),
     el("span", {}, "answer ", el("b", {}, visible(response.answer) || "none")),
     response.truncated ? el("span", {}, "cut at the length limit") : null,
     response.extra ? el("span", {}, visible(response.extra)) : null);
   const text = el("pre", { class: "response", dir: "auto" });
-  fillText(text, response, marks, measure, scale);
-  return el("section", { class: "pane", "data-side": side }, select,
-    el("div", { class: "cells", role: "group", "aria-label": "Responses" }, ...buttons, total > cell[2].length ? el("small", { class: "quiet" }, `and ${total - cell[2].length} more`) : null), facts, text);
+  fillText(text, response, marks, colours);
+  return [facts, text];
 }
 
-const verdictOf = (response) => (response.correct ? "correct" : "incorrect") + (response.reason ? ` (${response.reason})` : "");
-
-const FIGURE_NAMES = { num_tokens: "tokens", logprob: "log-probability, mean", entropy: "entropy, mean", advantage_0: "advantage before shaping", advantage: "advantage", phi: "Phi" };
-
+const FIGURE_NAMES = { num_tokens: "tokens", logprob: "log-probability, mean", entropy: "entropy, mean", advantage_0: "advantage before shaping", phi: "Phi" };
 const RANK_NAMES = { "Effective Rank": "ER", "Effective Rank diff": "ERV", "Effective Rank diff 2": "ERA" };
 
 function figureName(name) {
@@ -201,12 +237,13 @@ function figureName(name) {
 
 function figureTable(responses, single) {
   const rows = data.samples.figures.flatMap((name, f) => {
-    const values = responses.map((r) => r.figures[f]);
+    const values = responses.map((r) => (r ? r.figures[f] : null));
     if (values.every((v) => v === null)) return [];
-    const change = values.includes(null) ? null : values[1] - values[0];
-    return [el("tr", {}, el("th", { scope: "row", class: "name" }, figureName(name)), el("td", {}, short(values[0])),
-      ...(single ? [] : [el("td", {}, short(values[1])), el("td", {}, change === null ? "–" : (change > 0 ? "+" : "") + short(Number(change.toPrecision(4))))]))];
+    const change = values.includes(null) ? null : Number((values[1] - values[0]).toPrecision(4));
+    const beside = single ? [] : [cellOf(short(values[1])), cellOf((change > 0 ? "+" : "") + short(change))];
+    return [el("tr", {}, rowName(figureName(name)), cellOf(short(values[0])), ...beside)];
   });
+  if (!rows.length) return "";
   return el("div", { class: "figures" }, tableOf(single ? ["figure", "value"] : ["figure", "left", "right", "right − left"], 1, rows));
 }
 
@@ -217,13 +254,15 @@ function moveSide(side, by) {
   show(side, entry.cells[Math.max(0, Math.min(at + by, entry.cells.length - 1))]);
 }
 
+// The next response, or the next with the chosen verdict, on the side that has the focus.
 function moveSample(by) {
-  if (!browse.matches.length) return;
-  const focused = document.activeElement.closest("[data-side].pane");
-  const side = focused ? Number(focused.dataset.side) : 1;
-  const count = byId("detail").querySelectorAll(`.pane[data-side="${side}"] .cell`).length;
-  if (!count) return;
-  browse.samples[side] = (Math.min(browse.samples[side], count - 1) + by + count) % count;
+  const focused = document.activeElement.closest(".pane") || byId("detail").querySelector(".pane:last-child");
+  if (!focused) return;
+  const cells = [...focused.querySelectorAll(".cell")];
+  const wanted = [...cells.keys()].filter((i) => !cells[i].classList.contains("faint"));
+  if (!wanted.length) return;
+  const at = wanted.indexOf(cells.findIndex((cell) => cell.getAttribute("aria-pressed") === "true"));
+  browse.samples[focused.dataset.side] = wanted[(at + by + wanted.length) % wanted.length];
   drawPrompt();
 }
 

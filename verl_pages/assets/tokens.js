@@ -84,9 +84,10 @@ function tokenLegend(measure, scale) {
 }
 
 // The text of a response with its differences marked and its tokens coloured.
-function fillText(pre, response, marks, measure, scale) {
+function fillText(pre, response, marks, colours) {
   const text = response.text[0] + response.text[1];
-  const values = measure && scale && response.tokens ? measure.values(response.tokens) : null;
+  const { measure, scale } = colours || {};
+  const values = scale && response.tokens ? measure.values(response.tokens) : null;
   const ends = new Set([text.length, response.text[0].length]);
   const tokenAt = new Map();
   if (values) {
@@ -112,7 +113,7 @@ function fillText(pre, response, marks, measure, scale) {
       parts.push(span);
     } else parts.push(shownText);
     if (end === response.text[0].length && response.left) {
-      parts.push(el("span", { class: "cut" }, `\n[… ${response.left.toLocaleString("en")} characters left out on this page …]\n`));
+      parts.push(el("span", { class: "cut" }, `\n[… ${count(response.left)} characters left out on this page …]\n`));
     }
     from = end;
   }

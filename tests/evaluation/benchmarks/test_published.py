@@ -3,7 +3,6 @@
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -133,14 +132,6 @@ def test_its_own_solutions_are_right(pool: VerifierPool, name: str, share: float
     assert share_correct(pool, problems, [f"{thought}\n{solution}" for solution in solutions]) == right
     for form in ("<think>{}</think>", "{}</think>", "<think>{}"):
         assert share_correct(pool, problems, [form.format(solution) for solution in solutions]) == 0
-
-
-@pytest.mark.parametrize("name", ["math500", "gsm8k"])
-def test_other_problems_solutions_are_wrong(pool: VerifierPool, name: str):
-    problems = problems_of(name)
-    others = deranged([p.answer for p in problems])
-    pairs = [(replace(p, answer=other), p.solution or "") for p, other in zip(problems, others, strict=True)]
-    assert share_correct(pool, *zip(*pairs, strict=True)) <= 0.03
 
 
 def test_proofs_with_their_answers_boxed_are_right(pool: VerifierPool):

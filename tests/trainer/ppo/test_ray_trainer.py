@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import changed
 
+from verl.batch import Batch
 from verl.config import PPOConfig, load_config
 from verl.config.rollout_correction import RolloutCorrectionConfig
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics, RolloutBatch
@@ -153,21 +154,22 @@ class RecordedPolicy:
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[float]]] = []
 
-    def _scores(self, batch: PolicyBatch | RolloutBatch) -> PolicyScores:
-        values = -batch.input_ids.float()
+    def _scores(self, batch: Batch | RolloutBatch) -> PolicyScores:
+        ids = batch.padded("response_tokens") if isinstance(batch, Batch) else batch.input_ids
+        values = -ids.float()
         return PolicyScores(values, -values, RankMetrics.none(len(batch)), batch_size=[len(batch)])
 
     def compute_logprobs(self, rollout: RolloutBatch) -> PolicyScores:
         self.calls.append(("score", rollout.input_ids[:, 0].tolist()))
         return self._scores(rollout)
 
-    def update(self, batch: PolicyBatch, *_: int) -> dict[str, float]:
-        self.calls.append(("update", batch.old_logprobs[:, 0].tolist()))
+    def update(self, batch: Batch, *_: int) -> dict[str, float]:
+        self.calls.append(("update", batch.padded("old_logprobs")[:, 0].tolist()))
         return {"actor/skipped_updates": 0.0}
 
-    def update_on_policy(self, batch: PolicyBatch, *_: int) -> tuple[dict[str, float], PolicyScores]:
+    def update_on_policy(self, batch: Batch, *_: int) -> tuple[dict[str, float], PolicyScores]:
         assert batch.old_logprobs.isnan().all()
-        self.calls.append(("update on policy", batch.input_ids[:, 0].tolist()))
+        self.calls.append(("update on policy", batch.padded("response_tokens")[:, 0].tolist()))
         return {"actor/skipped_updates": 0.0}, self._scores(batch)
 
 

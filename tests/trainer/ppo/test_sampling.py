@@ -7,12 +7,13 @@ import pytest
 import torch
 from conftest import rank_metrics
 
+from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig
 from verl.data.prompts import PromptRecord, TokenizedPrompts
 from verl.protocol import PromptBatch
 from verl.rewards.pool import VerifierPool
-from verl.rollout.base import FinishedResponses, SampledResponse, collect
 from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.ppo.adapt import padded_rollout
 from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, score_tensors
 
 pytestmark = pytest.mark.slow
@@ -34,7 +35,7 @@ class ScriptedWorkers:
 
     def run_split(self, method, batch, *arguments, copies=1):
         assert method == "compute_rm_scores"
-        return [torch.arange(len(batch)).float()]
+        return [batch.columns().fill(scores=torch.arange(len(batch)).float())]
 
     def generate(self, prompts, sampling, seed, pad_token_id, on_finished):
         """In place of the engines: responses end one by one, the last ones first."""
@@ -43,11 +44,11 @@ class ScriptedWorkers:
         parts = []
         for row in reversed(range(len(texts))):
             ids = self.tokenizer.encode(texts[row])
-            (measured,) = rank_metrics({"m": torch.tensor([float(row)], dtype=torch.float64)}).to_rows()
-            response = SampledResponse(ids, [0.0] * len(ids), False, measured)
-            parts.append(FinishedResponses.of({row: response}, 12))
+            measured = rank_metrics({"m": torch.tensor([float(row)], dtype=torch.float64)})
+            part = Batch.of([[]], [ids], request=torch.tensor([row]), truncated=torch.tensor([False]))
+            parts.append(part.fill(rollout_logprobs=torch.zeros(len(ids)), rank_metrics=measured))
             on_finished(parts[-1])
-        return collect(prompts, parts, sampling.n, 12, pad_token_id)
+        return padded_rollout(Batch.join(parts[::-1]).widened(12), prompts, sampling.n, pad_token_id)
 
 
 def prompts_of(*uids: int, source: str = "arithmetic") -> TokenizedPrompts:

@@ -12,7 +12,7 @@ from verl.algorithms.losses.gpg import gpg_loss
 from verl.algorithms.losses.gspo import gspo_loss
 from verl.algorithms.losses.importance import loss_weights, mean_rollout_weight, rollout_weights
 from verl.algorithms.losses.kl_cov import kl_cov_loss
-from verl.algorithms.losses.own import LossInputs, LossNeeds, MiniBatch, OwnLoss, StepSize, policy_loss
+from verl.algorithms.losses.own import LossInputs, LossNeeds, OwnLoss, StepSize, policy_loss
 from verl.algorithms.losses.ppo_clip import ppo_clip_loss
 from verl.algorithms.losses.sapo import sapo_loss
 from verl.algorithms.losses.value import value_loss
@@ -50,7 +50,6 @@ __all__ = [
     "POLICY_LOSSES",
     "LossInputs",
     "LossNeeds",
-    "MiniBatch",
     "OwnLoss",
     "StepSize",
     "cispo_loss",

@@ -9,14 +9,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-COLUMNS = ("rollout_logprobs", "ref_logprobs", "rewards", "scores", "correct", "group_ids", "old_entropy")
-"""Fields of :class:`LossInputs` that are there only if a loss asks for them."""
+COLUMNS = {name: name for name in ("rollout_logprobs", "ref_logprobs", "rewards", "scores", "correct")}
+COLUMNS |= {"group_ids": "group", "old_entropy": "entropy"}
+"""Fields of :class:`LossInputs` that are there only if a loss asks for them -> the columns of the batch."""
 
 STATISTICS = ("entropy", "logsumexp", "mean_logprob", "sum_pi_squared", "top_k")
 """What a loss may ask of the policy as it learns, at each token over the whole vocabulary, with a gradient."""
 
 OLD_STATISTICS = ("logsumexp", "mean_logprob", "sum_pi_squared")
 """And of the policy before the update."""
+
+_CHOICES = {"columns": tuple(COLUMNS), "statistics": STATISTICS, "old_statistics": OLD_STATISTICS}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -32,26 +35,11 @@ class StepSize(NamedTuple):
     """Longest response allowed, in tokens."""
 
 
-@dataclass(frozen=True)
-class MiniBatch:
-    """A whole mini-batch before it is dealt to workers, on the CPU; what ``LossNeeds.prepare`` is given."""
-
-    response_mask: Tensor
-    """[B, R] bool, the tokens to learn from."""
-    sampled_mask: Tensor
-    """[B, R] bool, all tokens of the responses, those that were rejected included."""
-    old_logprobs: Tensor
-    """[B, R] float32, under the policy before the update."""
-    advantages: Tensor
-    """[B, R] float32."""
-    columns: Mapping[str, Tensor]
-    """The columns that the loss asks for by name, and its ``old_statistics``, [B] or [B, R]."""
-    size: StepSize
-    """Counts of this mini-batch."""
-
-
 Prepare = Callable[..., Mapping[str, Tensor]]
-"""f(MiniBatch, **policy_loss_kwargs) -> further columns by name, float or integer, [B] or [B, R]."""
+"""f(LossInputs, **policy_loss_kwargs) -> further columns by name, float or integer, [B] or [B, R].
+
+The inputs are those of a whole mini-batch on the CPU; the policy has not read it yet, so ``logprobs``, ``entropy`` and
+``statistics`` are NaN or missing."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +61,11 @@ class LossNeeds:
     must not depend on the cut."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (("columns", COLUMNS), ("statistics", STATISTICS), ("old_statistics", OLD_STATISTICS)):
+        for name, allowed in (
+            ("columns", tuple(COLUMNS)),
+            ("statistics", STATISTICS),
+            ("old_statistics", OLD_STATISTICS),
+        ):
             unknown = [value for value in getattr(self, name) if value not in allowed]
             if isinstance(getattr(self, name), str) or unknown:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be a tuple of {', '.join(allowed)}")
@@ -92,10 +84,9 @@ class LossNeeds:
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """The columns that go to the workers besides those of every batch."""
-        groups = ("group_ids",) if self.whole_groups else ()
-        always = ("rollout_logprobs", "ref_logprobs")
-        return tuple(dict.fromkeys(name for name in (*groups, *self.columns) if name not in always))
+        """Columns of the batch that the update needs besides those of every loss."""
+        groups = ("group",) if self.whole_groups else ()
+        return tuple(dict.fromkeys((*groups, *(COLUMNS[name] for name in self.columns), *self.old_statistics)))
 
 
 def policy_loss(

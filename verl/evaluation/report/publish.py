@@ -7,13 +7,14 @@ from typing import Any
 
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.progress import EvaluationDisplay
+from verl.evaluation.report.page import make_page
 from verl.evaluation.report.plots import write_plots
 from verl.evaluation.report.tables import console_table, csv_text, markdown
 from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, write_result
 from verl.evaluation.statistics.summary import Summary, SummaryRow, rows_of, summarise
 from verl.run.tracking import Tracker, drop_records, write_summary
 from verl.utils.files import replace_text
-from verl_pages.evaluation_page import MAX_PAGE_BYTES, build_page
+from verl_pages.evaluation import MAX_PAGE_BYTES
 
 UPLOADED = ("index.html", "results.md", "results.csv")
 """Files that are added to the tracker's run on wandb."""
@@ -73,7 +74,7 @@ def write_results(
     replace_text(folder / "results.md", markdown(summary, title))
     replace_text(folder / "results.csv", csv_text(summary))
     write_plots(folder / "plots", summary)
-    replace_text(folder / "index.html", build_page(summary, results, title, max_page_bytes))
+    replace_text(folder / "index.html", make_page(summary, results, title, max_page_bytes))
     return summary
 
 

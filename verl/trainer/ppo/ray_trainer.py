@@ -22,6 +22,7 @@ from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import with_token_metrics
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
+from verl.single_controller.roles import CriticWorkers, PolicyWorkers, ReferenceWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
@@ -36,7 +37,6 @@ from verl.trainer.logging.source_metrics import metrics_by_source, response_figu
 from verl.trainer.logging.speed import BATCH, step_metrics
 from verl.trainer.logging.step_profiler import StepProfiler
 from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.adapt import CriticWorkers, PolicyLoss, PolicyWorkers, ReferenceWorkers
 from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
@@ -45,6 +45,7 @@ from verl.trainer.ppo.verdicts import FIRST, data_sources, first, step_outcome, 
 from verl.trainer.schedule import endless, is_due
 from verl.trainer.validation import Validator
 from verl.utils.json_state import from_json, to_json
+from verl.workers.policy_loss import PolicyLoss
 
 BEST_BY = "val/pass@1"
 """The validation metric of which the highest value makes a checkpoint the best."""
@@ -221,7 +222,8 @@ class RayPPOTrainer:
             with self.timer.phase("old_log_prob"):
                 parts.append(self.policy.compute_logprobs(rest))
             self.timer.count("old_log_prob", Work.of(rest.lengths))
-        batch.merge(Batch.join(parts))
+        scored = Batch.join(parts)
+        batch.merge(scored if self.config.calculator.measured_by("actor") else scored.without("rank_metrics"))
 
     def _collect_verdicts(self, sampled: Batch, batch: Batch) -> None:
         """Wait for the verifiers, and log what they say of all that was sampled, and of the batch to learn from."""

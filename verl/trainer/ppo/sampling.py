@@ -21,9 +21,9 @@ from verl.models.reward_model_inputs import reward_model_batch
 from verl.rewards import Score
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import ResponseSettings
+from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.adapt import PolicyWorkers, RewardModelWorkers
 from verl.trainer.ppo.verdicts import (
     FIRST,
     data_sources,

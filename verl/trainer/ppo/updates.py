@@ -7,11 +7,12 @@ from torch import Tensor
 from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.ppo import CriticConfig, PPOConfig
+from verl.single_controller.roles import CriticWorkers, PolicyWorkers
 from verl.trainer.logging.rollout_metrics import filtered_length_metrics
 from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.adapt import CriticWorkers, PolicyLoss, PolicyWorkers
 from verl.trainer.ppo.core_algos import StepSize, mean_rollout_weight
 from verl.trainer.skipped_updates import SkippedUpdates
+from verl.workers.policy_loss import PolicyLoss
 
 ACTOR_COLUMNS = ("tokens", "learn_mask", "old_logprobs", "advantages", "ref_logprobs")
 CRITIC_COLUMNS = ("tokens", "learn_mask", "values", "returns")
@@ -62,7 +63,8 @@ class Updates:
                 update; these columns are filled in place.
         """
         config, metrics = self.config.actor, {}
-        columns = batch.columns(*ACTOR_COLUMNS, *self._columns_of_loss)
+        weights = ("rollout_logprobs",) if config.tis_level != "none" else ()
+        columns = batch.columns(*ACTOR_COLUMNS, *weights, *self.loss.needs.sent)
         if config.tis_normalize and config.tis_level != "none":
             pair = (batch.padded("logprobs"), batch.padded("rollout_logprobs"))
             mean = mean_rollout_weight(*pair, batch.mask.long(), config.tis_level, config.tis_cap)
@@ -84,12 +86,6 @@ class Updates:
         with self.timer.phase("update_actor"):
             chosen = columns if rows is None else columns[rows]
             return metrics | self._run("update_actor", chosen, config, update, self.actor_skipped, step)
-
-    @property
-    def _columns_of_loss(self) -> list[str]:
-        """The columns that this policy loss reads besides those of every loss."""
-        weighted = self.config.actor.tis_level != "none" or "rollout_logprobs" in self.loss.needs.columns
-        return [*(["rollout_logprobs"] if weighted else []), *self.loss.columns()]
 
     def _run(
         self,

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl.run.samples import METRIC_PREFIX, SAMPLES, SampleFile
-from verl_pages.run_folder import RunFolder
+from verl_pages.run_folder import SAMPLES, RunFolder, SampleFile
+from verl_pages.samples import PromptSamples, Row
 
 MAX_RAW_BYTES = 64 << 20
 """Of the samples of a page as they are in memory. Beyond it some prompts are left out, the same at every step."""
@@ -32,27 +32,15 @@ FIGURES = ("score", "num_tokens", "logprob", "entropy", "reward", "advantage_0",
 TEXTS = ("data_source", "ground_truth", "answer", "reason", "reward_extra_info")
 TOKENS = ("tokens", "token_logprobs", "token_entropies")
 
+METRIC_PREFIX = "metric/"
+"""Prefix of the columns that hold rank metrics."""
+
 PREFIX_ROWS = "prefix_rows"
 PREFIX = "prefix/"
-"""Prefix of the columns that hold a rank metric of every measured prefix of a response."""
+"""The same for lists of the rank metrics of every measured prefix of a response."""
 
 CHANGES = (1e-6, 0.05, 0.2, 0.5)
 """Bounds of the classes of relative change by rank shaping; the last class has no bound."""
-
-Row = dict[str, Any]
-
-
-@dataclass
-class PromptSamples:
-    """The responses to one prompt."""
-
-    split: str
-    uid: int
-    prompt: str
-    source: str
-    ground_truth: str
-    cells: dict[tuple[int, int], list[Row]] = field(default_factory=dict)
-    """(run, step) -> its responses, in order."""
 
 
 @dataclass
@@ -207,13 +195,11 @@ def _row(values: Row) -> Row:
     }
     return {
         **{name: values.get(name) for name in values if name.startswith(METRIC_PREFIX) or name in FIGURES},
-        **{name: values.get(name) or "" for name in TEXTS},
+        **{name: values.get(name) or "" for name in ("prompt", "response", *TEXTS)},
         "uid": values["uid"] or 0,
-        "sample": values.get("sample") or 0,
-        "prompt": values["prompt"] or "",
-        "response": values["response"] or "",
-        "correct": bool(values["correct"]),
+        "verdict": "c" if values["correct"] else "w",
         "truncated": bool(values.get("truncated")),
+        "extra": values.get("reward_extra_info") or "",
         "tokens": tokens,
         "prefix_rows": prefix_rows,
         "prefixes": prefixes if tokens else {},
@@ -262,8 +248,3 @@ def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:
 
 def _floats(column: pa.ChunkedArray) -> Any:
     return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-
-
-def utf16_length(text: str) -> int:
-    """Its length as scripts of a page count it."""
-    return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -1,6 +1,8 @@
 """The page of training runs: curves, rank metrics, shaping, time, options and samples, of one run or of several."""
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,17 @@ from verl.utils.files import replace_text
 from verl.utils.portable import printable
 from verl_pages.colours import COLOURS, SHAPES, lighter
 from verl_pages.curves import Panel, bucket_steps, make_panels, thin
-from verl_pages.html import CHUNK_BYTES, SHARED, PageAssets, ascii_json, pack, read_assets
+from verl_pages.html import BROWSER_SCRIPTS, CHUNK_BYTES, ascii_json, pack, render
 from verl_pages.options import group_names, option_rows, seed_groups
-from verl_pages.page_samples import pack_samples
-from verl_pages.run_folder import RunFolder, is_run, read_run
-from verl_pages.sample_rows import CHANGES, gather_samples
+from verl_pages.run_folder import SAMPLES, RunFolder, is_run, read_run
+from verl_pages.sample_files import CHANGES, FIGURES, METRIC_PREFIX, GatheredSamples, gather_samples
+from verl_pages.samples import Limits, PromptSamples, pack_samples
 
 MAX_PAGE_BYTES = 24 << 20
 """Samples are left out to keep the page within this size; curves and options stay."""
+
+LIMITS = Limits(characters=12_000, responses=16)
+MAX_PROMPTS = 20_000
 
 MAX_RUNS = 32
 
@@ -105,23 +110,64 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, versi
         "phases": [_phases(run) for run in runs],
         "version": version,
     }
-    assets, title = page_assets(bool(version)), f"Run: {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
-    room = max_bytes - len(assets.fill(title, index, chunks)) - 4096
-    index["samples"], packed = pack_samples(samples, len(chunks), room)
+    title = f"Run: {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
+
+    def text(chunks: Sequence[str]) -> str:
+        scripts = (*BROWSER_SCRIPTS, "run", *(["live"] if version else []))
+        return render("run.html", title, ("base", "pages"), scripts, index, chunks, "'self'" if version else "'none'")
+
+    index["samples"], packed = _samples(samples, len(chunks), max_bytes - len(text(chunks)) - 4096)
     # Reading samples may have added lines.
     index["troubles"] = [printable(f"{run.name}/{line}") for run in runs for line in run.troubles]
-    return assets.fill(title, index, chunks + packed)
+    return text(chunks + packed)
 
 
-def page_assets(live: bool = False) -> PageAssets:
-    """The page before its data."""
-    scripts = ["base.js", "list.js", "charts.js", "run_tables.js", "diff.js", "tokens.js", "samples.js", "run.js"]
-    return PageAssets(
-        read_assets(SHARED, "run.html"),
-        read_assets(SHARED, "base.css", "run.css"),
-        read_assets(SHARED, *scripts, *(["live.js"] if live else [])),
-        "'self'" if live else "'none'",
-    )
+def _samples(found: GatheredSamples, first: int, room: int) -> tuple[dict[str, Any], list[str]]:
+    """The index of the samples, and their chunks, numbered from ``first``."""
+    figures = [*FIGURES, *(METRIC_PREFIX + name for name in found.metrics)]
+    packed = pack_samples(_by_use(found.prompts)[:MAX_PROMPTS], figures, found.prefixes, LIMITS, first, room)
+    index = {
+        "list": first,
+        "noun": "prompt",
+        "truth": "Ground truth",
+        "order": "steps",
+        "prompts": packed.count,
+        "figures": [name.removeprefix(METRIC_PREFIX) for name in figures],
+        "prefixes": found.prefixes,
+        "verdicts": {"c": "correct", "w": "incorrect"},
+        "files": f"{SAMPLES}/",
+        "none": "There are no samples. Reinforcement learning keeps those of every step with trainer.samples.freq=1; "
+        "supervised fine-tuning has none.",
+        "hint": "Tokens have no figures here to colour them by; trainer.samples.tokens=true keeps them.",
+        "limits": _limits(found, packed.count),
+    }
+    return index, packed.chunks
+
+
+def _limits(found: GatheredSamples, shown: int) -> str:
+    """What the reader must know of what is left out."""
+    parts = []
+    if shown < len(found.prompts) or found.fraction < 1:
+        share = found.fraction * shown / max(1, len(found.prompts))
+        parts.append(f"To keep the page small, it has {shown:,} prompts, about {share:.0%}, the same at every step.")
+    if found.num_read < found.num_files:
+        parts.append(f"{found.num_read:,} of {found.num_files:,} files were read, spread over the steps.")
+    if shown:
+        parts.append(
+            f"Of responses longer than {LIMITS.characters:,} characters the beginning and the end are shown, and of a "
+            f"step at most {LIMITS.responses} responses to a prompt; {SAMPLES}/ has all of them in full."
+        )
+    return " ".join(parts)
+
+
+def _by_use(prompts: Sequence[PromptSamples]) -> list[PromptSamples]:
+    """Those first that were answered at most steps, of validation and training in turn."""
+
+    def use(prompt: PromptSamples) -> tuple[int, int]:
+        return -len(prompt.cells), zlib.crc32(f"{prompt.split} {prompt.uid}".encode())
+
+    splits = [sorted((p for p in prompts if p.split == split), key=use) for split in ("val", "train")]
+    return [prompt for pair in zip_longest(*splits) for prompt in pair if prompt is not None]
 
 
 def _style(place: int) -> dict[str, str]:
@@ -219,9 +265,9 @@ def _figures(run: RunFolder) -> Iterator[tuple[str, Any]]:
     series = run.metrics.get("val/pass@1")
     if series is not None and np.isfinite(series.values).any():
         finite = np.isfinite(series.values)
-        own, steps = series.values[finite], series.steps[finite]
-        yield "val", [float(own[0]), int(steps[0]), float(own[-1]), int(steps[-1])]
-        yield "best", [float(own.max()), int(steps[own.argmax()])]
+        passes, steps = series.values[finite], series.steps[finite]
+        for label, place in {"first": 0, "last": -1, "best": passes.argmax()}.items():
+            yield label, [float(passes[place]), int(steps[place])]
 
 
 def _phases(run: RunFolder) -> dict[str, float]:

@@ -1,0 +1,123 @@
+"""What the page of an evaluation shows: tables, curves and every response."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl.evaluation.report.plots import MARKERS, label_styles
+from verl.evaluation.report.tables import DEFINITIONS, LEGEND, all_rows, baseline_sentence
+from verl.evaluation.results import PROMPT_TOO_LONG, ScoredSample, TaskResult, metric_names, row_labels
+from verl.evaluation.statistics.bootstrap import Estimate
+from verl.evaluation.statistics.responses import GROUPS
+from verl.evaluation.statistics.summary import AVERAGE, Summary, SummaryRow
+from verl.utils.portable import finite_or_null, printable
+from verl_pages.colours import COLOURS, SHAPES, lighter
+from verl_pages.evaluation import MAX_PAGE_BYTES, build_page
+from verl_pages.samples import PromptSamples, Row
+
+VERDICT_CODES = {
+    "correct": "c",
+    "wrong": "w",
+    "no_answer": "n",
+    "unparsed": "u",
+    "timeout": "t",
+    "memory": "m",
+    "crash": "x",
+    "error": "e",
+    PROMPT_TOO_LONG: "l",
+}
+OTHER_VERDICT = "o"
+
+
+def make_page(
+    summary: Summary, results: Sequence[TaskResult], title: str = "Evaluation", max_bytes: int = MAX_PAGE_BYTES
+) -> str:
+    """The text of the page.
+
+    Args:
+        summary: of ``results``.
+        results: as they were summarised.
+        title: of the page.
+        max_bytes: its size, unless figures, verdicts and questions alone are larger.
+    """
+    metrics = metric_names(problem for result in results for problem in result.problems)
+    names = [*VERDICT_CODES, *sorted(set(summary.reasons()) - VERDICT_CODES.keys())]
+    runs, prompts = _gather(summary, results)
+    index = {
+        "runs": [{"name": printable(name), **_style(place)} for place, name in enumerate(runs)],
+        "labels": [{"name": printable(label), **_label_style(summary, label)} for label in summary.labels],
+        "benchmarks": [printable(name) for name in summary.benchmarks],
+        "rows": [_row(row, summary) for row in all_rows(summary)],
+        "reasons": names,
+        "legend": [text for text in (LEGEND, printable(baseline_sentence(summary)), DEFINITIONS) if text],
+    }
+    verdicts = {VERDICT_CODES.get(name, OTHER_VERDICT): name for name in reversed(names)}
+    return build_page(title, index, prompts, metrics, dict(reversed(verdicts.items())), max_bytes)
+
+
+def _gather(summary: Summary, results: Sequence[TaskResult]) -> tuple[list[str], list[PromptSamples]]:
+    """The runs, and every problem with the samples that each of them has at each step."""
+    labels = row_labels(results)
+    # A run at two temperatures is two.
+    names = [result.run + label.removeprefix(result.label) for result, label in zip(results, labels, strict=True)]
+    order = {label: place for place, label in enumerate(summary.labels)}
+    runs = list(dict.fromkeys(names[i] for i in sorted(range(len(names)), key=lambda i: order[labels[i]])))
+    # Runs may have been evaluated on different versions of a benchmark: only equal texts are the same problem.
+    prompts: dict[tuple[int, int, str], PromptSamples] = {}
+    for name, result in zip(names, results, strict=True):
+        for problem in result.problems:
+            key = (summary.benchmarks.index(result.benchmark), problem.index, problem.question)
+            empty = PromptSamples("", problem.index, problem.question, printable(result.benchmark), problem.answer)
+            cells = prompts.setdefault(key, empty).cells
+            cells[runs.index(name), result.step] = [_response(sample) for sample in problem.samples]
+    return runs, [prompts[key] for key in sorted(prompts, key=lambda key: key[:2])]
+
+
+def _response(sample: ScoredSample) -> Row:
+    return {
+        **sample.metrics,
+        "response": sample.response,
+        "truncated": sample.truncated,
+        "verdict": "c" if sample.correct else VERDICT_CODES.get(sample.reason, OTHER_VERDICT),
+        "reason": "",
+        "answer": sample.answer,
+        "extra": json.dumps(finite_or_null(sample.extras), ensure_ascii=False) if sample.extras else "",
+        "num_tokens": sample.num_tokens,
+    }
+
+
+def _style(place: int) -> dict[str, str]:
+    colour = COLOURS[place % len(COLOURS)]
+    return {"light": colour, "dark": lighter(colour, 0.3)}
+
+
+def _label_style(summary: Summary, label: str) -> dict[str, Any]:
+    style = label_styles(summary.labels)[label]
+    shape = SHAPES[MARKERS.index(style["marker"]) % len(SHAPES)]
+    dark = lighter(style["color"], 0.3)
+    return {"light": style["color"], "dark": dark, "dashed": style["linestyle"] != "-", "shape": shape}
+
+
+def _row(row: SummaryRow, summary: Summary) -> dict[str, Any]:
+    """The figures of one run on one benchmark, -1 for the average."""
+    return {
+        "label": summary.labels.index(row.label),
+        "benchmark": -1 if row.benchmark == AVERAGE else summary.benchmarks.index(row.benchmark),
+        "problems": row.num_problems,
+        "missing": row.num_missing,
+        "samples": row.samples,
+        "pass": _estimates(row.pass_at_k),
+        "maj": _estimates(row.maj_at_k),
+        "differences": [
+            [k, d.estimate.value, d.estimate.low, d.estimate.high, d.outside_noise] for k, d in row.differences.items()
+        ],
+        "tokens": row.mean_tokens,
+        "truncated": row.truncation_rate,
+        "repetition": row.repetition_rate,
+        "reasons": dict(row.reasons),
+        "metrics": {name: [groups[group].mean for group in GROUPS] for name, groups in row.metrics.items()},
+    }
+
+
+def _estimates(estimates: Mapping[int, Estimate]) -> list[list[float]]:
+    return [[k, e.value, e.low, e.high] for k, e in estimates.items()]

@@ -1,0 +1,166 @@
+"""Whether two LaTeX expressions mean the same, according to math-verify and to what it would drop.
+
+Run it in a ``VerifierPool``: there is no time limit on sympy here, and it never finishes an answer like
+``10^{10^{10}}``.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Basic, Eq, Expr, Float
+from sympy.core.relational import Relational
+
+from verl.rewards.agreement import agree, numbers_agree, relations
+from verl.rewards.equations import unwrap_equations
+from verl.rewards.lexicon import TEXT, arcs_in, is_unit, modifiers_in, numerals_in, units_in, with_factors
+
+# math-verify warns once per process that its own time limit is off. That limit needs SIGALRM in the main thread and
+# does not interrupt long C calls; the pool's limit does.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+_LATEX = [LatexExtractionConfig()]
+
+EXACT_DIGITS, DECIMAL_DIGITS = 100, 15
+"""math-verify's ``numeric_precision``: differences below it count as zero."""
+
+_NUMBER_IN_TEXT = re.compile(rf"{TEXT}\{{([^{{}}A-Za-z\u4e00-\u9fff]{{1,99}})\}}")
+_VARIABLE_IN_TEXT = re.compile(rf"(?<=[0-9}})])(?:\s|~){{0,9}}{TEXT}\{{\s{{0,9}}([abknpquvwxyz])\s{{0,9}}\}}")
+_CONSTANT = re.compile(r"\\(?:mathrm|text|mathit|mathbf|rm)\s*\{\s*([ie])\s*\}")
+_PRIME = re.compile(r"\^\s?\{?\s?(?:\\prime(?![A-Za-z])\s?){1,3}\}?")
+_PRIMED = re.compile(r"[A-Za-z](?:'{1,3}(?![a-z])|\^\{?(?:\\prime\s?){1,3}\}?)")
+_COMMANDS = re.compile(rf"{TEXT}\{{[^{{}}]{{0,99}}\}}|\\[A-Za-z]+")
+_VARIABLE = re.compile("(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
+_HALF_OF_DAY = re.compile(r"(?<![A-Za-z])([ap])\.?m(?![A-Za-z])", re.IGNORECASE)
+_LAST_LETTERS = re.compile(r"(?<=[0-9}\s])([A-Za-z]{1,2})\s*$")
+_SUM = re.compile(r"(?<=[^\s({\[])\s*[+-]")
+
+
+def compare_latex(
+    answer: str, ground_truth: str, allows: Callable[[Decimal, Decimal], bool] | None = None
+) -> bool | None:
+    """Whether two LaTeX expressions mean the same; None if the answer cannot be parsed. May take forever.
+
+    Letters at the end of an expression are read as variables rather than units (``keep_variable``), especially if the
+    ground truth has variables.
+
+    ``allows(value, truth)`` decides whether a number is close enough to the ground truth if either is a decimal
+    fraction; without it, they must agree to six decimals. Numbers must agree to five digits, however small they are
+    (``agree``).
+    """
+    if measures_differ(answer, ground_truth):
+        return False
+    # 1. Keep what math-verify would drop: factors, numbers in \text{}, variables that look like units.
+    answer, ground_truth = (with_factors(without_text(text)) for text in (answer, ground_truth))
+    truth = keep_variable(ground_truth)
+    theirs = _parse(truth)
+    # 2. Of an equation whose left side is a name or which is true, the right side is the answer.
+    is_equation = "=" in truth or any(isinstance(reading, Basic) and reading.has(Relational) for reading in theirs)
+    text, has_equation = (answer, False) if is_equation else unwrap_equations(answer)
+    ours = _parse(keep_variable(text, short=not has_variables(truth)))
+    if ours and _is_identity(ours[0]):
+        ours = [relations(ours[0])[-1].rhs]
+    elif has_equation or (not is_equation and ours and isinstance(ours[0], Basic) and ours[0].has(Eq)):
+        return False if ours and isinstance(ours[0], Basic) else None
+    # 3. What math-verify calls equal must agree as numbers. Between decimal fractions more digits are noise.
+    decimal = bool(ours and theirs) and _has_decimals(ours[0], theirs[0])
+    digits = DECIMAL_DIGITS if decimal else EXACT_DIGITS
+    if verify(theirs, ours, numeric_precision=digits, allow_set_relation_comp=True, timeout_seconds=None):
+        # A reading ends with its text; of what was parsed, the expression comes first.
+        return ours[-1] == theirs[-1] or agree(ours[0], theirs[0], allows)
+    # 4. Decimal fractions may be as far off as the problem allows. If the text comes first, nothing was parsed.
+    if not ours or isinstance(ours[0], str):
+        return None
+    if not allows or not decimal:
+        return False
+    value, right = _number(ours[0]), _number(theirs[0])
+    return value is not None and right is not None and allows(value, right)
+
+
+def _parse(latex: str) -> list[Any]:
+    expressions: list[Any] = parse(f"${latex.replace('$', '')}$", extraction_config=_LATEX, parsing_timeout=None)
+    return expressions
+
+
+def _is_identity(reading: Any) -> bool:
+    """Whether a chain of equations is true and without variables, such as 2 + 3 = 5."""
+    links = relations(reading)
+    return bool(links) and all(
+        isinstance(link, Eq)
+        and not link.free_symbols
+        and isinstance(link.lhs, Expr)
+        and isinstance(link.rhs, Expr)
+        and numbers_agree(link.lhs, link.rhs)
+        for link in links
+    )
+
+
+def _has_decimals(*readings: Any) -> bool:
+    return any(isinstance(reading, Basic) and reading.has(Float) for reading in readings)
+
+
+def _number(expression: Any) -> Decimal | None:
+    """The value of an expression, or of an equation's right side, if it is a real number."""
+    if isinstance(expression, Eq):
+        expression = expression.rhs
+    if not isinstance(expression, Expr) or not expression.is_number or not expression.is_real:
+        return None
+    try:
+        return Decimal(str(expression.evalf()))
+    except ArithmeticError:  # an exponent beyond Decimal's, or no number at all
+        return None
+
+
+def measures_differ(answer: str, truth: str) -> bool:
+    """Whether both have units, or both a base, and these differ; or one has words that change its value."""
+    numerals = [numerals_in(text) for text in (answer, truth)]
+    # A digit that is too large for its base, 18_5, makes no number.
+    invalid = [any(int(digit, 36) >= base for digits, base in pairs for digit in digits) for pairs in numerals]
+    if modifiers_in(answer) != modifiers_in(truth) or invalid[0] > invalid[1]:
+        return True
+    if ("=" in answer) == ("=" in truth) and _names_differ(answer, truth):
+        return True
+    measures = [[find(text) for text in (answer, truth)] for find in (units_in, arcs_in, _HALF_OF_DAY.findall)]
+    measures.append([[base for _, base in pairs] for pairs in numerals])
+    return any(ours and theirs and ours != theirs for ours, theirs in measures)
+
+
+def _names_differ(answer: str, truth: str) -> bool:
+    """Whether variables differ in their primes or, inside of expressions, only in their capitals."""
+    if len(_PRIMED.findall(answer)) != len(_PRIMED.findall(truth)):
+        return True
+    ours, theirs = (set(_VARIABLE.findall(_COMMANDS.sub(" ", text))) for text in (answer, truth))
+    alone = len(answer.strip(" $()")) == 1 or len(truth.strip(" $()")) == 1
+    return not alone and ours != theirs and {name.lower() for name in ours} == {name.lower() for name in theirs}
+
+
+def without_text(latex: str) -> str:
+    """LaTeX without ``\\text{}`` and the like around numbers, signs and single variables, which algebra would drop, and
+    with ``'`` for ``^{\\prime}``."""
+    latex = _PRIME.sub(lambda match: "'" * match[0].count("prime"), latex)
+    return _VARIABLE_IN_TEXT.sub(r" \1", _NUMBER_IN_TEXT.sub(r"\1", latex))
+
+
+def has_variables(latex: str) -> bool:
+    """Whether LaTeX has letters outside its commands and words."""
+    return re.search("[A-Za-z]", _COMMANDS.sub("", latex)) is not None
+
+
+def keep_variable(latex: str, short: bool = False) -> str:
+    """LaTeX with braces around a variable at its end, because math-verify drops what it takes for a unit.
+
+    It takes ``t`` in ``2+3t``, ``ab`` in ``5ab`` and the imaginary unit in ``5\\mathrm{i}`` for units. Two-letter names
+    in ``UNITS`` stay units; with ``short`` so do those of ``SHORT_UNITS`` after a single number.
+    """
+    latex = _CONSTANT.sub(r" \1 ", latex)
+    match = _LAST_LETTERS.search(latex)
+    if match is None:
+        return latex
+    letters, rest = match[1], latex[: match.start()].rstrip()
+    if not rest or is_unit(letters, short and not has_variables(rest) and not _SUM.search(rest)):
+        return latex
+    # After a sign, braces would make it a set.
+    return rest + (letters if rest[-1] in "+-*/=<>(,;:|&" else f"{{{letters}}}")

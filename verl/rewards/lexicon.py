@@ -1,0 +1,232 @@
+"""The lexicon of answers: units, words that multiply a number or change it, bases, and what else algebra would drop.
+
+math-verify takes all of these for presentation, so that 5 m, 5 km, 5 million and "not 5" are the same to it.
+"""
+
+import re
+import tomllib
+from collections import Counter
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from verl.rewards.answers import plain_number
+
+TEXT = r"\\(?:text(?:bf|rm|it|normal|sf)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|operatorname|boldsymbol|bm)\*?\s{0,3}"
+"""A LaTeX command that sets its argument as text, up to the opening brace."""
+
+WORDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+"""The tables of ``lexicon.toml``, which say what they hold."""
+
+# Units
+
+UNITS = {name: unit for unit, names in WORDS["units"].items() for name in [unit, *names.split()]}
+"""Name of a unit -> its canonical name."""
+
+SHORT_UNITS = {"s", "m", "g", "l", "h", "t"}
+"""Names that are variables more often than units."""
+
+_OTHER_SHORT_UNITS = {"am", "pm", "st", "th", "yr", "gm", "cc", "sq", "rs"}
+"""More two-letter names that math-verify drops as units and that are not products of variables."""
+
+_SYMBOLS = {
+    prefix.strip("-") + symbol
+    for symbols, prefixes in WORDS["symbols"].items()
+    for symbol in symbols.split()
+    for prefix in prefixes.split()
+}
+_POWERS: dict[str, int] = WORDS["powers"]
+
+
+def is_unit(letters: str, short: bool) -> bool:
+    """Whether one or two letters after a number are a unit; ``short`` decides for those of ``SHORT_UNITS``."""
+    if letters in SHORT_UNITS:
+        return short
+    return letters in UNITS or letters.lower() in _OTHER_SHORT_UNITS
+
+
+# Words that multiply the number before them
+
+_FACTORS = {
+    word: Fraction(value)
+    for table in ("factors", "plural_factors")
+    for value, words in WORDS[table].items()
+    for word in words.split()
+}
+_PLURAL = "|".join(WORDS["plural_factors"].values())
+_SINGULAR = "|".join(word for words in WORDS["factors"].values() for word in words.split() if word.isascii())
+_FACTOR = rf"(?:(?P<factor>(?i:(?:{_PLURAL})(?=s)|{_SINGULAR}))(?i:s?)(?![A-Za-z])|(?P<sign>[万亿]))"
+_LEADING_FACTOR = re.compile(rf"{_FACTOR}\s*")
+_TEXT_K = re.compile(r"(?<=[0-9}])\s{0,9}\\text\s{0,3}\{\s{0,9}k\s{0,9}\}")
+_TEXT_WITH_FACTOR = re.compile(
+    rf"(?<=\S)\s{{0,9}}{TEXT}\{{[\s~-]{{0,9}}{_FACTOR}[\s~]{{0,9}}(?P<rest>[^{{}}]{{0,99}})\}}"
+)
+_BARE_FACTOR = re.compile(rf"(?<=[^\s{{])[\s~]{{0,9}}(?<![A-Za-z]){_FACTOR}(?P<rest>)")
+
+
+def _factor_of(match: re.Match[str]) -> Fraction:
+    return _FACTORS[(match["factor"] or match["sign"]).lower()]
+
+
+def with_factors(latex: str) -> str:
+    """LaTeX with the words that multiply a number as factors: ``5\\text{ million}`` is ``5\\times 1000000``."""
+
+    def times(match: re.Match[str]) -> str:
+        value = _factor_of(match)
+        factor = str(value) if value > 1 else f"{value.denominator}^{{-1}}"
+        text = rf"\text{{ {match['rest']}}}" if match["rest"] else ""
+        return rf" \times {factor} {text}"
+
+    latex = _TEXT_K.sub(r" \\times 1000 ", latex)
+    for _ in range(2):  # "hundred million"
+        latex = _BARE_FACTOR.sub(times, _TEXT_WITH_FACTOR.sub(times, latex))
+    return latex
+
+
+# Words that make another number of the one beside them
+
+_CHANGES = re.compile(
+    r"(?<![A-Za-z\\])(?:not|(?:is|are|was|do|does|did|ca|wo|ai)n['’]?t|cannot"
+    r"|squared|cubed|factorial|minus|modulo|mod|root"
+    r"|and (?:an?|one|two|three) (?:half|third|quarter)s?|or (?:more|less|fewer)"
+    r"|(?:to the|th) power|to the [a-z]{3,9}th"
+    r"|doubled|tripled|quadrupled|halved|quartered|reversed|divided|(?:below|under) zero|too (?:small|large|low|high)"
+    r"|(?:point|comma|times) (?:zero|one|two|three|four|five|six|seven|eight|nine|ten)|opposite direction"
+    r"|false|wrong|incorrect|impossible)(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_CHANGES_NEXT = re.compile(
+    r"(?<![A-Za-z\\])(?:no|never|non|neither|nor|without|except|negative|plus|twice|thrice|double|triple|half|third"
+    r"|quarter|reciprocal|inverse|opposite|logarithm|log|ln|sqrt|sin|cos|tan|power|anything but|almost|nearly"
+    r"|neg|exp|hardly|barely|up to|other than|excluding|quadruple|(?:square|cube) of"
+    r"|(?:third|quarter|fifth|sixth|seventh|eighth|ninth|tenth|percent)s? of"
+    r"|at least|at most|(?:more|less|fewer|greater) than|(?:over|under|above|below|beyond)(?=[\s${}\\]{1,9}[0-9]))"
+    r"(?![A-Za-z])",
+    re.IGNORECASE,
+)
+"""Words that change the number after them; after it they may be harmless, as in 18 with no remainder."""
+
+_DIGIT = re.compile("[0-9]")
+
+
+def modifiers_in(text: str) -> list[str]:
+    """The words that change the value of a number in ``text``, such as "not" and "twice"."""
+    last = max((match.end() for match in _DIGIT.finditer(text)), default=0)
+    return [word.lower() for word in _CHANGES.findall(text) + _CHANGES_NEXT.findall(text, 0, last)]
+
+
+# Numbers with units
+
+
+class Quantity(NamedTuple):
+    """A plain number with its unit."""
+
+    value: Decimal
+    unit: str
+    """The canonical name in ``UNITS`` and its power; ``%``; another word as it is; empty if there is none."""
+    known: bool
+    """Whether the unit is one of ``UNITS`` or ``%``; two known units that differ mean different answers."""
+
+
+_QUANTITY = re.compile(
+    r"(?:[A-Za-z]\s*=\s*)?([¥€£]?\s*[+-]?[¥€£]?[0-9.,]+)\s*"
+    r"(%|\(([^()0-9]*)\)|([A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff .'-]*?)(\s*\^?\s*\{?\s*[23]\s*\}?)?|)"
+)
+_POWER_WORD = re.compile(rf"({'|'.join(_POWERS)})\.?\s*")
+_OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z]|doubled|tripled|halved|divided)\b")
+
+
+def read_quantity(text: str, short: bool = False) -> Quantity | None:
+    """The number and unit of unified ``text`` such as ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
+
+    None if there is no plain number, or if the text after it may be a variable (``3x``, ``2 ab``, and without ``short``
+    also ``5 m``).
+    """
+    match = _QUANTITY.fullmatch(text) if len(text) <= 120 else None
+    value = plain_number(re.sub(r"[¥€£\s]", "", match[1]).rstrip(",")) if match else None
+    if match is None or value is None:
+        return None
+    if match[2] == "%":
+        return Quantity(value, "%", True)
+    unit = (match[3] or match[4] or "").strip().rstrip(".")
+    if unit in {"M", "S", "G", "H", "T"} or _OPERATION.match(unit.lower()):
+        return None  # 5M are millions
+    phrase = unit.lower()
+    while factor := _LEADING_FACTOR.match(phrase):
+        if (multiple := _factor_of(factor)) < 1:
+            return None
+        value, phrase = value * int(multiple), phrase[factor.end() :]
+    if unit and not phrase:
+        return Quantity(value, "", False)
+    prefix = _POWER_WORD.match(phrase)
+    name = phrase[prefix.end() :] if prefix else phrase
+    power = str(_POWERS[prefix[1]]) if prefix else re.sub(r"\D", "", match[5] or "")
+    if name in UNITS and (short or name not in SHORT_UNITS or power or match[3] is not None):
+        return Quantity(value, UNITS[name] + power, True)
+    is_word = not match[4] or not match[4][0].isascii() or len(match[4].split()[0]) >= 4
+    return Quantity(value, phrase, False) if is_word and not power else None
+
+
+# Units, angles and bases in LaTeX
+
+_LONG_UNITS = "|".join(name for name in UNITS if len(name) > 1 and name.isascii())
+_BARE_UNIT = re.compile(rf"(?<=[0-9}}\s])(?<![A-Za-z\\])({_LONG_UNITS})(?![A-Za-z{{])")
+_MICRO = re.compile(rf"\\mu\s{{0,3}}(?:{TEXT}\{{)?|μ")
+_SPACING = re.compile(r"\\[,;:! ]|\\cdot(?![A-Za-z])")
+_UNIT_TEXT = re.compile(rf"{TEXT}\{{([^{{}}]{{0,99}})\}}\s{{0,3}}(?:\^\s{{0,3}}\{{?\s{{0,3}}(-?[1-9])\s{{0,3}}\}}?)?")
+_UNIT_TOKEN = re.compile(r"(?P<word>[A-Za-zµΩÅ]+)\.?(?:\^?\{?(?P<power>-?[1-9])\}?)?|(?P<slash>/)|(?P<other>[^\s~.·])")
+_PARTS = re.compile(r"[,;+]|\\text\s{0,3}\{\s{0,3}(?:and|or)\s{0,3}\}")
+_ARC = re.compile(r"(?<=[0-9}])\s{0,3}(?:(\^\s?\{?\s?\\circ|°)|\^?\{?((?:'|′|\\prime\s?){1,2}))")
+
+_NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+_DROPPED_IN_BASE = re.compile(rf"{TEXT}|\\(?:left|right)(?![A-Za-z])|\\[!,;: ]|[\s{{}}()~$,]")
+_BASE = re.compile(
+    rf"([0-9][0-9A-F]{{0,40}})(?:_(?:base)?|base-?)([0-9]{{1,2}}|{'|'.join(_NUMERALS)})(?![0-9A-Za-z])", re.I
+)
+_SUBSCRIPT = re.compile("[₀-₉]+")
+_SUBSCRIPT_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+
+
+def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
+    """The units after numbers or in ``\\text{}``, one of each answer of a list; none if any word is unknown."""
+    units = set()
+    latex = _SPACING.sub(" ", _MICRO.sub(lambda match: r"\text{µ" if match[0].endswith("{") else "µ", latex))
+    latex = _BARE_UNIT.sub(r"\\text{\1}", latex) if "{" not in latex else latex
+    for part in _PARTS.split(latex):
+        powers: Counter[str] = Counter()
+        sign = 1
+        for content, power in _UNIT_TEXT.findall(part):
+            factor = 1
+            for match in _UNIT_TOKEN.finditer(content):
+                word = match["word"]
+                if match["other"]:
+                    return set()
+                if match["slash"] or word == "per":
+                    sign = -1
+                elif word in _POWERS:
+                    factor = _POWERS[word]
+                elif word.lower() not in _FACTORS:
+                    name = word if word in _SYMBOLS else UNITS.get(word.lower())
+                    if name is None:
+                        return set()
+                    is_last = match.end() == len(content.rstrip())
+                    powers[name] += sign * int(match["power"] or (is_last and power) or factor)
+                    factor = 1
+        if powers:
+            units.add(tuple(sorted(powers.items())))
+    return units
+
+
+def arcs_in(latex: str) -> list[int]:
+    """Whether angles in ``latex`` are in degrees (0), minutes (1) or seconds (2), in order."""
+    return [0 if degrees else len(re.findall(r"'|′|\\prime", primes)) for degrees, primes in _ARC.findall(latex)]
+
+
+def numerals_in(latex: str) -> list[tuple[str, int]]:
+    """Digits and base of numbers such as ``1010_2``, ``1010_{\\text{two}}`` and ``1010\\text{ base }2``."""
+    latex = _SUBSCRIPT.sub(lambda match: f"_{match[0].translate(_SUBSCRIPT_DIGITS)}", latex)
+    pairs = [(digits, name.lower()) for digits, name in _BASE.findall(_DROPPED_IN_BASE.sub("", latex))]
+    bases = [(digits, int(name) if name.isdigit() else _NUMERALS.index(name) + 2) for digits, name in pairs]
+    # 3E_2 is three times E_2, 3E_{16} a number.
+    return [(digits, base) for digits, base in bases if base > 1 and (digits.isdigit() or base > 10)]

@@ -1,0 +1,75 @@
+"""The page of an evaluation: results, curves, verdicts, and the responses to every problem."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_pages.html import BROWSER_SCRIPTS, render
+from verl_pages.samples import Limits, PackedSamples, PromptSamples, pack_all
+
+MAX_PAGE_BYTES = 64 << 20
+"""Responses are shortened and, if need be, left out to keep the page within this size. Figures, verdicts and questions
+stay."""
+
+LIMITS = (
+    *(Limits(characters, None) for characters in (20_000, 8_000, 3_000)),
+    *(Limits(3_000, responses) for responses in (128, 64, 32, 16)),
+    Limits(1_500, 4),
+    Limits(800, 1),
+    Limits(0, 0),
+)
+"""The first within which the page is small enough counts."""
+
+
+def build_page(
+    title: str,
+    index: Mapping[str, Any],
+    prompts: Sequence[PromptSamples],
+    metrics: Sequence[str],
+    verdicts: Mapping[str, str],
+    max_bytes: int = MAX_PAGE_BYTES,
+) -> str:
+    """The text of the page; everything that was evaluated is ASCII.
+
+    Args:
+        title: of the page.
+        index: what ``evaluation.js`` shows, besides the responses.
+        prompts: problems with their responses, in the order of the list.
+        metrics: names of the figures of responses, besides their length.
+        verdicts: one character each -> their names.
+        max_bytes: of the page.
+    """
+    figures = ["num_tokens", *metrics]
+    samples = {
+        "list": 0,
+        "noun": "problem",
+        "truth": "Reference answer",
+        "order": "place",
+        "figures": figures,
+        "prefixes": [],
+        "verdicts": verdicts,
+        "files": "samples.parquet",
+        "none": "There are no problems.",
+        "hint": "",
+        "limits": "",
+    }
+
+    def text(chunks: Sequence[str]) -> str:
+        links = [("results", "Results"), ("curves", "Curves"), ("responses", "Responses"), ("samples", "Problems")]
+        scripts = (*BROWSER_SCRIPTS, "evaluation")
+        whole = {**index, "samples": samples}
+        return render("evaluation.html", title, ("base", "pages"), scripts, whole, chunks, links=links)
+
+    packed = pack_all(prompts, figures, LIMITS, 0, max_bytes - len(text(())) - 4096)
+    samples["limits"] = _sentence(packed) if prompts else ""
+    return text(packed.chunks)
+
+
+def _sentence(packed: PackedSamples) -> str:
+    """What the reader must know of the limits."""
+    characters, responses = packed.limits.characters, packed.limits.responses
+    parts = [f"Of responses longer than {characters:,} characters, this page shows the beginning and the end."]
+    if responses == 0:
+        parts = ["To keep the page small, responses are left out."]
+    elif responses is not None:
+        parts.append(f"To keep the page small, it has at most {responses} responses per problem and run.")
+    return " ".join([*parts, "samples.parquet has all of them in full; all verdicts are here."])

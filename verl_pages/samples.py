@@ -1,0 +1,200 @@
+"""The responses on a page: prompts in compressed chunks, shortened and left out until they fit."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_pages.html import CHUNK_BYTES, ascii_json, pack
+
+MAX_PROMPT = 20_000
+MAX_LISTED = 500
+"""Characters of a prompt in the list, and what is searched of it."""
+
+MAX_SHORT = 2_000
+"""Characters of an answer or a ground truth."""
+
+ENTRY_BYTES = 600
+"""What a prompt in the list takes, about, besides its verdicts."""
+
+Row = dict[str, Any]
+"""A response: the texts ``response``, ``reason``, ``answer`` and ``extra``, the character ``verdict`` ("c": correct),
+``truncated``, and its figures by name; where they are known ``tokens``, ``token_logprobs``, ``token_entropies``,
+``prefix_rows`` and ``prefixes``."""
+
+
+@dataclass
+class PromptSamples:
+    """The responses to one prompt."""
+
+    split: str
+    uid: int
+    prompt: str
+    source: str
+    ground_truth: str
+    cells: dict[tuple[int, int], list[Row]] = field(default_factory=dict)
+    """(run, step) -> its responses, in order."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of the responses a page shows."""
+
+    characters: int
+    """Longer responses lose their middle."""
+    responses: int | None
+    """Responses to a prompt at one step; None: all."""
+
+
+@dataclass(frozen=True)
+class PackedSamples:
+    """The list of prompts and their responses, as chunks of a page."""
+
+    chunks: list[str]
+    """The first lists the prompts; the next ones hold their responses."""
+    count: int
+    """Prompts that had room, the first ones."""
+    limits: Limits
+
+
+def pack_samples(
+    prompts: Sequence[PromptSamples],
+    figures: Sequence[str],
+    prefixes: Sequence[str],
+    limits: Limits,
+    first: int,
+    room: float,
+) -> PackedSamples:
+    """The first of ``prompts`` that take at most ``room`` bytes; chunks are numbered from ``first``.
+
+    ``figures`` and ``prefixes`` are names of figures of responses, and of rank metrics of prefixes.
+    """
+    listed: list[list[Any]] = []
+    chunks: list[str] = []
+    for held, text in _chunks(prompts, figures, prefixes, limits):
+        chunk = pack(text)
+        entries = [_entry(prompt, first + 1 + len(chunks), place) for place, prompt in enumerate(held)]
+        room -= len(chunk) + 80 + sum(ENTRY_BYTES + sum(20 + len(cell[2]) for cell in entry[4]) for entry in entries)
+        if room < 0:
+            break
+        listed += entries
+        chunks.append(chunk)
+    return PackedSamples([pack(ascii_json(listed)), *chunks], len(listed), limits)
+
+
+def pack_all(
+    prompts: Sequence[PromptSamples],
+    figures: Sequence[str],
+    limits: Sequence[Limits],
+    first: int,
+    room: int,
+) -> PackedSamples:
+    """All of ``prompts`` within the first of ``limits``, which grow narrower, that is narrow enough, or the last."""
+
+    def fits(choice: Limits) -> bool:
+        return pack_samples(prompts, figures, (), choice, first, room).count == len(prompts)
+
+    choice = limits[bisect_left(limits[:-1], True, key=fits)]
+    return pack_samples(prompts, figures, (), choice, first, float("inf"))
+
+
+def _chunks(
+    prompts: Sequence[PromptSamples], figures: Sequence[str], prefixes: Sequence[str], limits: Limits
+) -> Iterator[tuple[list[PromptSamples], str]]:
+    """Prompts and the JSON of each chunk."""
+    held: list[PromptSamples] = []
+    parts: list[str] = []
+    size = 0
+    for prompt in prompts:
+        held.append(prompt)
+        parts.append(ascii_json(_record(prompt, figures, prefixes, limits)))
+        size += len(parts[-1])
+        if size >= CHUNK_BYTES or prompt is prompts[-1]:
+            yield held, f"[{','.join(parts)}]"
+            held, parts, size = [], [], 0
+
+
+def _entry(prompt: PromptSamples, chunk: int, place: int) -> list[Any]:
+    """A prompt in the list: ``entryOf`` in samples.js reads the fields in this order."""
+    cells = [
+        [run, step, "".join(row["verdict"] for row in rows), sum(row["truncated"] for row in rows)]
+        for (run, step), rows in sorted(prompt.cells.items())
+    ]
+    return [prompt.split, prompt.uid, prompt.source, prompt.prompt[:MAX_LISTED], cells, chunk, place]
+
+
+def _record(prompt: PromptSamples, figures: Sequence[str], prefixes: Sequence[str], limits: Limits) -> dict[str, Any]:
+    """A prompt in full; a response that is left out is null."""
+    cells = []
+    for _, rows in sorted(prompt.cells.items()):
+        shown = _kept(rows, limits.responses)
+        cells.append([_response(row, figures, prefixes, limits) if i in shown else None for i, row in enumerate(rows)])
+    return {"prompt": prompt.prompt[:MAX_PROMPT], "truth": prompt.ground_truth[:MAX_SHORT], "cells": cells}
+
+
+def _kept(rows: Sequence[Row], number: int | None) -> set[int]:
+    """The responses that are shown: if not all, the first of each verdict and then the others in their order."""
+    first_of_verdict: dict[str, int] = {}
+    for i, row in enumerate(rows):
+        first_of_verdict.setdefault(row["verdict"], i)
+    return set(list(dict.fromkeys([*first_of_verdict.values(), *range(len(rows))]))[:number])
+
+
+def _response(row: Row, figures: Sequence[str], prefixes: Sequence[str], limits: Limits) -> dict[str, Any]:
+    """One response; ``text`` is its beginning and its end, which is empty unless the middle is left out."""
+    found = {
+        "truncated": int(row["truncated"]),
+        "reason": row["reason"][:100],
+        "answer": row["answer"][:MAX_SHORT],
+        "figures": [_rounded(row.get(name)) for name in figures],
+    }
+    if row["extra"]:
+        found["extra"] = row["extra"][:MAX_SHORT]
+    if row.get("tokens"):
+        return found | _tokens(row, prefixes, limits.characters)
+    text = row["response"]
+    left_out = max(0, len(text) - limits.characters)
+    # The gap is in the middle: answers are at the end.
+    head = limits.characters // 2 if left_out else len(text)
+    return found | {"text": [text[:head], text[head + left_out :]], "left": left_out}
+
+
+def _tokens(row: Row, prefixes: Sequence[str], characters: int) -> dict[str, Any]:
+    """The text of a response as its tokens make it, and what is known of each of them."""
+    tokens: list[str] = row["tokens"]
+    head, tail = len(tokens), len(tokens)
+    total = sum(map(len, tokens))
+    if total > characters:
+        head, tail = _within(tokens, characters // 2), len(tokens) - _within(tokens[::-1], characters // 2)
+    shown = [*tokens[:head], *tokens[tail:]]
+    of_tokens: dict[str, Any] = {
+        "lengths": [_utf16_length(token) for token in shown],
+        "head": head,
+        "skipped": tail - head,
+        "rows": row["prefix_rows"],
+        "prefixes": [[_rounded(v) for v in row["prefixes"].get(name, [])] for name in prefixes],
+    }
+    for short, name in (("logprobs", "token_logprobs"), ("entropies", "token_entropies")):
+        if name in row:
+            of_tokens[short] = [_rounded(v) for v in (*row[name][:head], *row[name][tail:])]
+    left_out = total - sum(map(len, shown))
+    return {"text": ["".join(tokens[:head]), "".join(tokens[tail:])], "left": left_out, "tokens": of_tokens}
+
+
+def _within(tokens: Sequence[str], limit: int) -> int:
+    """How many of the first tokens have at most ``limit`` characters."""
+    for number, token in enumerate(tokens):
+        limit -= len(token)
+        if limit < 0:
+            return number
+    return len(tokens)
+
+
+def _rounded(value: Any) -> float | None:
+    """To five digits."""
+    return float(f"{value:.5g}") if isinstance(value, int | float) else None
+
+
+def _utf16_length(text: str) -> int:
+    """Its length as scripts of a page count it."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
