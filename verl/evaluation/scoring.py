@@ -112,11 +112,7 @@ def score_batches(
 
 def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> dict[str, Any]:
     """Everything besides the responses that verdicts depend on."""
-<<<<<<< HEAD
-    sources = [Path(file) for package in verl.rewards.__path__ for file in sorted(Path(package).glob("*.*"))]
-=======
     sources = [path for package in verl.rewards.__path__ for path in sorted(Path(package).iterdir()) if path.is_file()]
->>>>>>> main
     sources += [path for path in map(_source_of, config.paths_of_custom_functions().values()) if path is not None]
     truths = [[problem.answer, problem.data_source, dict(problem.extra_info)] for problem in problems]
     return {

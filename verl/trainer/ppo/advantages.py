@@ -65,7 +65,8 @@ class AdvantageEstimation:
 
         ``greedy_rewards``: [B], of the greedy response to each response's prompt; with ReMax only.
         """
-        mask, metrics, manager = batch.mask.long(), {}, self.reward_manager
+        mask, manager = batch.mask.long(), self.reward_manager
+        metrics: dict[str, float] = {}
         # 1. The reward comes with the last token.
         token_scores = torch.zeros(mask.shape, dtype=torch.float64)
         token_scores[torch.arange(len(mask)), mask.sum(dim=1) - 1] = rewards
