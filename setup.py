@@ -45,11 +45,13 @@ setup(
     # Naming the root explicitly makes an editable installation a plain path entry: packages that are added later
     # are found without installing again.
     package_dir={"": "."},
-<<<<<<< HEAD
-    package_data={"verl.cli": ["*.yaml"], "verl.rewards": ["*.toml"], "verl_pages": ["assets/*"]},
-=======
-    package_data={"verl.cli": ["*.yaml"], "verl.evaluation.benchmarks": ["*.yaml"], "verl_pages": ["assets/*"]},
->>>>>>> main
+    package_data={
+        "verl.cli": ["*.yaml"],
+        "verl.data": ["*.yaml"],
+        "verl.evaluation.benchmarks": ["*.yaml"],
+        "verl.rewards": ["*.toml"],
+        "verl_pages": ["assets/*"],
+    },
     cmdclass={"build_py": BuildWithConfigs},
     # What CPU and GPU share; torch and vLLM are installed beforehand, in the build that fits.
     install_requires=read_requirements("common.txt"),

@@ -22,10 +22,10 @@ from scipy.stats import ttest_rel
 from study import Run, runs_of
 from study_file import Arm, Study
 from study_page import LOGGED, Block, holm, page, rates
-from torch import Tensor
-
 from tests.extending.test_recompose import responses_of, sampled_of
+from torch import Tensor
 from verl.data.replay import ReplayBuffer, StepBatch
+
 from verl.protocol import RankMetrics
 from verl.utils.user_code import load_code
 

@@ -58,7 +58,7 @@ def batch_of(
 
 
 def method_of(config: PPOConfig, path: str, tokenizer: Any = None, **kwargs: Any) -> MethodCalls:
-    """The method with this import path in a run of 10 steps, 2 prompts a step, 2 responses each of at most 16 tokens."""
+    """The method with this import path in a run of 10 steps, 2 prompts a step, 2 responses to each of 16 tokens."""
     config = changed(config, rollout={"n": 2}, data={"train_batch_size": 2, "max_response_length": 16})
     config = replace(config, trainer=replace(config.trainer, method=path, method_kwargs=kwargs))
     return MethodCalls(config, tokenizer, RECORDS, 10)

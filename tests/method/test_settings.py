@@ -16,7 +16,9 @@ def settings(small_config):
 
 def test_settings_broadcast_over_prompts_and_responses(settings):
     overrides = settings({"temperature": [[0.5], [2.0]], "top_k": 3}).overrides
-    assert [(each.temperature, each.top_k, each.top_p) for each in overrides] == [(0.5, 3, 1.0)] * 2 + [(2.0, 3, 1.0)] * 2
+    assert [(each.temperature, each.top_k, each.top_p) for each in overrides] == [(0.5, 3, 1.0)] * 2 + [
+        (2.0, 3, 1.0)
+    ] * 2
     assert type(overrides[0].top_k) is int
     assert settings(None) is None and settings({}) is None
 
@@ -32,7 +34,10 @@ def test_temperatures_by_position(settings):
     [
         ({"temperature": 0}, "here: temperature=0: training needs sampling; return one above 0"),
         ({"temperature": [1.0, 2.0, 3.0]}, r"here: temperature is \[1.0, 2.0, 3.0\]; it must broadcast to \[G, n\]="),
-        ({"beams": 3}, "here returned {'beams': 3}; it must map some of temperature, top_p, top_k, min_p, temperatures"),
+        (
+            {"beams": 3},
+            "here returned {'beams': 3}; it must map some of temperature, top_p, top_k, min_p, temperatures",
+        ),
         (7, "here returned 7; it must map some of"),
         ({"top_p": 2.0}, r"here: top_p=2.0: must be in \(0, 1\]"),
         ({"top_k": float("nan")}, "here: top_k=nan: must be whole"),

@@ -87,7 +87,9 @@ def test_rubrics():
     veto = Rubrics(weights={"correct": 1.0}, **(PLAIN | {"vetoes": {"finished": 1.0, "care": 0.4}}))
     truncated = torch.tensor([False, False, True])
     assert rewards_of(veto, [1, 1, 1], truncated=truncated, extras=EXTRAS) == [1.0, 0.0, 0.0]
-    with pytest.raises(ConfigError, match=r"the verifier of 'set' gives tone=None; a rubric is correct, boxed, finished"):
+    with pytest.raises(
+        ConfigError, match=r"the verifier of 'set' gives tone=None; a rubric is correct, boxed, finished"
+    ):
         rewards_of(Rubrics(weights={"tone": 1.0}, **PLAIN), [1])
     with pytest.raises(ConfigError, match="must be at least 0 and not all 0"):
         Rubrics(weights={"correct": -1.0}, **PLAIN)

@@ -23,7 +23,9 @@ from verl.utils.json_state import from_json, to_json
 def in_run(method: Method, step: int = 1, batch: int = 2, length: int = 16) -> Method:
     """The method as in a run of ``batch`` prompts a step, 2 responses each of at most ``length`` tokens."""
     data = {"train_batch_size": batch, "max_response_length": length, "max_prompt_length": 40}
-    config = changed(load_config(PPOConfig, "ppo_trainer"), actor={"ppo_mini_batch_size": 1}, rollout={"n": 2}, data=data)
+    config = changed(
+        load_config(PPOConfig, "ppo_trainer"), actor={"ppo_mini_batch_size": 1}, rollout={"n": 2}, data=data
+    )
     method.config, method.prompts, method.step = config, RECORDS, step
     return method
 

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import changed
+from verl.trainer.ppo.batches import LearningSignal, mini_batches
 
 from verl.batch import Batch
 from verl.config import PPOConfig, load_config
 from verl.config.rollout_correction import RolloutCorrectionConfig
 from verl.protocol import PolicyBatch, PolicyScores, RankMetrics, RolloutBatch
 from verl.trainer.logging.timing import PhaseTimer
-from verl.trainer.ppo.batches import LearningSignal, mini_batches
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.skipped_updates import SkippedUpdates
 from verl.workers.policy_loss import PolicyLoss
