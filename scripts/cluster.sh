@@ -25,7 +25,7 @@ say_cluster() {
 }
 
 cluster_tool() { # the rest of this script, where it talks to Ray
-  "$python" -m verl.cli.cluster "$@"
+  "$python" -m verl.single_controller.cluster_script "$@"
 }
 
 prints_only() { # whether the arguments of Hydra ask for text instead of a run
@@ -95,11 +95,11 @@ follow() { # the others: join, wait for the end, and end alike
   [[ -n ${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-} ]] || export RAY_AUTH_TOKEN_PATH=$cluster_folder/token
   export RAY_AUTH_MODE=token
   # A child of this shell itself: it ends when this shell does.
-  address=$(exec "$python" -m verl.cli.cluster wait "$MASTER_ADDR" "$MASTER_PORT" "$cluster_folder" "$MACHINE_LIMIT") || exit 1
+  address=$(exec "$python" -m verl.single_controller.cluster_script wait "$MASTER_ADDR" "$MASTER_PORT" "$cluster_folder" "$MACHINE_LIMIT") || exit 1
   own=$(cluster_tool address "${address%:*}") || exit 1
   start_ray "--address=$address" "--node-ip-address=$own"
   say_cluster "machine $NODE_RANK of $NNODES ($(hostname), $own) has joined $address and waits for the end of the run"
-  run_child "$python" -m verl.cli.cluster follow "$address" "$NODE_RANK" "$ray_process" || code=$?
+  run_child "$python" -m verl.single_controller.cluster_script follow "$address" "$NODE_RANK" "$ray_process" || code=$?
   stop_ray
   exit "$code"
 }
@@ -228,5 +228,5 @@ submit_elsewhere() { # SCRIPT ARGUMENT...: returns unless RAY_ADDRESS is the das
   prints_only "${@:2}" && return
   token_mode
   [[ -n ${RAY_AUTH_MODE:-} || ! -s $HOME/.ray/auth_token ]] || export RAY_AUTH_MODE=token
-  exec "$python" -m verl.cli.submit "$RAY_ADDRESS" "${VERL_REMOTE_DIR:-$PWD}" "$@"
+  exec "$python" -m verl.single_controller.submit "$RAY_ADDRESS" "${VERL_REMOTE_DIR:-$PWD}" "$@"
 }

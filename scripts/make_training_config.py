@@ -73,9 +73,6 @@ Of the release's environment variables, `HDFS_DATA_PATH` and `HDFS_MODEL_PATH` a
 `--model_name`. The others are options here: `PROJECT_NAME` is `trainer.project_name`, `NUM_GPUS` is
 `trainer.n_gpus_per_node`, `ARNOLD_WORKER_NUM` is `trainer.nnodes`, `HDFS_CHECKPOINT_PATH` is
 `trainer.default_local_dir`, and `REWORD_FUNCTION_TYPE` is `reward_score.mode`.
-
-`bash train.sh` still accepts three options of earlier versions, which mean what the flags of the same names mean:
-`trainer.remove_previous_ckpt`, `calculator.svd_niter` and `calculator.compute_log_effective_rank`.
 """
 
 

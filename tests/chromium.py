@@ -1,10 +1,18 @@
-"""Pages read from their text, and in a real browser: fixtures that open one and take steps there, and those steps."""
+"""Pages read from their text, and in a real browser.
+
+As a script, ``python chromium.py PAGE < steps.json`` opens a page, or the address of a server on this machine, in
+Chromium (Qt WebEngine) without a window and takes the steps: {"until": js} waits until the expression is true,
+{"value": js} reports its value. It prints one JSON object: "loaded", "values", "console" (warnings and errors) and
+"requests" (all but those to the page's own server; they are refused).
+"""
 
 import base64
 import importlib.util
 import json
+import os
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -13,8 +21,8 @@ from typing import Any
 
 import pytest
 
-DRIVER = Path(__file__).with_name("drive_chromium.py")
-READY = {"until": "document.documentElement?.hasAttribute('data-ready')"}
+SECONDS = 60.0
+"""Timeout of each step."""
 
 
 class PageText(HTMLParser):
@@ -42,32 +50,69 @@ class PageText(HTMLParser):
         if self._script is not None:
             self.scripts[self._script] = self.scripts.get(self._script, "") + text
 
+    def check_inert(self) -> None:
+        """Nothing is loaded, and no text can become markup or code."""
+        assert not {"link", "img", "iframe", "object", "embed", "base"} & set(self.tags)
+        assert not {"src", "srcset", "data", "action"} & {name for name, _ in self.attributes}
+        assert all(link.startswith("#") for name, link in self.attributes if name == "href")
+        assert self.scripts["data"].isascii() and not set("<>&") & set(self.scripts["data"])
+        for words in ("url(", "@import", "fetch(", "innerHTML", "eval(", "insertAdjacent"):
+            assert words not in self.text
+
     def chunk(self, number: int) -> Any:
         return json.loads(zlib.decompress(base64.b64decode(self.scripts[f"chunk-{number}"])))
+
+    @property
+    def entries(self) -> Any:
+        """The list of prompts."""
+        return self.chunk(self.index["samples"]["list"])
+
+    def record(self, place: int) -> Any:
+        """A prompt of the list in full."""
+        *_, number, offset = self.entries[place]
+        return self.chunk(number)[offset]
+
+
+def value(expression: str) -> dict:
+    return {"value": expression}
+
+
+def until(condition: str) -> dict:
+    return {"until": condition}
 
 
 def shows(expression: str, text: str) -> dict:
     """Wait until an expression is a text that starts so."""
-    return {"until": f"{expression}.startsWith({json.dumps(text)})"}
+    return until(f"{expression}.startsWith({json.dumps(text)})")
 
 
 def press(key: str, target: str = "document.body") -> dict:
     event = f"new KeyboardEvent('keydown', {{key: {json.dumps(key)}, bubbles: true, cancelable: true}})"
-    return {"value": f"{target}.dispatchEvent({event})"}
+    return value(f"{target}.dispatchEvent({event})")
+
+
+def choose(name: str, chosen: str) -> dict:
+    """Set a field as a user does."""
+    field = f"document.getElementById('{name}')"
+    event = "new Event('input', {bubbles: true})"
+    return value(f"({field}.value = {json.dumps(chosen)}, {field}.dispatchEvent({event}))")
+
+
+READY = until("document.documentElement?.hasAttribute('data-ready')")
 
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[dict]], dict]:
-    """Opens a page in Chromium, takes steps there and returns what drive_chromium.py says; skips without a browser."""
+    """Opens a page in Chromium, takes steps there and returns what the script says; skips without a browser."""
     if importlib.util.find_spec("PyQt6") is None or importlib.util.find_spec("PyQt6.QtWebEngineCore") is None:
         pytest.skip("no browser: PyQt6-WebEngine is not installed (pip install -r requirements/dev.txt)")
-    folder = tmp_path_factory.mktemp("pages")
+    path = tmp_path_factory.mktemp("pages") / "page.html"
 
     def start(page: str, steps: list[dict]) -> subprocess.CompletedProcess:
-        path = folder / "page.html"
-        if not page.startswith("http://"):
+        served = page.startswith("http://")
+        if not served:
             path.write_text(page, encoding="utf-8")
-        command = [sys.executable, DRIVER, page if page.startswith("http://") else path]
+        command = [sys.executable, __file__, page if served else path]
         return subprocess.run(command, input=json.dumps(steps), capture_output=True, text=True, timeout=300)
 
     def visit(page: str, steps: list[dict]) -> dict:
@@ -75,7 +120,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[di
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    trial = start("<!doctype html><title>t</title><p>", [{"value": "document.title"}])
+    trial = start("<!doctype html><title>t</title><p>", [value("document.title")])
     if trial.returncode != 0:
         # It needs libraries of a desktop (libnss3, libxkbcommon0, libegl1, ...) that a server may lack.
         pytest.skip(f"no browser: Chromium does not start here: {trial.stderr.strip().splitlines()[-1:]}")
@@ -92,3 +137,79 @@ def browser(chromium: Callable[[str, list[dict]], dict]) -> Callable[[str, list[
         return said["values"]
 
     return run
+
+
+def main() -> None:
+    os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", "--no-sandbox --disable-gpu")
+    from PyQt6.QtCore import QUrl
+    from PyQt6.QtWebEngineCore import (
+        QWebEnginePage,
+        QWebEngineProfile,
+        QWebEngineSettings,
+        QWebEngineUrlRequestInterceptor,
+    )
+    from PyQt6.QtWebEngineWidgets import QWebEngineView
+    from PyQt6.QtWidgets import QApplication
+
+    refused: list[str] = []
+    messages: list[str] = []
+
+    class Requests(QWebEngineUrlRequestInterceptor):
+        """Records and refuses every request but those for the page."""
+
+        def interceptRequest(self, info) -> None:
+            asked = info.requestUrl().toString()
+            if asked != url.toString() and not (served and asked.startswith(url.toString())):
+                refused.append(asked)
+                info.block(True)
+
+    class Page(QWebEnginePage):
+        def javaScriptConsoleMessage(self, level, message, line, source) -> None:
+            if level != QWebEnginePage.JavaScriptConsoleMessageLevel.InfoMessageLevel:
+                messages.append(f"{source}:{line}: {message}")
+
+    def wait(done: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + SECONDS
+        while not done():
+            app.processEvents()
+            time.sleep(0.005)
+            if time.monotonic() > end:
+                raise SystemExit(f"chromium.py: nothing after {SECONDS:.0f} s: {what}")
+
+    def evaluate(expression: str) -> object:
+        found: list[str] = []
+        # Through JSON, so that undefined or a DOM node differs from no answer.
+        page.runJavaScript(f"JSON.stringify({{value: {expression}}})", found.append)
+        wait(lambda: found, expression)
+        return json.loads(found[0]).get("value") if found[0] else None
+
+    steps, place = json.load(sys.stdin), sys.argv[1]
+    served = place.startswith("http://")
+    app = QApplication(sys.argv[:1])
+    url = QUrl(place) if served else QUrl.fromLocalFile(str(Path(place).resolve()))
+    profile, requests = QWebEngineProfile(), Requests()
+    profile.setUrlRequestInterceptor(requests)
+    page, view = Page(profile), QWebEngineView()
+    # Otherwise Chromium itself would stop a local page before its requests are recorded.
+    page.settings().setAttribute(QWebEngineSettings.WebAttribute.LocalContentCanAccessRemoteUrls, True)
+    view.setPage(page)
+    view.resize(1280, 900)
+    view.show()
+    loaded: list[bool] = []
+    page.loadFinished.connect(loaded.append)
+    page.load(url)
+    wait(lambda: loaded, "loading the page")
+    values = []
+    for step in steps:
+        if "until" in step:
+            wait(lambda js=step["until"]: evaluate(js) is True, step["until"])
+        else:
+            values.append(evaluate(step["value"]))
+    print(json.dumps({"loaded": loaded[0], "values": values, "console": messages, "requests": refused}), flush=True)
+    # Qt's own shutdown takes seconds and may crash.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

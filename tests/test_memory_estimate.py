@@ -112,23 +112,6 @@ def test_what_holds_memory(overrides, phase, holder, num_bytes):
     assert found == (num_bytes and pytest.approx(num_bytes / 1e9))
 
 
-def test_the_engine_keeps_memory_free_for_spectra():
-    config = load_config(PPOConfig, "ppo_trainer", PRESET)
-    parts = memory.engine_parts(config, QWEN_7B, 80.0)
-    # The buffer, states copied out of it twice, float64 matrices, a padded copy, and vectors of every response.
-    states = 2**30 + 2 * 2**28 + 1280 * 2**20 + 2**28 + 8 * 2048 * (len(config.calculator.base_names) + 256)
-    assert parts == pytest.approx(
-        {
-            "weights": 2 * PARAMETERS / 1e9,
-            "hidden states": states / 1e9,
-            "KV cache": 32 - (2 * PARAMETERS + states) / 1e9,
-        }
-    )
-    explicit = phases("rollout.kv_cache_memory_mb=4096")["generate"]
-    assert explicit["hidden states"] == parts["hidden states"]
-    assert "hidden states" not in phases("rollout.kv_cache_memory_mb=4096", "calculator.source=actor")["generate"]
-
-
 def test_other_models():
     rewarded = phases("reward_model.enable=true", "reward_model.model.path=judge", judge=QWEN_7B)
     assert {parts["reward model"] for parts in rewarded.values()} == {rewarded["generate"]["parameters"] / 2}
@@ -211,24 +194,6 @@ def test_logits_take_what_is_said(dtype, entropy):
     numbers = num_tokens * vocabulary
     assert peak(torch.no_grad()(partial(score, states))) / numbers == pytest.approx(scored, rel=0.03)
     assert peak(learn) / numbers == pytest.approx(learned, rel=0.03)
-
-
-def test_a_critic_has_its_own_sizes_and_its_own_limit_of_tokens():
-    small = memory.Shape(*MODELS["qwen2.5_1.5b"])
-    for parallel in (1, 4):
-        options = ["algorithm=gae", f"critic.model.ulysses_sequence_parallel_size={parallel}"]
-        batches = ["critic.use_dynamic_bsz=true", "critic.ppo_max_token_len_per_gpu=8192"]
-        config = load_config(PPOConfig, "ppo_trainer", [*PRESET, *options, *batches])
-        found = memory.estimate(config, memory.Shapes(QWEN_7B, small), 80.0)
-        # The limit is one worker's, however many share a sequence.
-        assert found["critic, backward"]["activations"] == pytest.approx(
-            small.activations(8192, config.critic.model) / 1e9
-        )
-        assert found["critic, step"]["critic"] == pytest.approx(12 * small.parameters / 8 / 1e9)
-        assert found["generate"]["critic"] == pytest.approx(12 * small.parameters / 8 / 1e9)
-        # One whose sizes are not known is not counted.
-        unknown = memory.estimate(config, memory.Shapes(QWEN_7B), 80.0)
-        assert "critic" not in unknown["generate"] and "critic, step" not in unknown
 
 
 def test_a_run_near_the_edge_of_its_gpus_is_warned(tmp_path: Path):

@@ -69,8 +69,6 @@ class RunFolder:
     name: str
     """Distinct among the runs of a page."""
     metrics: dict[str, Series] = field(default_factory=dict)
-    num_steps: int = 0
-    """Records of steps in the metrics."""
     options: dict[str, str] = field(default_factory=dict)
     """Flat: ``actor.optim.lr`` -> the value as JSON."""
     summary: dict[str, Any] = field(default_factory=dict)
@@ -106,26 +104,12 @@ def read_run(folder: Path, name: str) -> RunFolder:
     run = RunFolder(folder, name)
     run.options = _read_options(folder / RUN_CONFIG, run.troubles)
     run.summary = _read_summary(folder / SUMMARY, run.troubles)
-    run.metrics, run.num_steps = _read_metrics(folder / METRICS, run.troubles)
+    run.metrics = _read_metrics(folder / METRICS, run.troubles)
     try:
         run.samples = sample_files(folder / SAMPLES)
     except OSError as error:
         run.troubles.append(f"{SAMPLES}: cannot be read ({error.strerror})")
     return run
-
-
-def _read_text(path: Path, limit: int, troubles: list[str]) -> str | None:
-    """The text of a regular file of at most ``limit`` bytes."""
-    try:
-        if not path.is_file():
-            return None
-        if path.stat().st_size > limit:
-            troubles.append(f"{path.name}: larger than {limit >> 20} MiB, not read")
-            return None
-        return path.read_bytes().decode("utf-8", "replace")
-    except OSError as error:
-        troubles.append(f"{path.name}: cannot be read ({error.strerror})")
-        return None
 
 
 def _read_options(path: Path, troubles: list[str]) -> dict[str, str]:
@@ -170,27 +154,33 @@ def _short_json(value: Any) -> str:
 
 
 def _read_summary(path: Path, troubles: list[str]) -> dict[str, Any]:
-    text = _read_text(path, MAX_SUMMARY_BYTES, troubles)
-    if text is None:
-        return {}
     try:
-        summary = json.loads(text)
+        # A pipe may never end.
+        if not path.is_file():
+            return {}
+        if path.stat().st_size > MAX_SUMMARY_BYTES:
+            troubles.append(f"{path.name}: larger than {MAX_SUMMARY_BYTES >> 20} MiB, not read")
+            return {}
+        summary = json.loads(path.read_bytes())
+        if not isinstance(summary, dict):
+            raise ValueError("not a mapping")
+    except OSError as error:
+        troubles.append(f"{path.name}: cannot be read ({error.strerror})")
     except (ValueError, RecursionError):
-        summary = None
-    if not isinstance(summary, dict):
         troubles.append(f"{path.name}: is damaged, not used")
-        return {}
-    return summary
+    else:
+        return summary
+    return {}
 
 
-def _read_metrics(path: Path, troubles: list[str]) -> tuple[dict[str, Series], int]:
-    """Every metric by its name, and the number of records. Of a step that was recorded twice, the last counts."""
+def _read_metrics(path: Path, troubles: list[str]) -> dict[str, Series]:
+    """Every metric by its name. Of a step that was recorded twice, the last record counts."""
     records: dict[int, dict[str, float]] = {}
     damaged: list[int] = []
+    if not path.is_file():
+        troubles.append(f"{path.name}: missing, so there are no curves")
+        return {}
     try:
-        if not path.is_file():
-            troubles.append(f"{path.name}: missing, so there are no curves")
-            return {}, 0
         with path.open("rb") as file:
             for number, line in enumerate(_lines(file), start=1):
                 record = None if line is None else _record(line)
@@ -206,24 +196,21 @@ def _read_metrics(path: Path, troubles: list[str]) -> tuple[dict[str, Series], i
         places = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
         lines = "line" if len(damaged) == 1 else "lines"
         troubles.append(f"{path.name}: {len(damaged)} damaged {lines} left out ({lines} {places})")
-    return _series(records, troubles), len(records)
+    return _series(records, troubles)
 
 
 def _lines(file: Any) -> Iterator[bytes | None]:
     """The lines of a file, None for one that is too long."""
     left = MAX_METRICS_BYTES
-    too_long = False
+    is_rest = False  # of a line that is too long
     while left > 0 and (line := file.readline(MAX_LINE_BYTES)):
         left -= len(line)
         complete = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
-        if complete and not too_long:
-            if line.strip():
-                yield line
-        elif complete:
-            too_long = False
-        elif not too_long:
-            too_long = True
+        if not complete and not is_rest:
             yield None
+        elif complete and not is_rest and line.strip():
+            yield line
+        is_rest = not complete
 
 
 def _record(line: bytes) -> tuple[int, dict[str, float]] | None:
@@ -235,14 +222,11 @@ def _record(line: bytes) -> tuple[int, dict[str, float]] | None:
         return None
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
         return None
-    return step, {name: _number(value) for name, value in values.items() if _is_number(value)}
+    numbers = {name: value for name, value in values.items() if value is None or type(value) in (int, float)}
+    return step, {name: _finite_or_nan(value) for name, value in numbers.items()}
 
 
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _number(value: Any) -> float:
+def _finite_or_nan(value: float | None) -> float:
     """NaN for what is not finite; trackers write it as null."""
     try:
         number = math.nan if value is None else float(value)
@@ -252,21 +236,14 @@ def _number(value: Any) -> float:
 
 
 def _series(records: Mapping[int, Mapping[str, float]], troubles: list[str]) -> dict[str, Series]:
-    steps: dict[str, list[int]] = {}
-    values: dict[str, list[float]] = {}
-    left_out = False
+    points: dict[str, list[tuple[int, float]]] = {}
     for step in sorted(records):
         for name, value in records[step].items():
-            if name not in steps:
-                if len(steps) == MAX_NAMES:
-                    left_out = True
-                    continue
-                steps[name], values[name] = [], []
-            steps[name].append(step)
-            values[name].append(value)
-    if left_out:
+            points.setdefault(name, []).append((step, value))
+    if len(points) > MAX_NAMES:
         troubles.append(f"{METRICS}: more than {MAX_NAMES} metrics; the others are not shown")
-    return {
-        name: Series(np.array(steps[name], dtype=np.int64), np.array(values[name], dtype=np.float64))
-        for name in sorted(steps)
-    }
+    found = {}
+    for name in sorted(list(points)[:MAX_NAMES]):
+        steps, values = zip(*points[name], strict=True)
+        found[name] = Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
+    return found

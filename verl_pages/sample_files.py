@@ -28,16 +28,29 @@ BATCH_ROWS = 256
 MAX_METRICS = 48
 """Columns of rank metrics."""
 
-FIGURES = ("score", "num_tokens", "logprob", "entropy", "reward", "advantage_0", "advantage", "phi")
-TEXTS = ("data_source", "ground_truth", "answer", "reason", "reward_extra_info")
-TOKENS = ("tokens", "token_logprobs", "token_entropies")
-
 METRIC_PREFIX = "metric/"
 """Prefix of the columns that hold rank metrics."""
 
-PREFIX_ROWS = "prefix_rows"
 PREFIX = "prefix/"
 """The same for lists of the rank metrics of every measured prefix of a response."""
+
+FIGURES = ("score", "num_tokens", "logprob", "entropy", "reward", "advantage_0", "advantage", "phi")
+TEXTS = ("prompt", "response", "data_source", "ground_truth", "answer", "reason", "reward_extra_info")
+PER_TOKEN = ("token_logprobs", "token_entropies")
+
+COLUMN_TYPES = {
+    "uid": pa.int64(),
+    "correct": pa.bool_(),
+    "truncated": pa.bool_(),
+    "tokens": pa.large_list(pa.large_string()),
+    "prefix_rows": pa.large_list(pa.int64()),
+    **dict.fromkeys(PER_TOKEN, pa.large_list(pa.float64())),
+    **dict.fromkeys(TEXTS, pa.large_string()),
+    **dict.fromkeys(FIGURES, pa.float64()),
+}
+"""Columns that the page shows, besides those of rank metrics."""
+
+NEEDED = {"uid", "prompt", "response", "correct"}
 
 CHANGES = (1e-6, 0.05, 0.2, 0.5)
 """Bounds of the classes of relative change by rank shaping; the last class has no bound."""
@@ -63,62 +76,58 @@ class GatheredSamples:
 def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> GatheredSamples:
     """Read the samples of ``runs``; whatever cannot be read costs itself, and a line in its run's ``troubles``."""
     found = GatheredSamples(shaping=[[] for _ in runs])
-    chosen = [_spread_files(run.samples) for run in runs]
-    size = sum(
-        _raw_bytes(run.path / SAMPLES / file.name) for run, files in zip(runs, chosen, strict=True) for file in files
-    )
+    chosen = [(number, run, file) for number, run in enumerate(runs) for file in _spread_files(run.samples)]
+    size = sum(_raw_bytes(run.path / SAMPLES / file.name) for _, run, file in chosen)
     found.fraction = min(1.0, max_raw / size) if size else 1.0
     found.num_files = sum(len(run.samples) for run in runs)
     prompts: dict[tuple[str, int, str], PromptSamples] = {}
-    metrics: dict[str, None] = {}
-    prefixes: dict[str, None] = {}
+    damaged: list[list[str]] = [[] for _ in runs]
     left = 8 * max_raw
-    for number, (run, files) in enumerate(zip(runs, chosen, strict=True)):
-        damaged: list[str] = []
-        for file in files:
-            path = run.path / SAMPLES / file.name
-            try:
-                opened = _open(path)
-                rows = []
-                for row in _rows(opened, found.fraction, file.split):
-                    rows.append(row)
-                    left -= _size(row)
-                    if left < 0:
-                        raise ValueError("holds more than its metadata says")
-                shares = _shaping_shares(opened) if file.split == "train" else None
-            except (OSError, pa.ArrowException, ValueError, KeyError, MemoryError) as error:
-                # A run that goes on removes files when it has kept too many.
-                if path.exists():
-                    damaged.append(f"{file.name}: {_reason(error)}")
-                continue
-            found.num_read += 1
-            metrics |= dict.fromkeys(name for name in _wanted(opened) if name.startswith(METRIC_PREFIX))
-            if shares is not None:
-                found.shaping[number].append([file.step, *shares])
-            for row in rows:
-                prefixes |= dict.fromkeys(row["prefixes"])
-                _add(prompts, number, file, row)
-        run.troubles += [f"{SAMPLES}/{line}" for line in damaged[:3]]
-        if len(damaged) > 3:
-            run.troubles.append(f"{SAMPLES}: {len(damaged) - 3} more files cannot be read")
-    found.metrics = [name.removeprefix(METRIC_PREFIX) for name in metrics][:MAX_METRICS]
-    found.prefixes = list(prefixes)[:MAX_METRICS]
+    for number, run, file in chosen:
+        path = run.path / SAMPLES / file.name
+        try:
+            opened = _open(path)
+            rows = []
+            for row in _rows(opened, found.fraction, file.split):
+                rows.append(row)
+                left -= len(row["prompt"]) + len(row["response"]) + 32 * len(row["tokens"] or ()) + 256
+                if left < 0:
+                    raise ValueError("holds more than its metadata says")
+            shares = _shaping_shares(opened) if file.split == "train" else None
+        except (OSError, pa.ArrowException, ValueError, KeyError, MemoryError) as error:
+            # A run that goes on removes files when it has kept too many.
+            if path.exists():
+                reason = " ".join(str(error).split())[:120] or type(error).__name__
+                damaged[number].append(f"{file.name}: cannot be read ({reason})")
+            continue
+        found.num_read += 1
+        if shares is not None:
+            found.shaping[number].append([file.step, *shares])
+        for row in rows:
+            key = (file.split, row["uid"], row["prompt"])
+            prompt = prompts.setdefault(key, PromptSamples(*key, row["data_source"], row["ground_truth"]))
+            prompt.cells.setdefault((number, file.step), []).append(row)
+        found.metrics += [name.removeprefix(METRIC_PREFIX) for name in _shown(opened) if name.startswith(METRIC_PREFIX)]
+        found.prefixes += [name for row in rows for name in row["prefixes"]]
+        found.metrics, found.prefixes = (
+            list(dict.fromkeys(names))[:MAX_METRICS] for names in (found.metrics, found.prefixes)
+        )
+    for run, lines in zip(runs, damaged, strict=True):
+        run.troubles += [f"{SAMPLES}/{line}" for line in lines[:3]]
+        if len(lines) > 3:
+            run.troubles.append(f"{SAMPLES}: {len(lines) - 3} more files cannot be read")
     found.prompts = list(prompts.values())
     return found
-
-
-def _reason(error: Exception) -> str:
-    return f"cannot be read ({' '.join(str(error).split())[:120] or type(error).__name__})"
 
 
 def _spread_files(files: Sequence[SampleFile]) -> list[SampleFile]:
     """At most ``MAX_FILES`` of each split, spread evenly, the first and the last among them."""
     kept = set()
     for split in ("train", "val"):
-        own = [file for file in files if file.split == split]
-        places = np.linspace(0, len(own) - 1, min(len(own), MAX_FILES)).round().astype(int)
-        kept |= {own[place] for place in places}
-    return [file for file in files if file in kept]
+        of_split = [file for file in files if file.split == split]
+        places = np.linspace(0, len(of_split) - 1, min(len(of_split), MAX_FILES)).round().astype(int)
+        kept |= {of_split[place] for place in places}
+    return sorted(kept)
 
 
 def _raw_bytes(path: Path) -> int:
@@ -139,93 +148,56 @@ def _open(path: Path) -> pq.ParquetFile:
     if _raw_bytes(path) > MAX_FILE_BYTES:
         raise ValueError(f"more than {MAX_FILE_BYTES >> 30} GiB in memory")
     file = pq.ParquetFile(path)
-    missing = {"uid", "prompt", "response", "correct"} - set(file.schema_arrow.names)
+    missing = NEEDED - set(file.schema_arrow.names)
     if missing:
         raise ValueError(f"column {min(missing)} is missing")
     return file
 
 
-def _wanted(file: pq.ParquetFile) -> list[str]:
-    """The columns that the page shows."""
-    known = {"uid", "sample", "prompt", "response", "correct", "truncated", PREFIX_ROWS, *FIGURES, *TEXTS, *TOKENS}
-    return [name for name in file.schema_arrow.names if name in known or name.startswith((METRIC_PREFIX, PREFIX))]
+def _shown(file: pq.ParquetFile) -> dict[str, pa.DataType]:
+    """The columns that the page shows, and the types that they should have."""
+    found = {}
+    for name in file.schema_arrow.names:
+        if name in COLUMN_TYPES:
+            found[name] = COLUMN_TYPES[name]
+        elif name.startswith((METRIC_PREFIX, PREFIX)):
+            found[name] = pa.float64() if name.startswith(METRIC_PREFIX) else pa.large_list(pa.float64())
+    return found
 
 
 def _rows(file: pq.ParquetFile, fraction: float, split: str) -> Iterator[Row]:
     """The responses to those prompts that are shown; never the whole file at once."""
-    for batch in file.iter_batches(BATCH_ROWS, columns=_wanted(file)):
-        table = pa.Table.from_batches([batch])
-        uids = table["uid"].cast(pa.int64()).fill_null(-1).to_pylist()
+    types = _shown(file)
+    for batch in file.iter_batches(BATCH_ROWS, columns=list(types)):
+        table = pa.Table.from_batches([batch]).select(list(types)).cast(pa.schema(types.items()))
+        uids = table["uid"].fill_null(-1).to_pylist()
         shown = [zlib.crc32(f"report {split} {uid}".encode()) < fraction * 2**32 for uid in uids]
-        part = table.filter(pa.array(shown, pa.bool_()))
-        columns = {name: part[name].to_pylist() for name in _plain_columns(part)}
-        for i in range(len(part)):
-            yield _row({name: values[i] for name, values in columns.items()})
-
-
-def _plain_columns(table: pa.Table) -> Iterator[str]:
-    """The columns of the types that they should have."""
-    for column in table.schema:
-        kind, name = column.type, column.name
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        is_number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
-        if name in ("prompt", "response", *TEXTS):
-            if is_text:
-                yield name
-        elif name in TOKENS or name == PREFIX_ROWS or name.startswith(PREFIX):
-            if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-                yield name
-        elif is_number or pa.types.is_boolean(kind):
-            yield name
+        yield from map(_row, table.filter(pa.array(shown, pa.bool_())).to_pylist())
 
 
 def _row(values: Row) -> Row:
-    """What the page needs of one response."""
-    tokens = _numbers_or_texts(values.get("tokens"), str)
-    prefix_rows = _numbers_or_texts(values.get(PREFIX_ROWS), int) or []
+    """What the page needs of one response; lists that do not fit each other are left out."""
+    tokens, ends = values.get("tokens"), values.get("prefix_rows") or []
+    if not tokens or None in tokens:
+        tokens, ends = None, []
     prefixes = {
-        name.removeprefix(PREFIX): own
-        for name in values
-        if name.startswith(PREFIX) and (own := _numbers_or_texts(values[name], float)) and len(own) == len(prefix_rows)
+        name.removeprefix(PREFIX): ranks
+        for name, ranks in values.items()
+        if name.startswith(PREFIX) and ranks and len(ranks) == len(ends) and None not in ends
     }
-    per_token = {
-        name: own
-        for name in ("token_logprobs", "token_entropies")
-        if tokens and (own := _numbers_or_texts(values.get(name), float)) and len(own) == len(tokens)
-    }
+    per_token = {name: values[name] for name in PER_TOKEN if tokens and len(values.get(name) or ()) == len(tokens)}
     return {
-        **{name: values.get(name) for name in values if name.startswith(METRIC_PREFIX) or name in FIGURES},
-        **{name: values.get(name) or "" for name in ("prompt", "response", *TEXTS)},
+        **{name: value for name, value in values.items() if name.startswith(METRIC_PREFIX) or name in FIGURES},
+        **{name: values.get(name) or "" for name in TEXTS},
         "uid": values["uid"] or 0,
         "verdict": "c" if values["correct"] else "w",
         "truncated": bool(values.get("truncated")),
         "extra": values.get("reward_extra_info") or "",
         "tokens": tokens,
-        "prefix_rows": prefix_rows,
-        "prefixes": prefixes if tokens else {},
+        "prefix_rows": ends,
+        "prefixes": prefixes,
         **per_token,
     }
-
-
-def _numbers_or_texts(values: Any, kind: type) -> list[Any] | None:
-    """A list whose entries are all of ``kind``, missing numbers as NaN; None for anything else."""
-    if not isinstance(values, list) or not values:
-        return None
-    if kind is float:
-        values = [float("nan") if value is None else value for value in values]
-    return values if all(isinstance(value, kind) for value in values) else None
-
-
-def _add(prompts: dict[tuple[str, int, str], PromptSamples], run: int, file: SampleFile, row: Row) -> None:
-    key = (file.split, row["uid"], row["prompt"])
-    if key not in prompts:
-        prompts[key] = PromptSamples(*key, row["data_source"], row["ground_truth"])
-    prompts[key].cells.setdefault((run, file.step), []).append(row)
-
-
-def _size(row: Row) -> int:
-    """About what a response takes in memory."""
-    return len(row["prompt"]) + len(row["response"]) + 32 * len(row["tokens"] or ()) + 256
 
 
 def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:
@@ -237,14 +209,10 @@ def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:
     if not set(names) <= set(file.schema_arrow.names):
         return None
     table = file.read(columns=names)
-    before, after = (_floats(table[name]) for name in names)
+    before, after = (table[name].cast(pa.float64()).to_numpy(zero_copy_only=False) for name in names)
     used = np.isfinite(before) & np.isfinite(after) & (before != 0)
     if not used.any():
         return None
     change = np.abs(after[used] / before[used] - 1)
     counts = np.bincount(np.digitize(change, CHANGES), minlength=len(CHANGES) + 1)
     return [round(float(count) / int(used.sum()), 4) for count in counts]
-
-
-def _floats(column: pa.ChunkedArray) -> Any:
-    return column.cast(pa.float64()).to_numpy(zero_copy_only=False)

@@ -1,8 +1,9 @@
-"""The page of runs that go on, for a browser on this machine."""
+"""Serves the page of runs that are still training to a browser on this machine."""
 
 import hashlib
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from verl.config.errors import ConfigError
+from verl.config.run_file import RUN_CONFIG
 from verl_pages.run import make_page
 from verl_pages.run_folder import METRICS, SAMPLES, SUMMARY
 
@@ -21,7 +23,7 @@ REBUILT_EVERY = 5.0
 
 
 class Server(ThreadingHTTPServer):
-    """Whoever goes away before the end of an answer is not worth a line."""
+    """Does not log clients that disconnect early."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
@@ -53,30 +55,25 @@ class LivePage:
         """
         with self._lock:
             start = monotonic()
-            found = version_of(self.folders)
-            if found != self._version and start >= self._next:
+            current = version_of(self.folders)
+            if current != self._version and start >= self._next:
                 try:
-                    self._text = make_page(self.folders, version=found)[0].encode()
+                    self._text = make_page(self.folders, version=current)[0].encode()
                 except ConfigError:
                     # A folder was moved away: the last page stays.
                     if not self._text:
                         raise
-                self._version = found
-                took = monotonic() - start
-                self._next = monotonic() + REBUILT_EVERY * max(1.0, took)
+                self._version = current
+                self._next = monotonic() + REBUILT_EVERY * max(1.0, monotonic() - start)
             return self._text
 
 
 def version_of(folders: Sequence[Path]) -> str:
     """A digest of the names, sizes and times of what the page is made of."""
     digest = hashlib.sha256()
-    for folder in folders:
-        samples = folder / SAMPLES
-        for path in (folder / METRICS, folder / SUMMARY, folder / "config.yaml", samples):
-            try:
-                facts = path.stat()
-            except OSError:
-                continue
+    for path in (folder / name for folder in folders for name in (METRICS, SUMMARY, RUN_CONFIG, SAMPLES)):
+        with suppress(OSError):
+            facts = path.stat()
             digest.update(f"{path} {facts.st_size} {facts.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 

@@ -9,6 +9,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from tests.analysis.example_tables import analysis_config, tables
+from tests.chromium import value
 from tests.evaluation.example_results import HOSTILE
 from verl.analysis.drawing import scatter_figure
 from verl.analysis.figures import NamedFigure, draw_figures, write_figures
@@ -56,12 +57,12 @@ def test_the_page_in_a_browser(chromium, tmp_path: Path):
     said = chromium(
         page,
         [
-            {"value": "[...document.querySelectorAll('tbody td:first-child')].map((e) => e.textContent)"},
-            {"value": "[...document.querySelectorAll('main > p')].map((e) => e.textContent)"},
-            {"value": "document.querySelectorAll('script, iframe, img:not(figure img), b, i, svg').length"},
-            {"value": "[...document.images].map((e) => e.complete && e.naturalWidth > 0)"},
-            {"value": "document.documentElement.scrollWidth <= window.innerWidth"},
-            {"value": "document.title"},
+            value("[...document.querySelectorAll('tbody td:first-child')].map((e) => e.textContent)"),
+            value("[...document.querySelectorAll('main > p')].map((e) => e.textContent)"),
+            value("document.querySelectorAll('script, iframe, img:not(figure img), b, i, svg').length"),
+            value("[...document.images].map((e) => e.complete && e.naturalWidth > 0)"),
+            value("document.documentElement.scrollWidth <= window.innerWidth"),
+            value("document.title"),
         ],
     )
     cells, lines, elements, images, fits, title = said["values"]

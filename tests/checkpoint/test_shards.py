@@ -78,10 +78,6 @@ def assert_close(curve: list[dict[str, float]], expected: list[dict[str, float]]
         assert record == pytest.approx(other, rel=1e-5, abs=1e-5)
 
 
-def test_the_time_limit_is_that_of_other_messages(two):
-    assert two.run("limit") == [300, 300]
-
-
 def test_the_same_number_of_workers_goes_on_to_the_bit(two, batch, trained):
     folder, state, curve, draws = trained
     two.run("load", folder, 3)
@@ -159,16 +155,6 @@ def test_writing_in_the_background_gives_the_same_files(two, batch, trained, tmp
     while 5 not in checkpoints(tmp_path):
         saver.poll()
     assert read_state(tmp_path / "global_step_5") == {"step": 5}
-
-
-def test_old_checkpoints_are_removed_once_a_new_one_is_complete(one, tmp_path):
-    saver = CheckpointSaver(Attempt(tmp_path, 0), one, background=True, huggingface=False, newest=1, always=[3])
-    for step in range(1, 6):
-        saver.save(step, {}, {2: 0.5, 4: 0.25})
-    assert list(checkpoints(tmp_path)) == [2, 3, 4]
-    saver.finish()
-    assert list(checkpoints(tmp_path)) == [2, 3, 5]
-    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "5\n"
 
 
 def test_the_export_is_the_model_in_the_checkpoint(trained, tmp_path):

@@ -15,20 +15,17 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 FAKE = """
-import hydra
 from verl.cli.hydra_app import run_hydra
-from verl.config.load import CONFIG_DIR, parse_config
+from verl.config.load import parse_config
 from verl.config.ppo import PPOConfig
 
-@hydra.main(config_path=str(CONFIG_DIR), config_name="ppo_trainer", version_base="1.3")
-def run(tree):
-    config = parse_config(PPOConfig, tree)
+def run(config):
     trainer = config.trainer
     print("job", config.reward_manager.hypothesis_type, trainer.experiment_name, trainer.default_local_dir)
     if config.seed == 9:
         raise SystemExit("error: nine")
 
-run_hydra(run, PPOConfig)
+run_hydra("ppo_trainer", PPOConfig, lambda tree: parse_config(PPOConfig, tree), run)
 """
 """A main job that trains nothing."""
 

@@ -144,8 +144,6 @@ def test_a_flag_becomes_an_override_that_the_config_takes(flag: str, value: str,
         ("--compute_log_effective_rank True preset=paper", [1, 2, 4]),
         ("--compute_log_effective_rank True calculator.metric_indices=1", [1, 4]),
         ("--compute_log_effective_rank True --metric_indices [2,1]", [2, 1, 4]),
-        ("calculator.compute_log_effective_rank=true calculator.metric_indices=[4,1]", [4, 1]),
-        ("++calculator.compute_log_effective_rank=true experiment=released_code", [1, 2, 4]),
     ],
 )
 def test_the_log_effective_rank_is_one_more_metric(arguments: str, indices: list[int]):
@@ -155,8 +153,6 @@ def test_the_log_effective_rank_is_one_more_metric(arguments: str, indices: list
 @pytest.mark.parametrize(
     ("arguments", "translated"),
     [
-        ("trainer.remove_previous_ckpt=true seed=1", "trainer.max_ckpt_to_keep=1 seed=1"),
-        ("trainer.remove_previous_ckpt=false seed=1", "seed=1"),
         ("--remove_previous_ckpt True trainer.max_ckpt_to_keep=3", "trainer.max_ckpt_to_keep=3"),
         ("--clip_ratio 0.3", "actor.clip_ratio_low=0.3 actor.clip_ratio_high=0.3"),
         # Epochs are not cut short by the steps of another task.
@@ -233,7 +229,6 @@ def test_lists_may_be_written_as_in_python_or_hydra(value: str):
             "--compute_log_effective_rank True -m experiment=grpo,verl_grpo",
             "--compute_log_effective_rank: cannot be added to a sweep over one of preset, experiment, calculator",
         ),
-        ("calculator.compute_log_effective_rank=4", "--compute_log_effective_rank 4: must be true or false"),
         ("-m --cfg job", "--multirun: --cfg and --info show one configuration"),
     ],
 )
@@ -250,7 +245,6 @@ def test_what_cannot_be_translated_is_named(arguments: str, message: str):
         ("--micro_rollout_batch_size 12", "--micro_rollout_batch_size 12 has no effect: vLLM schedules by itself"),
         ("--return_prefill True", "--return_prefill True has no effect: the hidden states of prompts are not measured"),
         ("--svd_niter 4", "--svd_niter 4 has no effect: lowrank keeps the exact largest singular values"),
-        ("++calculator.svd_niter=4", "--svd_niter 4 has no effect: lowrank keeps the exact largest singular values"),
         ("--plot_x_metrics ER", "--plot_x_metrics ER has no effect: the analysis measures every metric"),
         ("--critic_model_path x/y", "--critic_model_path is ignored: grpo has no critic"),
         ("--adv_estimator rloo --critic_model_path x/y", "--critic_model_path is ignored: rloo has no critic"),

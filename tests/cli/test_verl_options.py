@@ -219,7 +219,6 @@ TOGETHER = [
     ),
     ("critic.enable=True algorithm.adv_estimator=gae", "algorithm.adv_estimator", "gae"),
     ("critic.enable=False algorithm.adv_estimator=rloo", "algorithm.adv_estimator", "rloo"),
-    ("rollout.n=2 algorithm.adv_estimator=grpo algorithm.use_pf_ppo=True", "algorithm.use_pf_ppo", False),
 ]
 SHORT = {"actor.": f"{ACTOR}.", "rollout.": f"{ROLLOUT}.", "rs": f"{CORRECTION}.rollout_rs"}
 
@@ -257,7 +256,6 @@ REFUSED = [
     (f"{ROLLOUT}.agent.agent_loop_config_path=x.yaml", "rollout by agents"),
     (f"{ROLLOUT}.logprobs_mode=raw_logprobs", "training needs the log-probabilities"),
     (f"{ROLLOUT}.response_length=99", "data.max_response_length=512 sets it"),
-    (f"{ROLLOUT}.max_model_len=1000", "the longest prompt and response have 1024 tokens"),
     (f"{ROLLOUT}.ignore_eos=true", "end-of-sequence"),
     (f"{ACTOR}.freeze_vision_tower=true", "models that read images"),
     (f"{ACTOR}.fsdp_config.model_dtype=fp16", "master weights are always float32"),

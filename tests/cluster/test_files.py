@@ -69,13 +69,6 @@ def test_the_commands_of_the_page_fit_the_schema():
         load_config(PPOConfig, "ppo_trainer", kept)
 
 
-def test_slurm_gets_one_task_on_each_machine():
-    text = (ROOT / "scripts" / "slurm" / "train.sbatch").read_text()
-    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
-    assert options["ntasks-per-node"] == "1" and int(options["nodes"]) == 2
-    assert "\n#SBATCH --requeue\n" in text and options["open-mode"] == "append"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "requeued"), [(0, ""), (1, ""), (75, "requeue 41")])
 def test_slurm_is_asked_to_requeue(tmp_path: Path, code: int, requeued: str):

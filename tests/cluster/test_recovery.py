@@ -12,14 +12,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from tests.cluster.machines import Machine, cluster
 from tests.cluster.training import (
     DETECTION_S,
-    FineTuning,
     Training,
     ray_head,
     ray_join,
@@ -29,8 +25,6 @@ from tests.cluster.training import (
     worker_pid,
     workers_gone,
 )
-from verl.data.arithmetic import ArithmeticTask
-from verl.data.records import SFT_SCHEMA, sft_record, write_parquet
 from verl.single_controller.scheduler import REQUEUE
 
 pytestmark = pytest.mark.slow
@@ -124,7 +118,7 @@ def test_a_machine_that_dies_while_it_is_looked_at(machines, training):
         process = run.start(one, one)
         wait_until(lambda: any(run.folder.glob(".probe-*")), process)
         two.kill()
-        process.wait_for_line("attempt 1 ended: machine2 was lost while the machines were looked at", BUSY_S)
+        process.wait_for_line("attempt 1 ended: machine2 was lost while the machines were checked", BUSY_S)
         two.boot()
         ray_join(two, one)
         assert process.wait() == 0, process.text
@@ -272,20 +266,13 @@ def test_preemption(machines, training, undisturbed, method):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("job", "method"), [("ppo", "update_actor"), ("sft", "train_step")])
-def test_a_job_is_cancelled_and_requeued(machines, shared, training, undisturbed, job, method):
+def test_a_job_is_cancelled_and_requeued(machines, shared, training, undisturbed):
     """SIGTERM to every process of all machines, as scancel sends it; the step is finished and saved."""
     run = training("trainer.total_training_steps=5", "trainer.save_freq=0")
-    if job == "sft":
-        problems = ArithmeticTask().split("sft_train", 16, 0)
-        rows = [sft_record(problem.question, problem.solution) for problem in problems]
-        write_parquet(shared / "conversations.parquet", rows, SFT_SCHEMA)
-        sizes = ("trainer.nnodes=2", "trainer.n_gpus_per_node=1")
-        run = FineTuning(shared / "sft", shared / "model", shared / "conversations.parquet", sizes)
     with machines(2) as both:
         processes = run.start_everywhere(both, shared)
         wait_until(lambda: len(run.records()) >= 1, processes[0])
-        with stopped_in(method, run, both, processes[0]):
+        with stopped_in("update_actor", run, both, processes[0]):
             for machine in both:
                 for pid in machine.processes():
                     os.kill(pid, signal.SIGTERM)
@@ -298,45 +285,7 @@ def test_a_job_is_cancelled_and_requeued(machines, shared, training, undisturbed
         processes = run.start_everywhere(both, shared)
         assert [process.wait() for process in processes] == [0, 0], [p.text for p in processes]
         assert f"resuming from {run.folder}/global_step_{saved}" in processes[0].text
-        if job == "sft":
-            sizes = ("trainer.nnodes=1", "trainer.n_gpus_per_node=2")
-            alone = FineTuning(shared / "sft_alone", shared / "model", shared / "conversations.parquet", sizes)
-            assert alone.start(both[0], both[0], RAY_ADDRESS="local").wait() == 0
-            assert len(alone.records()) == 8 and run.records() == alone.records()
-        else:
-            assert run.records() == undisturbed(5)
-
-
-def whole_state(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Weights and moments of the policy, whole."""
-    shards = checkpoint / "actor" / "shards"
-    reader = HuggingFaceStorageReader(str(shards))
-    found = reader.read_metadata().state_dict_metadata
-    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in found.items()}
-    dcp.load(state, storage_reader=reader, no_dist=True)
-    return state
-
-
-@pytest.mark.nightly
-def test_fewer_machines_take_over_the_whole_state(machines, shared, training, undisturbed):
-    alone, checkpoint = undisturbed(12), shared / "alone" / "global_step_11"
-    single = ("trainer.nnodes=1", f"trainer.resume_from_path={checkpoint}", "trainer.resume_mode=path", *LONG)
-    run, again = training(*single), training(*single, name="again")
-    with machines(1) as (one,):
-        command = ["python", "-m", "tests.cluster.load_and_save", str(checkpoint), *again.overrides]
-        code, text = one.run(command, RAY_ADDRESS="local")
-        assert code == 0, text
-        process = run.start(one, one, RAY_ADDRESS="local")
-        assert process.wait() == 0, process.text
-    # Two workers on two machines wrote it, one has read it.
-    written, read = whole_state(checkpoint), whole_state(again.folder / "global_step_11")
-    assert len(list((checkpoint / "generators").iterdir())) == 2
-    assert {name.rpartition(".")[2] for name in written} >= {"weight", "exp_avg", "exp_avg_sq", "step"}
-    assert written.keys() == read.keys() and all(torch.equal(written[name], read[name]) for name in written)
-    (found,) = run.records()
-    assert found["step"] == 12
-    for name in ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm"):
-        assert found[name] == pytest.approx(alone[11][name], abs=1e-5), name
+        assert run.records() == undisturbed(5)
 
 
 @pytest.mark.nightly

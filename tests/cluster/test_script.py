@@ -128,17 +128,6 @@ def test_the_end_of_a_job_is_announced_to_every_process(machines, shared, number
     assert [path.name for path in (shared / "cluster").iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.nightly
-def test_a_terminal_that_is_closed_ends_everything(machines, shared):
-    one, two = machines
-    first, second = start(one, shared, 0, JOB_SECONDS="300"), start(two, shared, 1)
-    first.wait_for_line("ready")
-    second.wait_for_line("has joined")
-    first.signal(signal.SIGHUP)
-    assert (first.wait(), second.wait()) == (128 + signal.SIGHUP,) * 2, first.text + second.text
-    assert one.survivors() == two.survivors() == []
-
-
 def test_a_machine_that_waits_can_be_stopped(machines, shared):
     _, two = machines
     second = start(two, shared, 1)

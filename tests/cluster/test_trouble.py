@@ -65,23 +65,6 @@ def test_a_machine_comes_late(machines, training):
     assert process.wait() == 0, process.text
 
 
-def test_a_machine_never_comes(machines, training):
-    one, _ = machines
-    said = refusal(training.start(one, "trainer.machines_timeout_s=2"))
-    assert said == (
-        "error: trainer.nnodes=2: 1 of 2 machines with 1 CPUs each were there within trainer.machines_timeout_s=2: "
-        "machine1 (1 CPUs)"
-    )
-    one.run(["ray", "stop", "--force"])
-    assert one.survivors() == []
-
-
-def test_a_wrong_token(machines, training):
-    said = refusal(training.start(machines[0], RAY_AUTH_TOKEN="f" * 64))
-    assert said.startswith("error: ") and f"RAY_ADDRESS={HEAD}:6379: the cluster refuses the token of RAY_AUTH" in said
-    assert "ffff" not in said
-
-
 def trouble(two: Machine, shared: Path, kind: str, lacks: dict[str, Path]) -> dict[str, str]:
     """Let the second machine have a fault; returns variables of its Ray processes."""
     two.kill()

@@ -134,22 +134,6 @@ class Training:
         return {path.name: path.read_text() for path in self.folder.glob("logs/attempt_1/*.stacks")}
 
 
-class FineTuning(Training):
-    """A run of supervised fine-tuning."""
-
-    module = "verl.trainer.main_sft"
-
-    def __init__(self, folder: Path, model: Path, conversations: Path, options: Sequence[str] = ()) -> None:
-        self.folder = folder
-        self.overrides = [
-            *(f"model.path={model}", f"data.train_files={conversations}", f"data.val_files={conversations}"),
-            *("data.train_batch_size=8", "data.micro_batch_size_per_gpu=2", "trainer.total_training_steps=8"),
-            *("trainer.total_epochs=8", "trainer.save_freq=0", "trainer.save_hf_model=false", "device=cpu"),
-            *(f"trainer.default_local_dir={folder}", f"trainer.detection_s={DETECTION_S}", *options),
-        ]
-        self.starts = 0
-
-
 def wait_until(happened: Callable[[], object], process: Process | None = None, timeout_s: float = 240) -> None:
     """Look often until something has happened, as long as the process runs."""
     deadline = time.monotonic() + timeout_s

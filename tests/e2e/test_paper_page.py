@@ -1,16 +1,11 @@
-"""docs/paper.md: its commands are what its table says, and each kind of them trains."""
+"""docs/paper.md: its commands are what its table says."""
 
 import subprocess
 from functools import cache
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 
-from tests.e2e.runs import Run, records
-from tests.vllm_patches import zoo
 from verl.cli.release_flags import translate
 from verl.config import PPOConfig, load_config
 
@@ -80,38 +75,3 @@ def test_the_releases_command_is_the_first_run():
     assert (theirs.data.template, theirs.data.filters) == ("raw", True)
     assert theirs.actor == ours.actor and theirs.algorithm == ours.algorithm and theirs.calculator == ours.calculator
     assert theirs.model.path == MATHSTRAL and theirs.rollout.n == 4
-
-
-ROW = {
-    "data_source": "simplelr_math_35",
-    "prompt": [{"role": "user", "content": "Question:\nWhat is 2 + 2?\nAnswer:\nLet's think step by step.\n"}],
-    "reward_model": {"ground_truth": "4", "style": "rule"},
-    "extra_info": {"index": 0, "split": "train"},
-}
-ARCHITECTURES = {MATHSTRAL: "mistral", MISTRAL: "mistral", LLAMA: "llama", SMALL_QWEN: "qwen2"}
-TWO_STEPS = [pair for pair in PAIRS if pair[0] in ARCHITECTURES]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("pair", TWO_STEPS, ids=lambda pair: f"{pair[0]}-{pair[5]}-{pair[2]}")
-def test_a_shaped_run_trains_two_steps_with_a_tiny_model_of_its_architecture(pair, tiny_tokenizer, tmp_path: Path):
-    arguments = commands()[2 * PAIRS.index(pair)]
-    model = zoo.build(ARCHITECTURES[pair[0]], tmp_path / "model", vocab_size=len(tiny_tokenizer))
-    tiny_tokenizer.save_pretrained(model)
-    rows = tmp_path / "rows.parquet"
-    too_long = ROW | {"prompt": [{"role": "user", "content": "Question:\n" + "2 + " * 150 + "?"}]}
-    pq.write_table(pa.Table.from_pylist([ROW] * 8 + [too_long]), rows)
-    small = [
-        *(f"model.path={model}", f"data.train_files=[{rows}]", f"data.val_files=[{rows}]"),
-        *("data.train_batch_size=4", "actor.ppo_mini_batch_size=2", "data.max_prompt_length=100"),
-        *("data.max_response_length=16", "calculator.diff_stride=4", "trainer.n_gpus_per_node=1"),
-        *("trainer.total_training_steps=2", f"trainer.default_local_dir={tmp_path / 'run'}", "trainer.save_freq=-1"),
-    ]
-    run = Run([*arguments, *small], tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
-    output = run.log.read_text()
-    assert 'training prompts: "Question:\\nWhat is 2 + 2?\\nAnswer:\\nLet\'s think step by step.\\n"' in output
-    assert "left out 1 of 9 prompts that are longer than data.max_prompt_length=100" in output
-    steps = [record for record in records(tmp_path / "run") if record["step"] > 0]
-    assert [record["step"] for record in steps] == [1, 2]
-    assert all("reward_manager/shaped_token_share" in record for record in steps)

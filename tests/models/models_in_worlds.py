@@ -21,7 +21,8 @@ from verl.workers.critic import Critic
 from verl.workers.reward_model import RewardModel
 from verl.workers.sft import SFTWorker
 
-Results = dict[str, Any]
+Learned = tuple[dict[str, float], dict[str, Tensor]]
+"""Metrics and gradients of an update."""
 
 
 def share(batch: Any, sequence: int) -> Any:
@@ -30,48 +31,51 @@ def share(batch: Any, sequence: int) -> Any:
     return batch[len(batch) * index // groups : len(batch) * (index + 1) // groups]
 
 
-def every_model(config: PPOConfig, sft: SFTConfig, changes: dict[str, Any], batching: dict[str, Any]) -> Results:
-    """What policy, critic, reward model and supervised learner say of the same rows, and their gradients.
+def every_model(
+    config: PPOConfig, sft: SFTConfig, changes: dict[str, Any], batching: dict[str, Any], order: list[int]
+) -> tuple[Batch, dict[str, Learned]]:
+    """What policy, critic, reward model and supervised learner say of the example's rows, and what they learn.
 
     Args:
         changes: of the options of all models.
         batching: how actor and critic cut micro-batches.
+        order: of the rows.
+
+    Returns:
+        This worker's rows with what the models say, and metrics and gradients by learner.
     """
     sequence = changes.get("ulysses_sequence_parallel_size", 1)
     assert sequence_group(sequence) is sequence_group(sequence)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     with patch("verl.workers.sft.join_world", return_value=mesh):  # these processes have joined theirs
         worker = SFTWorker(changed(sft, model=changes), None, 10)
-    batch = example()
+    batch = example()[order]
     mine = share(batch, sequence)
     num_tokens, num_sequences = counts(batch)
-    results: Results = {}
+    learned: dict[str, Learned] = {}
 
     actor = Actor(replace(config.actor, **batching), replace(config.model, **changes), mesh, 0.8, 10, batch.width)
     # The fifth response has no tokens, and so no states to measure.
-    plain, measured = actor.compute_logprobs(mine), actor.compute_logprobs(mine, [0, -1], norms)
-    assert torch.equal(plain.logprobs, measured.logprobs) and torch.equal(plain.entropy, measured.entropy)
-    results["logprobs"], results["entropy"] = plain.logprobs, plain.entropy
-    metrics = measured.rank_metrics
-    results["norms"], results["mean states"] = metrics.by_name["norm"], metrics.mean_states
-    results["actor"] = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
+    found, plain = actor.compute_logprobs(mine, [0, -1], norms), actor.compute_logprobs(mine)
+    assert torch.equal(plain.logprobs, found.logprobs) and torch.equal(plain.entropy, found.entropy)
+    found.fill(norms=found.rank_metrics.by_name["norm"], mean_states=found.rank_metrics.mean_states)
+    learned["actor"] = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
 
     critic = Critic(changed(config.critic, model=changes, **batching), mesh, 10)
-    results["values"] = critic.compute_values(mine).values
+    found.merge(critic.compute_values(mine))
     targets = mine.columns("tokens", "learn_mask").fill(values=0.3 * mine.advantages, returns=mine.old_logprobs)
-    results["critic"] = gradients_of(critic.learner, lambda: critic.update(targets, num_tokens))
+    learned["critic"] = gradients_of(critic.learner, lambda: critic.update(targets, num_tokens))
 
     judge = RewardModel(changed(config.reward_model, model=changes), mesh)
     rows = [ids.tolist() for ids in batch.tokens.split(batch.lengths.tolist())]
-    results["scores"] = judge.compute_scores(share(Batch.of([[]] * 8, rows), sequence)).scores
+    found.fill(scores=judge.compute_scores(share(Batch.of([[]] * 8, rows), sequence)).scores)
 
     whole = conversation_batch([(ids, [int(i % 3 > 0) for i in range(len(ids))]) for ids in rows])
     lesson = share(whole, sequence)
     told = worker.evaluate(lesson)
-    results["evaluation"] = torch.stack([told.total_logprob, told.num_learned], dim=1)
-    total = int(whole.learn_mask.sum())
-    results["sft"] = gradients_of(worker.learner, lambda: worker.train_step(lesson, total))
-    return results
+    found.fill(total_logprob=told.total_logprob, num_learned=told.num_learned)
+    learned["sft"] = gradients_of(worker.learner, lambda: worker.train_step(lesson, int(whole.learn_mask.sum())))
+    return found.without("rank_metrics"), learned
 
 
 def counts(batch: Batch) -> tuple[int, int]:
@@ -87,14 +91,17 @@ def norms(responses: list[Tensor]) -> RankMetrics:
 
 
 def example() -> Batch:
-    """Eight responses of at most 9 tokens to prompts of at most 6; the fifth is empty."""
+    """Eight responses of at most 9 tokens, the fifth of none, to five prompts of at most 6."""
     generator = torch.Generator().manual_seed(0)
-    prompts, responses = torch.tensor([6, 2, 4, 1, 3, 5, 2, 6]), torch.tensor([9, 3, 1, 7, 0, 8, 2, 5])
-    batch = Batch(prompts, responses)
-    num_tokens, num_response = int(batch.lengths.sum()), int(responses.sum())
+
+    def ids(lengths: list[int]) -> list[list[int]]:
+        return [torch.randint(7, 100, (length,), generator=generator).tolist() for length in lengths]
+
+    prompts = ids([6, 2, 4, 1, 3])
+    batch = Batch.of([prompts[i] for i in (0, 1, 2, 3, 4, 0, 1, 0)], ids([9, 3, 1, 7, 0, 8, 2, 5]))
+    num_response = len(batch.response_tokens)
     old, rollout, reference, advantages = torch.randn(4, num_response, generator=generator)
     return batch.fill(
-        tokens=torch.randint(7, 100, (num_tokens,), generator=generator),
         learn_mask=torch.ones(num_response, dtype=torch.bool),
         old_logprobs=-4 + 0.3 * old,
         rollout_logprobs=-4 + 0.3 * rollout,

@@ -7,8 +7,9 @@ import torch
 import transformers
 
 from tests.models.conftest import TINY
-from tests.models.models_in_worlds import Results, every_model
+from tests.models.models_in_worlds import Learned, every_model
 from tests.workers.groups import relative_difference
+from verl.batch import Batch
 from verl.config import PPOConfig, SFTConfig, load_config
 
 
@@ -37,45 +38,49 @@ def configs(tiny_tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 
 @pytest.fixture(scope="module")
-def alone(worlds, configs: tuple[PPOConfig, SFTConfig]) -> Results:
+def alone(worlds, configs: tuple[PPOConfig, SFTConfig]) -> tuple[Batch, dict[str, Learned]]:
     """One worker, rows padded, the head at once."""
-    return worlds[1].run(every_model, *configs, {"use_remove_padding": False, "logits_chunk_size": 0}, {})[0]
+    whole = {"use_remove_padding": False, "logits_chunk_size": 0}
+    return worlds[1].run(every_model, *configs, whole, {}, IN_ORDER)[0]
 
 
-PACKED = {"use_remove_padding": True}
+IN_ORDER, MIXED = list(range(8)), [5, 2, 7, 0, 4, 6, 3, 1]
+WHOLE, PACKED = ({"use_remove_padding": True, "share_prompts": share} for share in (False, True))
 SHARED_BY_2, SHARED_BY_4 = (PACKED | {"ulysses_sequence_parallel_size": size} for size in (2, 4))
+BY_TOKENS = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 30}
 LAYOUTS = {
-    "1 worker, all rows at once": (1, {}, {"micro_batch_size_per_gpu": 64}),
-    "2 workers, micro-batches by tokens": (2, {}, {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 30}),
-    "1 worker, packed": (1, PACKED, {}),
-    "2 workers to a sequence": (2, SHARED_BY_2, {}),
-    "2 groups of 2": (4, SHARED_BY_2, {}),
+    "1 worker, all rows at once": (1, {}, {"micro_batch_size_per_gpu": 64}, IN_ORDER),
+    "2 workers, micro-batches by tokens": (2, {}, BY_TOKENS, IN_ORDER),
+    "2 workers, another order": (2, {}, BY_TOKENS, MIXED),
+    "1 worker, packed, prompts with each row": (1, WHOLE, {}, IN_ORDER),
+    "1 worker, packed, prompts once": (1, PACKED, {"micro_batch_size_per_gpu": 64}, IN_ORDER),
+    "1 worker, packed, prompts once, another order": (1, PACKED, {}, MIXED),
+    "2 workers to a sequence": (2, SHARED_BY_2, {}, IN_ORDER),
+    "2 groups of 2, another order": (4, SHARED_BY_2, {}, MIXED),
     # More than there are heads of keys and values.
-    "4 workers to a sequence": (4, SHARED_BY_4, {}),
+    "4 workers to a sequence": (4, SHARED_BY_4, {}, IN_ORDER),
 }
-"""Name -> workers, changes of all models' options, and of how actor and critic cut micro-batches."""
-
-
-def assert_same_learning(found: tuple[Results, Results], expected: tuple[Results, Results]) -> None:
-    assert found[0] == pytest.approx(expected[0], abs=1e-5, rel=1e-5)
-    assert relative_difference(expected[1], found[1]) < 1e-5
+"""Name -> workers, changes of all models' options, how actor and critic cut micro-batches, and the order of rows."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_model_learns_the_same_in_every_layout(name: str, worlds, configs, alone: Results):
-    world_size, changes, batching = LAYOUTS[name]
+def test_every_model_says_and_learns_the_same_in_every_layout(name: str, worlds, configs, alone):
+    world_size, changes, batching, order = LAYOUTS[name]
     sequence = changes.get("ulysses_sequence_parallel_size", 1)
-    workers = worlds[world_size].run(every_model, *configs, changes, batching)
-    for quantity in ("logprobs", "entropy", "norms", "mean states", "values", "scores", "evaluation"):
-        assert alone[quantity].std() > 0.05, quantity
-        for first in range(sequence):
-            # All workers of a group know the results of its rows.
-            found = torch.cat([results[quantity] for results in workers[first::sequence]])
-            torch.testing.assert_close(found, alone[quantity], atol=1e-5, rtol=0)
-    for learner in ("actor", "critic", "sft"):
-        for results in workers:
-            assert_same_learning(results[learner], alone[learner])
+    workers = worlds[world_size].run(every_model, *configs, changes, batching, order)
+    expected, learned = alone[0][order], alone[1]
+    for first in range(sequence):
+        # All workers of a group know the results of its rows.
+        found = Batch.join([rows for rows, _ in workers[first::sequence]])
+        assert found.response_lengths.equal(expected.response_lengths) and len(found.names) == 8
+        for column in found.names:
+            assert getattr(expected, column).std() > 0.05, column
+            torch.testing.assert_close(getattr(found, column), getattr(expected, column), atol=1e-5, rtol=0)
+    for learner, (metrics, gradients) in learned.items():
+        for _, results in workers:
+            assert results[learner][0] == pytest.approx(metrics, abs=1e-5, rel=1e-5)
+            assert relative_difference(gradients, results[learner][1]) < 1e-5, learner
 
 
 def test_sequence_groups_need_packed_rows_and_divide_the_workers(configs: tuple[PPOConfig, SFTConfig]):

@@ -25,22 +25,6 @@ def test_without_a_terminal_each_step_is_one_line(capsys: pytest.CaptureFixture[
     assert long.startswith("step 3/3  reward -1.00  ") and long.endswith("  column9 1.0000")
 
 
-def test_lines_and_tables_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]):
-    display = RunDisplay("run", 1, {})
-    display.say("into outputs/[red]/run")
-    display.table("Validation", ["", "step 0"], [["pass@1", "12.5%"]])
-    line, *table = capsys.readouterr().out.splitlines()
-    assert line == "into outputs/[red]/run"
-    assert all(text in "".join(table) for text in ("Validation", "step 0", "pass@1", "12.5%"))
-
-
-def test_shares_of_time_are_sorted():
-    rows = [["generate", "3.0 s", "74%"], ["update", "1.0 s", "25%"], ["save", "0.0 s", "1%"]]
-    assert share_rows({"update": 1.0, "generate": 2.96, "save": 0.04}) == rows
-    assert share_rows({}) == []
-    assert share_rows({"save": 0.0}) == [["save", "0.0 s", "0%"]]
-
-
 def test_a_response_cannot_look_like_a_line_of_the_run(capsys: pytest.CaptureFixture[str]):
     display = RunDisplay("run", 1, {})
     display.sample({"answer": "1\nstep 9/9  reward +1.00", "reason": "x" * 1000}, "What?", "a:b:c\nstep 9/9\x1b[2J")
@@ -48,3 +32,9 @@ def test_a_response_cannot_look_like_a_line_of_the_run(capsys: pytest.CaptureFix
     assert facts.startswith("answer 1\\nstep 9/9  reward +1.00 | reason xxx") and len(facts) < 300
     # A name between colons stays what it is.
     assert texts == ["    What?", "    > a:b:c", "    step 9/9\\x1b[2J"]
+
+
+def test_shares_of_time_are_sorted():
+    rows = [["generate", "3.0 s", "74%"], ["update", "1.0 s", "25%"], ["save", "0.0 s", "1%"]]
+    assert share_rows({"update": 1.0, "generate": 2.96, "save": 0.04}) == rows
+    assert share_rows({"save": 0.0}) == [["save", "0.0 s", "0%"]]

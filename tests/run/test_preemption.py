@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 import pytest
 
@@ -20,10 +19,6 @@ def handlers() -> Iterator[list[object]]:
         signal.signal(number, handler)
 
 
-def raised() -> AbstractContextManager[pytest.ExceptionInfo[Preempted]]:
-    return pytest.raises(Preempted)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_step_is_finished_and_saved(handlers, number):
     preemption, saved = Preemption(0), []
@@ -31,7 +26,7 @@ def test_a_step_is_finished_and_saved(handlers, number):
         preemption.after_step(3, lambda: saved.append(3))
         signal.raise_signal(number)
         preemption.check()  # while workers compute
-        with raised() as caught:
+        with pytest.raises(Preempted) as caught:
             preemption.after_step(4, lambda: saved.append(4))
     assert saved == [4] and str(caught.value) == f"{number.name}: step 4 is saved"
 
@@ -41,7 +36,7 @@ def test_without_a_step_there_is_nothing_to_finish(handlers):
     with preemption.listening():
         preemption.check()
         signal.raise_signal(signal.SIGTERM)
-        with raised() as caught:
+        with pytest.raises(Preempted) as caught:
             preemption.check()
     assert str(caught.value) == "SIGTERM before the first step"
 

@@ -14,9 +14,8 @@ from verl.checkpoint.resume import Resumption
 from verl.config import ConfigError, PPOConfig
 from verl.run import session as session_module
 from verl.run.preemption import Preempted
-from verl.run.session import RaySession, TrainingRun
-from verl.single_controller.failures import HeadLost, MachineError, NoRoom, RequeueError, WorkerError
-from verl.single_controller.out_of_memory import OutOfMemory
+from verl.run.session import TrainingRun
+from verl.single_controller.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
 
 
 @pytest.fixture
@@ -52,14 +51,6 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def training_run(config: PPOConfig, folder: Path, **changes: object) -> TrainingRun:
     trainer = replace(config.trainer, default_local_dir=str(folder), **changes)
     return TrainingRun(replace(config, trainer=trainer), 4, {}, "cpu")
-
-
-def test_one_cluster_serves_all_groups_of_a_session(small_config, tmp_path, events: list[str]):
-    with RaySession(2, 3, "cpu", small_config.trainer, tmp_path) as session:
-        assert events == []
-        for name in ("first", "second"):
-            session.start_workers(name, None, (), {}).close()
-    assert events == ["ray for 6 on cpu", "first", "workers end", "second", "workers end", "ray ends"]
 
 
 def test_everything_ends_in_order(small_config, tmp_path, events, monkeypatch, capsys):
@@ -111,25 +102,6 @@ def test_a_finished_run_is_complete_without_its_last_checkpoint(
     assert f"the run is complete: {last}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("folders", "model"),
-    [
-        ([], None),
-        (["global_step_2/actor"], "global_step_2"),
-        (["global_step_2/actor/huggingface", "global_step_4/actor"], "global_step_4"),
-        (["global_step_2/actor", "global_step_10/actor/huggingface"], "global_step_10/actor/huggingface"),
-    ],
-)
-def test_the_report_names_a_model_that_exists(small_config, tmp_path, capsys, folders, model):
-    for folder in folders:
-        (tmp_path / folder).mkdir(parents=True)
-    training_run(small_config, tmp_path).report({"train": 1.0})
-    lines = capsys.readouterr().out.splitlines()
-    found = [line for line in lines if line.startswith("model: ")]
-    assert found == ([f"model: {tmp_path}/{model}"] if model else [])
-    assert lines[-1] == f"metrics: {tmp_path}/metrics.jsonl"
-
-
 def attempts(run: TrainingRun, failures: list[tuple[int, Exception | None]]) -> int:
     """One attempt after the other records some steps and ends with an error, or with None; how many there were."""
     count = 0
@@ -170,7 +142,6 @@ OTHER = MachineError("worker 0 died", "worker 0 in generate")
         ([(2, LOST), (0, FULL), (0, FULL), (4, None)], 4),
         ([(2, LOST), (1, FULL)], "^start: worker 0 ran out of GPU memory$"),
         ([(0, FULL)], "^start: worker 0 ran out of GPU memory$"),
-        ([(2, LOST), (0, FULL), (0, FULL), (0, FULL)], "^start: worker 0 ran out of GPU memory$"),
         ([(1, WorkerError("worker 0 failed in generate: shapes differ"))], "shapes differ"),
         ([(1, ConfigError("data.x=1: too much"))], "^data.x=1"),
     ],

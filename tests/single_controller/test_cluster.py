@@ -11,8 +11,10 @@ import ray
 import torch
 
 from verl.config import ConfigError
+from verl.single_controller import cluster
 from verl.single_controller.cluster import resolve_device
 from verl.single_controller.ray_head import cluster_address
+from verl.single_controller.variables import is_secret, passed_variables
 from verl.single_controller.worker_group import WorkerGroup
 
 
@@ -24,36 +26,51 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("device", "gpu", "expected"),
-    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda"), ("cuda", False, "")],
+    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
 )
 def test_the_device(monkeypatch: pytest.MonkeyPatch, device: str, gpu: bool, expected: str):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    if expected:
-        assert resolve_device(device) == expected
-    else:
-        with pytest.raises(ConfigError, match="^device='cuda': torch sees no GPU; set device=auto or cpu$"):
-            resolve_device(device)
-
-
-def test_several_machines_need_a_cluster():
-    with pytest.raises(ConfigError, match=r"^trainer.nnodes=2: this machine is alone. Start .* NNODES, NODE_RANK and"):
-        resolve_device("auto", nnodes=2)
+    assert resolve_device(device) == expected
 
 
 @pytest.mark.parametrize(
-    ("address", "line"),
+    ("address", "arguments", "line"),
     [
+        ("local", ("cuda",), "device='cuda': torch sees no GPU; set device=auto or cpu$"),
+        ("local", ("auto", 2), r"trainer.nnodes=2: this machine is alone. Start .* NNODES, NODE_RANK and"),
         (
             "ray://head:10001",
-            "RAY_ADDRESS=ray://head:10001: a run is part of the cluster; set it to head:6379, or",
+            ("auto",),
+            "RAY_ADDRESS=ray://head:10001: a run is part of the cluster; set it to head:63",
         ),
-        ("http://head:8265", "RAY_ADDRESS=http://head:8265: a run is part of the cluster"),
+        ("http://head:8265", ("auto",), "RAY_ADDRESS=http://head:8265: a run is part of the cluster"),
     ],
 )
-def test_addresses_that_a_run_cannot_use(address: str, line: str, monkeypatch: pytest.MonkeyPatch):
+def test_clusters_and_devices_that_a_run_cannot_use(monkeypatch, address: str, arguments: tuple, line: str):
     monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=f"^{line}"):
-        resolve_device("auto")
+        resolve_device(*arguments)
+
+
+def test_the_store_holds_two_batches_but_not_more_than_there_is(monkeypatch):
+    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda _: SimpleNamespace(free=64 << 30))
+    assert cluster.store_megabytes(0, 0) == 256
+    # 128 prompts x 8 responses of 1k + 8k tokens: 144 MiB each way.
+    assert cluster.store_megabytes(1024, 9216) == 288
+    assert cluster.store_megabytes(4096, 33792) == 4224
+    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda _: SimpleNamespace(free=2000 << 20))
+    assert cluster.store_megabytes(4096, 33792) == 1600
+
+
+def test_what_reaches_the_workers(monkeypatch: pytest.MonkeyPatch):
+    ours = {"NCCL_DEBUG", "HF_TOKEN", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "MY_CACHE", "MY_KEY", "OTHER"}
+    for name in ours:
+        monkeypatch.setenv(name, "x")
+    assert set(passed_variables()) & ours == {"NCCL_DEBUG", "HF_TOKEN", "OMP_NUM_THREADS"}
+    assert set(passed_variables(["MY_*"])) & ours == {"NCCL_DEBUG", "HF_TOKEN", "OMP_NUM_THREADS", "MY_CACHE", "MY_KEY"}
+    names = ["HF_TOKEN", "WANDB_API_KEY", "MY_PASSWORD", "DB_PASS", "NCCL_DEBUG", "HF_HOME"]
+    assert [is_secret(name) for name in names] == [True, True, True, True, False, False]
 
 
 def test_a_cluster_is_not_found_by_a_file_that_anyone_can_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -72,29 +89,14 @@ def test_a_cluster_is_not_found_by_a_file_that_anyone_can_write(monkeypatch: pyt
             listed = [SimpleNamespace(info=found)]
             monkeypatch.setattr("psutil.process_iter", lambda attributes, listed=listed: listed)
             assert cluster_address() == expected
-
-
-def test_whatever_lies_in_place_of_that_file_does_not_stop_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.delenv("RAY_ADDRESS")
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    # Whatever lies in its place does not stop a run.
     file = tmp_path / "ray" / "ray_current_cluster"
-    file.parent.mkdir()
-    file.write_bytes(b"\xff\xfe")
-    assert cluster_address() == ""
-    file.write_text("a" * 2000)
-    assert cluster_address() == ""
+    for content in (b"\xff\xfe", b"a" * 2000):
+        file.write_bytes(content)
+        assert cluster_address() == ""
     file.unlink()
     os.mkfifo(file)
     assert cluster_address() == ""
-    file.unlink()
-    file.mkdir()
-    assert cluster_address() == ""
-
-
-def test_a_local_cluster_leaves_no_token(ray_session: None, monkeypatch: pytest.MonkeyPatch):
-    # Otherwise the next `ray start` on this machine would demand it of everyone.
-    assert os.environ["RAY_AUTH_MODE"] == "token" and ray.is_initialized()
-    assert len(os.environ.get("RAY_AUTH_TOKEN", "")) == 64 or os.path.exists(os.path.expanduser("~/.ray/auth_token"))
 
 
 def test_on_one_machine_nothing_can_be_reached_from_others(start: Callable[..., WorkerGroup]):

@@ -2,7 +2,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
-from verl.single_controller.failures import NetworkError, is_network_error
+from verl.single_controller.failures import is_network_error
 
 
 def caused_by(cause: BaseException) -> RuntimeError:
@@ -18,15 +18,12 @@ GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connec
     ("error", "expected"),
     [
         (GLOO, True),
-        (RuntimeError("[pair.cc:534] Timed out waiting 1800000ms for recv operation to complete"), True),
         (dist.DistNetworkError("The client socket has failed to connect"), True),
         (dist.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited"), True),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True),
         (caused_by(GLOO), True),
         (CheckpointException("write", {1: _wrap_exception(GLOO)}), True),
-        (NetworkError("again"), True),
         (CheckpointException("write", {1: _wrap_exception(OSError(28, "No space left on device"))}), False),
-        (RuntimeError("shapes differ"), False),
         (ValueError("Connection closed by peer"), False),  # a user's own words
         (RuntimeError("CUDA error: device-side assert triggered"), False),
         (OSError(28, "No space left on device"), False),

@@ -32,16 +32,6 @@ def test_machines_come_late(monkeypatch: pytest.MonkeyPatch):
     assert said == ["1 of 2 machines here"]
 
 
-def test_a_signal_ends_the_wait_for_machines(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ray, "nodes", lambda: [machine(0, 8)])
-
-    def interrupt() -> None:
-        raise InterruptedError("SIGTERM")
-
-    with pytest.raises(InterruptedError):
-        wait_for_machines(2, 8, "cuda", 60.0, lambda text: None, interrupt)
-
-
 @pytest.mark.parametrize(
     ("hosts", "missing"), [("", "NODE_RANK 2, NODE_RANK 3"), ("host0 host1 host2 host3", "host2, host3")]
 )

@@ -5,7 +5,6 @@ import pytest
 from verl.single_controller.network import (
     address_towards,
     interface_towards,
-    loopback_interface,
     reachable,
 )
 from verl.utils.distributed import listening_socket
@@ -35,7 +34,3 @@ def test_a_socket_listens_on_one_address_alone():
     # Behind a translation of addresses: an address of no interface here.
     with listening_socket("192.0.2.77", 0) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"  # noqa: S104
-
-
-def test_the_loopback_has_an_interface():
-    assert loopback_interface() in dict(map(reversed, socket.if_nameindex()))

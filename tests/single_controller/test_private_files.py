@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from verl.config.errors import ConfigError
-from verl.single_controller.private_files import make_private, private_files, private_folder
+from verl.single_controller.private_files import private_files, private_folder
 from verl.utils.process import UMASK, restore_umask
 
 
@@ -31,15 +31,6 @@ def test_files_within_are_private_and_workers_get_the_own_mask_back(tmp_path: Pa
     assert [mode(tmp_path / name) for name in ("inside", "of a worker", "after")] == [0o600, 0o644, 0o644]
 
 
-def test_a_token_that_others_could_read(tmp_path: Path):
-    token = tmp_path / "auth_token"
-    token.write_text("secret")
-    token.chmod(0o644)
-    make_private(token)
-    make_private(tmp_path / "missing")
-    assert mode(token) == 0o600
-
-
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch):
     """RAY_TMPDIR, with a path that is short enough for sockets."""
@@ -48,18 +39,16 @@ def place(monkeypatch: pytest.MonkeyPatch):
         yield Path(folder)
 
 
-def test_the_folder_of_rays_files(place: Path):
-    folder = private_folder()
-    assert (folder, mode(folder)) == (place / f"verl-{os.getuid()}", 0o700)
-    folder.chmod(0o777)
-    assert private_folder() == folder and mode(folder) == 0o700
-
-
-def test_a_link_that_another_user_may_have_put_there_is_not_followed(place: Path):
+def test_the_folder_is_private_and_a_link_of_another_user_is_not_followed(place: Path):
     shared = place / "shared"
     shared.mkdir()
     shared.chmod(0o775)
-    (place / f"verl-{os.getuid()}").symlink_to(shared)
+    own = private_folder()
+    assert (own, mode(own)) == (place / f"verl-{os.getuid()}", 0o700)
+    own.chmod(0o777)
+    assert private_folder() == own and mode(own) == 0o700
+    own.rmdir()
+    own.symlink_to(shared)
     folder = private_folder()
     assert mode(shared) == 0o775
     assert folder.parent == place and folder.name != f"verl-{os.getuid()}" and mode(folder) == 0o700

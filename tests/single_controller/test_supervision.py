@@ -92,18 +92,3 @@ def test_collective_operations_have_a_time_limit(supervised: Start):
         MachineError, match="(?s)^worker 0 on .* lost its connection in meet:.*Timed out waiting 3000ms"
     ):
         group.run("meet")
-
-
-@pytest.mark.nightly
-def test_what_interrupts_the_driver_ends_its_wait(supervised: Start):
-    def interrupt() -> None:
-        if interrupted:
-            raise TimeoutError("enough")
-
-    interrupted: list[int] = []
-    group = supervised(interrupt=interrupt)
-    interrupted.append(1)
-    started = time.monotonic()
-    with pytest.raises(TimeoutError, match="enough"):
-        group.run("rest", 60)
-    assert time.monotonic() - started < 5

@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -111,25 +110,3 @@ def write_samples(folder: Path, split: str, step: int, rows: Sequence[dict[str, 
     path.parent.mkdir(exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows)), path, compression="zstd")
     return path
-
-
-def long_run(folder: Path, steps: int, megabytes: float) -> Path:
-    """A run of many steps whose samples take so many MB on disk, in words that hardly compress."""
-    write_run(folder, 2, samples=False)
-    noise = random.Random(0)
-    records = [{**metrics_of(step), **{f"m{i}/x": noise.random() for i in range(80)}} for step in range(steps + 1)]
-    write_metrics(folder, records)
-    files = 50
-    for number in range(files):
-        # 0.75 bytes of a file for each letter of 64 kinds
-        letters = int(megabytes * 1e6 / files / 0.78)
-        text = _letters(noise, letters)
-        rows = [
-            response(i, number, i % 2 == 0, response=text[i * 2000 : (i + 1) * 2000]) for i in range(letters // 2000)
-        ]
-        write_samples(folder, "val", number * steps // files, rows)
-    return folder
-
-
-def _letters(noise: random.Random, count: int) -> str:
-    return "".join(noise.choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 +", k=count))

@@ -8,99 +8,101 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.chromium import PageText, press, shows
+from tests.chromium import PageText, choose, press, shows, until, value
 from tests.evaluation.example_results import HOSTILE
-from tests.verl_pages.example_runs import long_run, of_tokens, response, write_metrics, write_run, write_samples
+from tests.verl_pages.example_runs import of_tokens, response, write_metrics, write_run, write_samples
 from verl.config.errors import ConfigError
 from verl.utils.portable import valid_unicode
-from verl_pages.run import MAX_PAGE_BYTES, make_page
+from verl_pages.run import make_page
 from verl_pages.run_folder import read_run
 from verl_pages.sample_files import gather_samples
 
 COUNT = "document.getElementById('count').textContent"
 HEADING = "document.querySelector('#detail h3').textContent"
 TEXTS = "[...document.querySelectorAll('.response')].map((e) => e.textContent)"
-
-
-TEXTS_OF_MODELS = [valid_unicode(text) for text in HOSTILE.values()]
-"""As samples are written."""
+TIP = "document.getElementById('tip').innerText.split('\\n')"
+DRAWN = until("document.querySelectorAll('section:not(#others) .panel:not([hidden]) > .waiting').length === 0")
 
 
 class Page(PageText):
     """The page of runs."""
 
-    def __init__(self, folders: list[Path], **options: Any) -> None:
+    def __init__(self, *folders: Path, **options: Any) -> None:
         text, self.troubles = make_page(folders, **options)
         super().__init__(text)
 
-    def curves(self, title: str) -> Any:
+    def panel(self, title: str) -> Any:
         (panel,) = (panel for panel in self.index["panels"] if panel["title"] == title)
-        return self.chunk(panel["chunk"])[panel["place"]]
+        return panel
 
-    def prompt(self, place: int) -> Any:
-        *_, number, offset = self.chunk(self.index["samples"]["list"])[place]
-        return self.chunk(number)[offset]
+    def curves(self, title: str) -> Any:
+        """By series and run: steps and values."""
+        return self.chunk(self.panel(title)["chunk"])[self.panel(title)["place"]]
+
+    def options(self) -> Any:
+        return self.chunk(self.index["options"])
 
 
 def test_the_page_has_curves_options_times_and_samples(tmp_path: Path):
-    page = Page([write_run(tmp_path / "grpo")])
+    page = Page(write_run(tmp_path / "grpo"))
     assert page.troubles == [] and page.scripts["data"].isascii()
-    # series, run: steps and values
     training, validation = page.curves("Correct responses, pass@1")
     assert training[0][0] == [1, 2, 3, 4, 5, 6] and validation[0] == [[0, 2, 4, 6], [0.5, 0.524979, 0.549834, 0.574443]]
     sections = {panel["section"] for panel in page.index["panels"]}
     assert sections == {"learning", "sources", "rank", "shaping", "updates", "speed", "others"}
-    assert [p["series"] for p in page.index["panels"] if p["title"] == "ER, effective rank, training"] == [
-        ["correct", "incorrect"],
-        ["all"],
+    ranks = [p for p in page.index["panels"] if p["title"] == "ER, effective rank, training"]
+    assert [(p["layer"], p["series"]) for p in ranks] == [("layer_1", ["correct", "incorrect"]), ("layer_2", ["all"])]
+    assert page.panel("gsm8k: pass@1")["percent"] and page.panel("Seconds by phase")["series"] == [
+        "gen",
+        "update_actor",
     ]
     assert page.index["phases"] == [{"gen": 12.0, "update_actor": 6.0}]
-    assert ["actor.optim.lr", 0, ["0.0001"]] in page.chunk(page.index["options"])
+    assert ["actor.optim.lr", 0, ["0.0001"]] in page.options()
     # advantages of uid 0, 1, 2, 3 change by 0, 10, 20 and 0 %: steps 2, 4 and 6
     assert page.index["shaping"]["runs"] == [[[step, 0.5, 0.0, 0.5, 0.0, 0.0] for step in (2, 4, 6)]]
-    entries = page.chunk(page.index["samples"]["list"])
-    assert page.index["samples"]["prompts"] == 8 and entries[0][:2] == ["val", entries[0][1]]
-    (of_uid_1,) = (place for place, entry in enumerate(entries) if entry[:2] == ["val", 1])
-    assert entries[of_uid_1][4] == [[0, 0, "w", 0], [0, 2, "c", 0], [0, 4, "c", 0], [0, 6, "c", 0]]
-    record = page.prompt(of_uid_1)
-    assert record["cells"][0][0]["text"] == ["After 0 steps it is \\boxed{8}.", ""]
-    assert page.index["samples"]["figures"][0] == "score" and record["cells"][1][0]["figures"][0] == 1.0
+    assert page.index["samples"]["prompts"] == 8
+    (place,) = (place for place, entry in enumerate(page.entries) if entry[:2] == ["val", 1])
+    assert page.entries[place][4] == [[0, 0, "w", 0], [0, 2, "c", 0], [0, 4, "c", 0], [0, 6, "c", 0]]
+    first, second = (responses[0] for responses in page.record(place)["cells"][:2])
+    assert first["text"] == ["After 0 steps it is \\boxed{8}.", ""]
+    assert page.index["samples"]["figures"][0] == "score" and second["figures"][0] == 1.0
 
 
 def test_seeds_are_together_and_options_that_differ_are_marked(tmp_path: Path):
     runs = [write_run(tmp_path / f"grpo_s{seed}", seed=seed) for seed in (0, 1)]
-    page = Page([*runs, write_run(tmp_path / "other", lr=1.0)])
+    page = Page(*runs, write_run(tmp_path / "other", lr=1.0))
     assert [run["group"] for run in page.index["runs"]] == [0, 0, 1]
     assert [group["name"] for group in page.index["groups"]] == ["grpo_s (2 runs)", "other"]
-    options = page.chunk(page.index["options"])
-    assert ["actor.optim.lr", 1, ["0.0001", "0.0001", "1.0"]] in options
-    assert ["trainer.total_training_steps", 0, ["6"]] in options
+    assert ["actor.optim.lr", 1, ["0.0001", "0.0001", "1.0"]] in page.options()
+    assert ["trainer.total_training_steps", 0, ["6"]] in page.options()
 
 
 def test_curves_of_many_steps_are_thinned_without_losing_peaks(tmp_path: Path):
     folder = write_run(tmp_path / "run", samples=False)
     write_metrics(folder, [{"step": step, "my/own": 1e3 if step == 4321 else 0.0} for step in range(10_001)])
-    steps, means, lows, highs = Page([folder]).curves("my/own")[0][0]
+    page = Page(folder)
+    steps, means, lows, highs = page.curves("my/own")[0][0]
     # 26 steps a point
     assert len(steps) == 385 and steps[:2] == [12.5, 38.5]
     assert max(highs) == 1e3 and max(means) == pytest.approx(1e3 / 26, rel=1e-5) and max(lows) == 0
+    assert page.index["samples"]["limits"] == ""
 
 
 def test_what_is_damaged_costs_itself_and_a_line(tmp_path: Path):
     folder = write_run(tmp_path / "run")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     lines[2:2] = ['{"step": 1', '{"step": true, "x": 1}', "[" * 100_000, '{"step": 2e9}', '"text"']
-    lines += [
-        '{"step": 7, "actor/entropy": null, "my/own": 1e999, "train/pass@1": "high", "score/mean": %s}' % ("9" * 400)
-    ]
+    numbers = '"actor/entropy": null, "my/own": 1e999, "train/pass@1": "high", "score/mean": ' + "9" * 400
+    lines += [f'{{"step": 7, {numbers}}}']
     (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 8, "my/o']))
     (folder / "config.yaml").write_text("a: &a [x\nb: {")
     (folder / "summary.json").write_text("[" * 100_000)
     (folder / "samples" / "train_000004.parquet").write_bytes(b"PAR1 nothing")
     cut = folder / "samples" / "val_000004.parquet"
     cut.write_bytes(cut.read_bytes()[:900])
+    os.mkfifo(folder / "samples" / "val_000008.parquet")
     write_samples(folder, "val", 6, [{"uid": "one", "prompt": 3, "response": None, "correct": "yes"}])
-    page = Page([folder])
+    page = Page(folder)
     assert [line.removeprefix(f"{folder}/").partition(" (")[0].partition(": while")[0] for line in page.troubles] == [
         "config.yaml: is damaged",
         "summary.json: is damaged, not used",
@@ -108,54 +110,36 @@ def test_what_is_damaged_costs_itself_and_a_line(tmp_path: Path):
         "samples/train_000004.parquet: cannot be read",
         "samples/val_000004.parquet: cannot be read",
         "samples/val_000006.parquet: cannot be read",
+        "samples: 1 more files cannot be read",
     ]
-    assert page.curves("my/own")[0][0][0] == [1, 2, 3, 4, 5, 6]
-    (panel,) = (panel for panel in page.index["panels"] if panel["title"] == "my/own")
-    assert panel["nonfinite"] == 1
-    assert [cell[1] for cell in page.chunk(page.index["samples"]["list"])[0][4]] in ([0, 2], [2, 6])
+    assert page.curves("my/own")[0][0][0] == [1, 2, 3, 4, 5, 6] and page.panel("my/own")["nonfinite"] == 1
+    assert [cell[1] for cell in page.entries[0][4]] in ([0, 2], [2, 6])
 
 
-def test_a_configuration_that_grows_is_cut_or_refused(tmp_path: Path):
-    folder = write_run(tmp_path / "run", samples=False)
-    (folder / "config.yaml").write_text("\n".join(f"x{i}: 1" for i in range(6000)))
-    page = Page([folder])
-    assert any("more than 5000 options" in line for line in page.troubles)
-    assert len(page.chunk(page.index["options"])) == 5000
-    (folder / "config.yaml").write_text("a: &a {x: 1}\nb: {c: *a}\n")
-    page = Page([folder])
-    assert any("config.yaml: is damaged: holds an alias; the options of this run" in line for line in page.troubles)
-    assert page.chunk(page.index["options"]) == []
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path):
-    folder = write_run(tmp_path / "run")
-    os.mkfifo(folder / "samples" / "val_000008.parquet")
-    assert any("val_000008.parquet: cannot be read (is not a regular file)" in line for line in Page([folder]).troubles)
-
-
-def test_samples_without_metrics_have_their_place_on_the_axis(tmp_path: Path):
+def test_options_are_cut_or_refused_and_samples_need_no_metrics(tmp_path: Path):
     folder = write_run(tmp_path / "run")
     (folder / "metrics.jsonl").unlink()
-    page = Page([folder])
+    (folder / "config.yaml").write_text("\n".join(f"x{i}: 1" for i in range(6000)))
+    page = Page(folder)
+    assert any("more than 5000 options" in line for line in page.troubles) and len(page.options()) == 5000
     assert page.index["last"] == 6 and page.index["shaping"]["runs"][0][-1][0] == 6
-
-
-def test_a_run_without_samples_says_nothing_of_their_limits(tmp_path: Path):
-    assert Page([write_run(tmp_path / "run", samples=False)]).index["samples"]["limits"] == ""
-
-
-def test_a_folder_without_a_run_is_named(tmp_path: Path):
+    (folder / "config.yaml").write_text("a: &a {x: 1}\nb: {c: *a}\n")
+    page = Page(folder)
+    assert any("config.yaml: is damaged: holds an alias; the options of this run" in line for line in page.troubles)
+    assert page.options() == []
     with pytest.raises(ConfigError, match="nothing: holds no run"):
         make_page([tmp_path / "nothing"])
 
 
 def hostile_run(folder: Path) -> Path:
+    """A run with hostile texts, as samples are written, in every place that has a text."""
     write_run(folder, samples=False)
-    for step in (0, 2):
-        rows = [
-            response(uid, step, True, prompt=text, response=text, answer=text, reason=text, data_source=text)
-            for uid, text in enumerate(TEXTS_OF_MODELS)
-        ]
+    texts = [valid_unicode(text) for text in HOSTILE.values()]
+    everywhere = ("prompt", "response", "ground_truth", "answer", "reason", "data_source", "reward_extra_info")
+    for step in (0, 1):
+        rows = [response(i, step, True, **dict.fromkeys(everywhere, text)) for i, text in enumerate(texts)]
+        for row, text in zip(rows, texts, strict=True):
+            row.update(of_tokens([text, text], [1], [2.0]))
         write_samples(folder, "val", step, rows)
     text = "</script><script>window.broken = 1</script><img src=x onerror=alert(1)>"
     (folder / "config.yaml").write_text(json.dumps({"seed": 0, text: {text: text}}))
@@ -165,21 +149,12 @@ def hostile_run(folder: Path) -> Path:
 
 
 def test_hostile_text_ends_no_element(tmp_path: Path):
-    page = Page([hostile_run(tmp_path / "run")])
-    plain = Page([write_run(tmp_path / "plain")])
+    page, plain = Page(hostile_run(tmp_path / "run")), Page(write_run(tmp_path / "plain"))
     assert [tag for tag in page.tags if tag != "script"] == [tag for tag in plain.tags if tag != "script"]
-    assert page.scripts["data"].isascii() and not set("<>&") & set(page.scripts["data"])
-    for words in ("url(", "@import", "fetch(", "innerHTML", "eval(", "insertAdjacent"):
-        assert words not in page.text
+    page.check_inert()
 
 
-def test_a_page_without_room_has_curves_but_no_samples(tmp_path: Path):
-    page = Page([write_run(tmp_path / "run")], max_bytes=1)
-    assert page.index["samples"]["prompts"] == 0 and page.curves("my/own")
-    assert "it has 0 prompts, about 0%" in page.index["samples"]["limits"]
-
-
-def test_of_many_samples_some_prompts_are_shown_at_every_step(tmp_path: Path):
+def test_prompts_are_left_out_to_keep_the_page_small_the_same_at_every_step(tmp_path: Path):
     folder = write_run(tmp_path / "run", num_prompts=200)
     run = read_run(folder, "run")
     size = sum(pq.read_metadata(folder / "samples" / file.name).row_group(0).total_byte_size for file in run.samples)
@@ -189,37 +164,27 @@ def test_of_many_samples_some_prompts_are_shown_at_every_step(tmp_path: Path):
     assert {len(prompt.cells) for prompt in found.prompts if prompt.split == "train"} == {3}
     # What rank shaping did is counted over all responses.
     assert found.shaping[0][0] == [2, 0.335, 0.0, 0.665, 0.0, 0.0]
+    page = Page(folder, max_bytes=1)
+    assert page.index["samples"]["prompts"] == 0 and page.curves("my/own")
+    assert "it has 0 prompts, about 0%" in page.index["samples"]["limits"]
 
 
 def test_tokens_and_prefixes_are_kept_for_those_that_are_shown(tmp_path: Path):
     folder = write_run(tmp_path / "run", samples=False)
-    tokens = ["<b>", " \U0001f600", *["word "] * 3000, "end"]
-    columns = of_tokens(tokens, [2, 4], [1.5, 2.5])
-    write_samples(
-        folder, "val", 0, [response(0, 0, True, **columns), response(1, 0, True, **of_tokens(["a"], [3], [1, 2]))]
-    )
-    page = Page([folder])
-    first, second = sorted((page.prompt(place)["cells"][0][0] for place in (0, 1)), key=lambda r: r["text"][0])
+    columns = of_tokens(["<b>", " \U0001f600", *["word "] * 3000, "end"], [2, 4], [1.5, 2.5])
+    short = response(1, 0, True, **of_tokens(["a"], [3], [1, 2]))
+    write_samples(folder, "val", 0, [response(0, 0, True, **columns), short])
+    page = Page(folder)
+    first, second = sorted((page.record(place)["cells"][0][0] for place in (0, 1)), key=lambda r: r["text"][0])
     assert page.index["samples"]["prefixes"] == ["layer_1/Effective Rank"]
     shown = first["tokens"]
     # 6,000 characters at each end: 3 + 2 + 1199 words, and 1199 words + 3
-    assert (shown["lengths"][:3], shown["head"], shown["skipped"], len(shown["lengths"])) == (
-        [3, 3, 5],
-        1201,
-        602,
-        2401,
-    )
+    places = shown["lengths"][:3], shown["head"], shown["skipped"], len(shown["lengths"])
+    assert places == ([3, 3, 5], 1201, 602, 2401)
     assert shown["logprobs"][-1] == -0.5 * 3002 and first["left"] == 602 * 5
     assert (shown["rows"], shown["prefixes"]) == ([2, 4], [[1.5, 2.5]])
     # Two values for one prefix: neither is shown.
     assert second["tokens"]["prefixes"] == [[]]
-
-
-def choose(name: str, value: str) -> dict:
-    field = f"document.getElementById('{name}')"
-    return {
-        "value": f"({field}.value = {json.dumps(value)}, {field}.dispatchEvent(new Event('input', {{bubbles: true}})))"
-    }
 
 
 @pytest.mark.slow
@@ -228,46 +193,40 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
     values = browser(
         make_page(runs)[0],
         [
-            {"value": COUNT},
-            {"until": "document.querySelectorAll('#learning polyline').length === 6"},
+            value(COUNT),
+            until("document.querySelectorAll('#learning polyline').length === 6"),
             # what nobody has scrolled to is drawn too
-            {"until": "document.querySelectorAll('section:not(#others) .panel:not([hidden]) > .waiting').length === 0"},
-            {"value": "[...document.querySelectorAll('#option-table tbody th')].map((e) => e.textContent)"},
-            {"value": "[...document.querySelectorAll('#phases tbody th')].map((e) => e.textContent)"},
-            {"value": "document.querySelectorAll('#shaping [data-shaping] rect').length > 6"},
-            {"value": "document.querySelector('#learning .enlarge').click()"},
-            {"value": "document.querySelector('#learning .panel').className"},
+            DRAWN,
+            value("[...document.querySelectorAll('#option-table tbody th')].map((e) => e.textContent)"),
+            value("[...document.querySelectorAll('#phases tbody th')].map((e) => e.textContent)"),
+            value("document.querySelectorAll('#shaping [data-shaping] rect').length > 6"),
+            value("document.querySelector('#learning .enlarge').click()"),
+            value("document.querySelector('#learning .panel').className"),
             press("Home", "document.querySelector('#learning svg[role]')"),
-            {"value": "document.getElementById('tip').innerText.split('\\n')[0]"},
+            value(f"{TIP}[0]"),
             press("ArrowLeft", "document.querySelector('#shaping [data-shaping] svg[role]')"),
-            {"value": "document.getElementById('tip').innerText.split('\\n').slice(0, 3)"},
+            value(f"{TIP}.slice(0, 3)"),
             # a run is left out
-            {"value": "document.querySelectorAll('#runs button')[1].click()"},
-            {"until": "document.querySelectorAll('#learning polyline').length === 3"},
-            {"value": "document.querySelectorAll('#rank [data-panel]:not([hidden])').length"},
+            value("document.querySelectorAll('#runs button')[1].click()"),
+            until("document.querySelectorAll('#learning polyline').length === 3"),
             choose("layer", "layer_2"),
-            {"value": "document.querySelector('#rank [data-panel]:not([hidden]) h3').textContent"},
-            choose("filter-split", "val"),
-            shows(COUNT, "4 of 8 prompts"),
-            choose("filter-verdict", "never"),
-            shows(COUNT, "0 of 8 prompts"),
-            choose("filter-verdict", "gained"),
-            shows(COUNT, "4 of 8 prompts"),
-            choose("filter-text", "problem 3"),
-            shows(HEADING, "gsm8k · validation prompt 3"),
-            {"until": "document.querySelectorAll('.response').length === 2"},
-            {"value": TEXTS},
-            {"value": "[...document.querySelectorAll('.response mark')].map((e) => e.textContent)"},
-            {"value": "[...document.querySelectorAll('.figures tbody tr:last-child > *')].map((e) => e.textContent)"},
+            value("document.querySelectorAll('#rank [data-panel]:not([hidden])').length"),
+            *(choose("filter-split", "val"), shows(COUNT, "4 of 8 prompts")),
+            *(choose("filter-verdict", "never"), shows(COUNT, "0 of 8 prompts")),
+            *(choose("filter-verdict", "gained"), shows(COUNT, "4 of 8 prompts")),
+            *(choose("filter-text", "problem 3"), shows(HEADING, "gsm8k · validation prompt 3")),
+            until("document.querySelectorAll('.response').length === 2"),
+            value(TEXTS),
+            value("[...document.querySelectorAll('.response mark')].map((e) => e.textContent)"),
+            value("[...document.querySelectorAll('.figures tbody tr:last-child > *')].map((e) => e.textContent)"),
         ],
     )
     assert values[0] == "8 of 8 prompts"
     assert values[1] == ["actor.optim.lr", "trainer.default_local_dir", "trainer.experiment_name"]
     assert values[2:4] == [["gen", "update_actor"], True]
-    assert ["step 4", "unchanged", "50.0%"] in values
-    assert "panel wide" in values and "step 0" in values
+    for shown in (["step 4", "unchanged", "50.0%"], "panel wide", "step 0", 1, ["0", "8", "6", "7"]):
+        assert shown in values
     assert ["After 0 steps it is \\boxed{8}.", "After 6 steps it is \\boxed{7}."] in values
-    assert ["0", "8", "6", "7"] in values
     assert values[-1] == ["ER, layer 1", "20", "26", "+6"]
 
 
@@ -278,41 +237,30 @@ def test_the_figures_of_an_axis_are_seen_whole(browser, tmp_path: Path):
     own = {"actor/lr": 1.25e-7, "actor/pg_loss": -0.003125, "response_length/clip_ratio": 0.0}
     write_metrics(folder, [{"step": s, **phases, **{k: v * s for k, v in own.items()}} for s in range(5)])
     texts = "[...document.querySelectorAll('.panel svg[role] text')]"
-    outside = "((b) => b.x < 0 || b.x + b.width > 380)(e.getBBox())"
     # With more lines than colours, what each is drawn with.
     panel = "[...document.querySelectorAll('#speed .panel')].find((e) => e.innerText.includes('phase8'))"
-    lines = f"[...{panel}.querySelectorAll('polyline')]"
-    strokes = f"{lines}.map((e) => e.getAttribute('stroke') + e.getAttribute('stroke-dasharray'))"
-    values = browser(
-        make_page([folder])[0],
-        [
-            {"until": "document.querySelectorAll('section:not(#others) .panel:not([hidden]) > .waiting').length === 0"},
-            {"value": f"{texts}.filter((e) => {outside}).map((e) => e.textContent)"},
-            {"value": f"{texts}.map((e) => e.textContent).filter((t) => t.includes('e−') || t.startsWith('−'))"},
-            {"value": f"new Set({strokes}).size"},
-        ],
-    )
-    assert values[0] == []
-    # Rates are never below zero.
-    assert values[1] == ["−0.01", "−0.005", "2e−7", "4e−7"]
-    assert values[2] == 9
+    strokes = "map((e) => e.getAttribute('stroke') + e.getAttribute('stroke-dasharray'))"
+    steps = [
+        value(f"{texts}.filter((e) => ((b) => b.x < 0 || b.x + b.width > 380)(e.getBBox())).map((e) => e.textContent)"),
+        value(f"{texts}.map((e) => e.textContent).filter((t) => t.includes('e−') || t.startsWith('−'))"),
+        value(f"new Set([...{panel}.querySelectorAll('polyline')].{strokes}).size"),
+    ]
+    # None is outside of its panel. Rates are never below zero.
+    assert browser(make_page([folder])[0], [DRAWN, *steps]) == [[], ["−0.01", "−0.005", "2e−7", "4e−7"], 9]
 
 
 @pytest.mark.slow
 def test_seeds_are_one_line_with_a_band(browser, tmp_path: Path):
     runs = [write_run(tmp_path / f"grpo_s{seed}", seed=seed) for seed in (0, 1, 2)]
     lines, bands = (f"document.querySelectorAll('#learning {shape}').length" for shape in ("polyline", "polygon"))
-    values = browser(
-        make_page(runs)[0],
-        [
-            {"until": f"{lines} === 3 && {bands} === 3"},
-            press("End", "document.querySelector('#learning svg[role]')"),
-            {"value": "document.getElementById('tip').innerText.split('\\n')"},
-            {"value": "document.getElementById('together').click()"},
-            {"until": f"{lines} === 9 && {bands} === 0"},
-        ],
-    )
-    (tip,) = (value for value in values if isinstance(value, list))
+    steps = [
+        until(f"{lines} === 3 && {bands} === 3"),
+        press("End", "document.querySelector('#learning svg[role]')"),
+        value(TIP),
+        value("document.getElementById('together').click()"),
+        until(f"{lines} === 9 && {bands} === 0"),
+    ]
+    (tip,) = (shown for shown in browser(make_page(runs)[0], steps) if isinstance(shown, list))
     # 0.5 + tanh(6 / 40) / 2 and 1 and 2 hundredths more
     assert tip[0] == "step 6" and {"58.4%", "57.4% to 59.4%"} <= set(tip)
 
@@ -320,7 +268,7 @@ def test_seeds_are_one_line_with_a_band(browser, tmp_path: Path):
 @pytest.mark.slow
 def test_samples_are_read_by_keyboard(browser, tmp_path: Path):
     side = "document.getElementById('side-{}').selectedOptions[0].textContent"
-    steps = []
+    steps = [choose("filter-split", "val")]
     for key, expression, text in (
         ("j", HEADING, "gsm8k · validation prompt"),
         ("ArrowLeft", side.format(1), "step 4"),
@@ -330,13 +278,9 @@ def test_samples_are_read_by_keyboard(browser, tmp_path: Path):
     ):
         steps += [press(key), shows(expression, text)]
     # A step that is chosen with the keyboard draws the prompt again; the keyboard stays there.
-    steps += [
-        {"value": "document.querySelectorAll('.step')[1].focus()"},
-        {"value": "document.activeElement.click()"},
-        shows(side.format(1), "step 2"),
-        {"until": "document.activeElement === document.querySelectorAll('.step')[1]"},
-    ]
-    browser(make_page([write_run(tmp_path / "run")])[0], [choose("filter-split", "val"), *steps])
+    second = "document.querySelectorAll('.step')[1]"
+    steps += [value(f"{second}.focus()"), value("document.activeElement.click()"), shows(side.format(1), "step 2")]
+    browser(make_page([write_run(tmp_path / "run")])[0], [*steps, until(f"document.activeElement === {second}")])
 
 
 @pytest.mark.slow
@@ -345,59 +289,41 @@ def test_tokens_are_coloured_by_what_is_known_of_them(browser, tmp_path: Path):
     tokens = ["one", " two", " three", " four", " five", " six"]
     for step in (0, 1):
         write_samples(folder, "val", step, [response(0, step, True, **of_tokens(tokens, [2, 4, 5], [1.0, 4.0, 6.0]))])
-    token = "document.querySelector('.response [data-token=\"{}\"]')"
-    first = "[...document.querySelector('.pane').querySelectorAll('[data-token]')]"
-    strengths = f"{first}.map((e) => e.style.getPropertyValue('--s'))"
+    fifth = "document.querySelector('.response [data-token=\"4\"]')"
+    spans = "[...document.querySelector('.pane').querySelectorAll('[data-token]')]"
     hover = "new PointerEvent('pointermove', {bubbles: true, clientX: 300, clientY: 300})"
-    steps: list[dict] = [{"value": "[...document.getElementById('measure').options].map((o) => o.textContent)"}]
+    measure = "document.getElementById('measure')"
+    steps = [value(f"[...{measure}.options].map((o) => o.textContent)")]
     for key in ("logprob", "layer_1/Effective Rank/0", "layer_1/Effective Rank/1", "layer_1/Effective Rank/2"):
-        changed = f"(m.value = {json.dumps(key)}, m.dispatchEvent(new Event('change')))"
         steps += [
-            {"value": f"((m) => {changed})(document.getElementById('measure'))"},
-            {"until": f"document.getElementById('measure').value === {json.dumps(key)} && {token.format(0)} !== null"},
-            {"value": strengths},
-            {"value": f"{token.format(4)}.dispatchEvent({hover})"},
-            {"value": "document.getElementById('tip').innerText"},
-            {"value": "document.querySelector('.token-legend b').textContent"},
+            value(f"({measure}.value = {json.dumps(key)}, {measure}.dispatchEvent(new Event('change')), 0)"),
+            until(f"{measure}.value === {json.dumps(key)} && {fifth} !== null"),
+            value(f"{spans}.map((e) => e.style.getPropertyValue('--s'))"),
         ]
-    values = [value for value in browser(make_page([folder])[0], steps) if not isinstance(value, bool)]
-    assert values[0] == ["nothing", "log-probability", "entropy", "ER", "ERV", "ERA"]
-    assert values[1] == ["0%", "14%", "29%", "43%", "58%", "72%"]
-    # ER of the first prefix with the token: 1, 1, 4, 4, 6, and none for the sixth token
-    assert values[4] == ["7%", "7%", "46%", "46%", "72%", ""]
-    # ERV: 4 - 1 = 3, 6 - (1 + 4) / 2 = 3.5; ERA: 3.5 - 3 = 0.5
-    assert values[7] == ["", "", "62%", "62%", "72%", ""]
-    assert values[10] == ["", "", "", "", "72%", ""]
-    for figure in ("token 5", "−2", "ER", "6", "ERV", "3.5", "ERA", "0.5"):
-        assert figure in values[5], figure
+    steps += [value(f"({fifth}.dispatchEvent({hover}), 0)"), value(TIP)]
+    names, *strengths, tip = (shown for shown in browser(make_page([folder])[0], steps) if shown != 0)
+    assert names == ["nothing", "log-probability", "entropy", "ER", "ERV", "ERA"]
+    assert strengths == [
+        ["0%", "14%", "29%", "43%", "58%", "72%"],
+        # ER of the first prefix with the token: 1, 1, 4, 4, 6, and none for the sixth token
+        ["7%", "7%", "46%", "46%", "72%", ""],
+        # ERV: 4 - 1 = 3, 6 - (1 + 4) / 2 = 3.5; ERA: 3.5 - 3 = 0.5
+        ["", "", "62%", "62%", "72%", ""],
+        ["", "", "", "", "72%", ""],
+    ]
+    assert " ".join(tip).split()[:2] == ["token", "5"] and {"−2", "6", "3.5", "0.5"} <= set(" ".join(tip).split())
 
 
 @pytest.mark.slow
 def test_hostile_text_is_text_in_a_browser(browser, tmp_path: Path):
-    steps: list[dict] = [{"value": TEXTS}]
-    for _ in range(len(TEXTS_OF_MODELS) - 1):
-        steps += [
-            {"value": f"(window.last = {HEADING}, 0)"},
-            press("j"),
-            {"until": f"{HEADING} !== window.last"},
-            {"value": TEXTS},
-        ]
+    steps = [value(TEXTS)]
+    for _ in range(len(HOSTILE) - 1):
+        steps += [value(f"(window.last = {HEADING}, 0)"), press("j"), until(f"{HEADING} !== window.last"), value(TEXTS)]
     steps += [
-        {"value": "(document.querySelector('#others details').open = true, 0)"},
-        {"value": "String(window.broken)"},
-        {"value": "document.querySelectorAll('img, iframe, #detail b > *, #detail pre > :not(span, mark)').length"},
+        value("(document.querySelector('#others details').open = true, 0)"),
+        value("String(window.broken)"),
+        value("document.querySelectorAll('img, iframe, #detail b > *, #detail pre > :not(span, mark)').length"),
     ]
     values = browser(make_page([hostile_run(tmp_path / "run")])[0], steps)
-    assert len([value for value in values if isinstance(value, list) and len(value) == 2]) == len(TEXTS_OF_MODELS)
+    assert len([texts for texts in values if isinstance(texts, list) and len(texts) == 2]) == len(HOSTILE)
     assert values[-2:] == ["undefined", 0]
-
-
-@pytest.mark.nightly
-def test_a_long_run_opens_in_three_seconds(browser, tmp_path: Path):
-    folder = long_run(tmp_path / "run", steps=10_000, megabytes=100)
-    size = sum(path.stat().st_size for path in (folder / "samples").iterdir())
-    assert size > 95e6
-    text, troubles = make_page([folder])
-    assert troubles == [] and MAX_PAGE_BYTES / 2 < len(text) <= MAX_PAGE_BYTES
-    said = browser(text, [{"value": "performance.getEntriesByName('ready')[0].startTime"}])
-    assert said[0] < 3000

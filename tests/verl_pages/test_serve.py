@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chromium import READY, press
+from tests.chromium import READY, press, until, value
 from tests.verl_pages.example_runs import metrics_of, write_run
 from verl_pages import serve
 from verl_pages.serve import LivePage, make_server
@@ -23,6 +23,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
     monkeypatch.setattr(serve, "REBUILT_EVERY", 0.0)
     folder = write_run(tmp_path / "run")
     server = make_server([folder], 0)
+    assert server.server_address[0] == "127.0.0.1"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield folder, server.server_port
@@ -45,7 +46,7 @@ def go_on(folder: Path) -> None:
         file.write(json.dumps(metrics_of(7)) + "\n")
 
 
-def test_the_page_and_its_version_alone_are_served(served: tuple[Path, int]):
+def test_the_page_and_its_version_alone_are_served(served: tuple[Path, int], capfd: pytest.CaptureFixture[str]):
     _, port = served
     code, page = ask(port, "/")
     assert code == 200 and '"steps":6,' in page and "connect-src 'self'" in page
@@ -55,42 +56,24 @@ def test_the_page_and_its_version_alone_are_served(served: tuple[Path, int]):
     assert ask(port, "/", host=f"example.org:{port}")[0] == 403
     assert ask(port, "/", host=f"localhost:{port}")[0] == 200
     assert ask(port, "/", method="POST")[0] == 501
-
-
-def test_the_last_page_stays_when_the_folder_is_gone(served: tuple[Path, int]):
-    folder, port = served
-    before = ask(port, "/")
-    folder.rename(folder.with_name("moved"))
-    assert ask(port, "/") == before and before[0] == 200
-    folder.with_name("moved").rename(folder)
-    go_on(folder)
-    assert '"steps":7,' in ask(port, "/")[1]
-
-
-def test_a_browser_that_goes_away_costs_no_line(served: tuple[Path, int], capfd: pytest.CaptureFixture[str]):
-    _, port = served
+    # A browser that goes away before the end of an answer is not worth a line.
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", port)) as connection:
             # Closing with unread data resets the connection.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1:%d\r\n" % port)
-    assert ask(port, "/")[0] == 200
-    assert capfd.readouterr().err == ""
+    assert ask(port, "/")[0] == 200 and capfd.readouterr().err == ""
 
 
-def test_only_this_machine_is_served(tmp_path: Path):
-    server = make_server([write_run(tmp_path / "run")], 0)
-    assert server.server_address[0] == "127.0.0.1"
-    server.server_close()
-
-
-def test_the_page_changes_when_the_run_goes_on(served: tuple[Path, int]):
+def test_the_page_changes_when_the_run_goes_on_and_stays_when_it_is_gone(served: tuple[Path, int]):
     folder, port = served
-    before = ask(port, "/version")
-    assert ask(port, "/version") == before
+    page, version = ask(port, "/"), ask(port, "/version")
+    assert ask(port, "/version") == version
+    folder.rename(folder.with_name("moved"))
+    assert ask(port, "/") == page and page[0] == 200
+    folder.with_name("moved").rename(folder)
     go_on(folder)
-    assert ask(port, "/version") != before
-    assert '"steps":7,' in ask(port, "/")[1]
+    assert ask(port, "/version") != version and '"steps":7,' in ask(port, "/")[1]
 
 
 @pytest.mark.slow
@@ -108,24 +91,21 @@ def test_a_browser_follows_the_run(served: tuple[Path, int], browser, monkeypatc
     monkeypatch.setattr(LivePage, "version", counted)
     # While the page reloads, a part of it may be missing.
     steps = "document.querySelector('#overview-table tbody td')?.textContent"
-    heading, smoothing = (
-        "document.querySelector('#detail h3')?.textContent",
-        "document.getElementById('smoothing')?.value",
-    )
+    heading, smoothing = "document.querySelector('#detail h3')?.textContent", "document.getElementById('smoothing')"
     samples = "document.getElementById('samples')"
     follow = [
-        {"value": steps},
-        {"value": f"(window.name = {heading}, document.getElementById('smoothing').value = '5', 0)"},
+        value(steps),
+        value(f"(window.name = {heading}, {smoothing}.value = '5', 0)"),
         press("j"),
-        {"until": f"{heading} !== window.name"},
+        until(f"{heading} !== window.name"),
         # A window keeps its name.
-        {"value": f"window.name = {heading}"},
-        {"value": "document.querySelector('#learning .enlarge').click()"},
-        {"value": f"{samples}.scrollIntoView({{behavior: 'instant'}})"},
-        {"until": f"{steps} === '7, not finished'"},
+        value(f"window.name = {heading}"),
+        value("document.querySelector('#learning .enlarge').click()"),
+        value(f"{samples}.scrollIntoView({{behavior: 'instant'}})"),
+        until(f"{steps} === '7, not finished'"),
         READY,
-        {"until": f"{heading} === window.name && {smoothing} === '5'"},
-        {"until": "document.querySelector('#learning .panel')?.className === 'panel wide'"},
-        {"until": f"{samples}?.getBoundingClientRect().top < 200"},
+        until(f"{heading} === window.name && {smoothing}?.value === '5'"),
+        until("document.querySelector('#learning .panel')?.className === 'panel wide'"),
+        until(f"{samples}?.getBoundingClientRect().top < 200"),
     ]
     assert browser(f"http://127.0.0.1:{port}/", follow)[0] == "6, not finished"

@@ -37,10 +37,6 @@ class DamagedCheckpoint(ConfigError):
     """A file of a checkpoint is missing or not what was written; the message names it."""
 
 
-class ForeignFile(DamagedCheckpoint):
-    """A checkpoint is intact, but contains a file that does not belong to it."""
-
-
 def begin_checkpoint(attempt: Attempt, step: int) -> Path:
     """Create a folder to write the checkpoint of ``step`` into. Its name has the attempt's number.
 
@@ -109,7 +105,7 @@ def verify_checkpoint(folder: Path, threads: int | None = None) -> None:
 
     Raises:
         DamagedCheckpoint: a file is missing, has another size or content, or cannot be read.
-        ForeignFile: a file that a resumption would read is not listed.
+        ConfigError: a file that a resumption would read is not listed.
     """
     expected = _read_files(folder / MANIFEST)
     for name, record in expected.items():
@@ -121,7 +117,7 @@ def verify_checkpoint(folder: Path, threads: int | None = None) -> None:
             raise DamagedCheckpoint(f"{path} has {size} bytes instead of the {record.size} that were written")
     foreign = _first_foreign(folder, expected.keys())
     if foreign is not None:
-        raise ForeignFile(f"{foreign} is not listed in {MANIFEST}, so it does not belong to this checkpoint; remove it")
+        raise ConfigError(f"{foreign} is not listed in {MANIFEST}, so it does not belong to this checkpoint; remove it")
     # Sizes first: they cost nothing, while the checksums read everything.
     readers = ThreadPoolExecutor(threads or available_cores(), thread_name_prefix="verify")
     try:

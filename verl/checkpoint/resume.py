@@ -1,6 +1,5 @@
 """Resuming a run: chooses and verifies the checkpoint, reports changed options, and checks that it fits the run."""
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from verl.checkpoint.folders import (
     POINTER,
     STATE,
     DamagedCheckpoint,
-    ForeignFile,
     check_format,
     checkpoints,
     read_state,
@@ -82,22 +80,10 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
         for line in changed_options(before, asdict(config)):
             say(f"  {line}")
     except ConfigError as error:
-        say(f"warning: {error}; changed options are not reported{_keep(before, root)}")
+        say(f"warning: {error}; changed options are not reported")
     if folder.parent == root:
         replace_text(root / POINTER, f"{step}\n")
     return Resumption(folder, step, read_state(folder))
-
-
-def _keep(path: Path, root: Path) -> str:
-    """Copy a damaged file of the run in ``root`` before the run replaces it; returns the end of a message."""
-    if path.parent != root or not path.is_file():
-        return ""
-    copy = damaged_name(path)
-    try:
-        shutil.copy2(path, copy)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be copied: {error.strerror}; move it away") from error
-    return f"; it is kept as {copy.name}"
 
 
 def _checkpoint_by_path(trainer: RunConfig, root: Path) -> Path:
@@ -126,8 +112,6 @@ def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
     for folder in reversed(checkpoints(root).values()):
         try:
             verify_checkpoint(folder)
-        except ForeignFile as error:
-            raise ConfigError(f"{field}: {error}") from error
         except DamagedCheckpoint as error:
             say(f"warning: {error}; this checkpoint is not used")
             damaged.append(folder)

@@ -57,7 +57,7 @@ class TrainedPart:
     """``actor`` or ``critic``: its folder in a checkpoint."""
     learner: Learner
     parameters: Offloaded
-    """Those of the learner's model."""
+    """Parameters of the learner's model."""
     model: ModelConfig
     tokenizer: PreTrainedTokenizerBase
 
@@ -183,7 +183,7 @@ class CheckpointWorker:
         write_architecture(self._exports[part.name].model, part.tokenizer, target, buffers)
 
     def _gather_share(self, part: TrainedPart) -> dict[str, Tensor]:
-        """What this worker writes of an export, in host memory: parameters unsharded, adapters merged, and buffers."""
+        """This worker's share of an export, in host memory: parameters unsharded, adapters merged, and buffers."""
         files = self._exports[part.name]
         mine = {name for file in files.share(dist.get_rank(), dist.get_world_size()) for name in files.files[file]}
         kept = {name: buffer for name, buffer in self._buffers[part.name].items() if name in mine}
@@ -198,7 +198,7 @@ class RecordingFiles(FileSystem):
 
     def __init__(self) -> None:
         self.records: dict[str, FileRecord] = {}
-        """By name."""
+        """Name -> size and checksum."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
@@ -285,11 +285,11 @@ def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expec
     Raises:
         ConfigError: they differ; one line names the first parameter that does.
     """
-    found = {name.removeprefix(MODEL): shape for name, shape in saved.items() if name.startswith(MODEL)}
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
+    stored = {name.removeprefix(MODEL): shape for name, shape in saved.items() if name.startswith(MODEL)}
+    for name in sorted(stored.keys() | expected.keys()):
+        if stored.get(name) != expected.get(name):
             there, here = (
-                f"has shape {list(shapes[name])}" if name in shapes else "is missing" for shapes in (found, expected)
+                f"has shape {list(shapes[name])}" if name in shapes else "is missing" for shapes in (stored, expected)
             )
             raise ConfigError(f"{folder}: another architecture: {name} {there} there and {here} in the run's model")
 

@@ -57,12 +57,12 @@ def merge_verl_shards(folder: Path, trust_remote_code: bool) -> tuple[PreTrained
 
 
 def _shard_paths(folder: Path) -> list[Path]:
-    """The shards of one saving in the order of their workers."""
-    found = [match for path in folder.iterdir() if (match := SHARD.fullmatch(path.name))]
-    sizes = sorted({int(match[1]) for match in found})
+    """The shards of one checkpoint in rank order."""
+    shards = [match for path in folder.iterdir() if (match := SHARD.fullmatch(path.name))]
+    sizes = sorted({int(match[1]) for match in shards})
     if len(sizes) != 1:
-        raise ConfigError(f"{folder}: has shards of {sizes} workers; leave those of one saving there")
-    ranks = {int(match[2]) for match in found}
+        raise ConfigError(f"{folder}: has shards of {sizes} workers; leave those of one checkpoint there")
+    ranks = {int(match[2]) for match in shards}
     for rank in range(sizes[0]):  # a hostile name may tell of any number of workers
         path = folder / f"model_world_size_{sizes[0]}_rank_{rank}.pt"
         if rank not in ranks or not path.is_file():
@@ -82,7 +82,7 @@ def _read(path: Path, folder: Path) -> dict[str, Tensor]:
 
 
 def _parts(saved: Sequence[Tensor], shape: torch.Size) -> tuple[list[Tensor], int | None]:
-    """What the workers have of a tensor, and the dimension along which it was cut; None if the first has all of it.
+    """The workers' parts of a tensor, and the dimension along which it was cut; None if the first part is all of it.
 
     Copies of other replicas come later and are not needed. The metadata are the file's, and may be anything.
     """
@@ -101,12 +101,10 @@ def _add_up(parts: Sequence[Tensor], dim: int | None, shape: torch.Size) -> bool
     parts = parts[:1] if dim is None else parts
     if any(isinstance(p, DTensor) or p.is_meta or p.layout != torch.strided or p.is_quantized for p in parts):
         return False
-    if dim is None:
-        return parts[0].shape == shape
-    if not 0 <= dim < len(shape) or any(part.dim() != len(shape) for part in parts):
+    try:
+        return (parts[0] if dim is None else torch.cat([part.to("meta") for part in parts], dim)).shape == shape
+    except (RuntimeError, IndexError):  # the parts have different shapes, or no such dimension
         return False
-    others = [(*part.shape[:dim], *part.shape[dim + 1 :]) == (*shape[:dim], *shape[dim + 1 :]) for part in parts]
-    return all(others) and sum(part.shape[dim] for part in parts) == shape[dim]
 
 
 def _elsewhere(folder: Path) -> str:

@@ -3,38 +3,51 @@
 import os
 import sys
 from collections.abc import Callable
+from typing import TypeVar
 
+import hydra
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
 from verl.config.overrides import check_group_values, explain, option_names
 
+ConfigT = TypeVar("ConfigT")
+
 RUN_FOLDER = "trainer.default_local_dir"
 """The option that names a run's folder."""
 
 
-def run_hydra(main: Callable[[], None], schema: type) -> None:
-    """Call ``main``, a function decorated by ``hydra.main``; a wrong override ends the process with one line.
+def run_hydra(
+    name: str, schema: type[ConfigT], parse: Callable[[DictConfig], ConfigT], run: Callable[[ConfigT], None]
+) -> None:
+    """Compose ``configs/<name>.yaml`` with the overrides of the command line, and ``run`` what ``parse`` makes of it.
 
-    With ``--multirun``, Hydra calls it once per job, and the folder that Hydra creates for a job becomes its run's
-    folder.
+    With ``--multirun``, Hydra does so once per job, and the folder that it creates for a job becomes its run's folder.
 
     Raises:
-        SystemExit: with that line, if the overrides cannot be composed.
+        SystemExit: with one line, if the overrides cannot be composed or the config is wrong.
     """
+
+    def task(tree: DictConfig) -> None:
+        try:
+            config = parse(tree)
+        except ConfigError as error:
+            raise SystemExit(f"error: {error}") from None
+        run(config)
+
     if {"-m", "--multirun"} & set(sys.argv) and RUN_FOLDER in option_names(schema, ""):
         # The config itself cannot hold this value: outside a sweep Hydra creates no such folder. It is inserted before
         # the first override, because Hydra expects overrides next to each other and the user's own choice must win.
         overrides = (i for i, word in enumerate(sys.argv) if i and "=" in word and not word.startswith("-"))
         sys.argv.insert(next(overrides, len(sys.argv)), f"{RUN_FOLDER}=${{hydra:runtime.output_dir}}")
-    try:
-        check_group_values(schema, CONFIG_DIR, sys.argv[1:])
-    except ConfigError as error:
-        raise SystemExit(f"error: {error}") from None
     # Without this, Hydra prints its own message and exits.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
-        main()
+        check_group_values(schema, CONFIG_DIR, sys.argv[1:])
+        hydra.main(config_path=str(CONFIG_DIR), config_name=name, version_base="1.3")(task)()
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
     except HydraException as error:
         raise SystemExit(f"error: {explain(error, schema)}") from None

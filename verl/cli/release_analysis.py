@@ -1,7 +1,8 @@
 """The release's motivation experiment: ``train.sh --motivation_mode allin --val_only True`` is an analysis."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
+from operator import attrgetter
 from typing import Any
 
 from verl.cli.release_flags import sort_arguments, translate
@@ -14,14 +15,54 @@ MODES = ("exploit", "explore", "allin")
 
 OWN_FLAGS = ("motivation_mode", "val_only", "plot_x_metrics", "plot_y_metrics", "plot_layer", "confidence_k")
 
-NOT_IN_ANALYSIS = ("enable", "source", "metric_indices_add", "keep_prefixes")
+SET_BY_ANALYSIS = ("enable", "source", "metric_indices_add", "keep_prefixes")
 """Options of the calculator that an analysis sets itself."""
 
 TRUST = "trust_remote_code"
 """Training has it in ``model``, an evaluation in ``rollout``."""
 
-OF_TRAINER = ("project_name", "experiment_name", "logger", "nnodes", "n_gpus_per_node", "machines_timeout_s", "env")
-"""Options of the trainer that an analysis has too."""
+NAMES = {
+    "model.path": "model.path",
+    "model.template": "data.template",
+    "model.apply_chat_template_kwargs": "data.apply_chat_template_kwargs",
+    "model.max_response_length": "data.max_response_length",
+    "analysis.prompt_files": "data.val_files",
+    "data.max_problems": "data.val_sample_size",
+    "policy.attn_implementation": "model.attn_implementation",
+    "policy.fsdp": "model.fsdp",
+    f"rollout.{TRUST}": f"model.{TRUST}",
+    **{name: f"rollout.{name}" for name in ("top_p", "top_k", "min_p", "repetition_penalty")},
+    **{
+        f"rollout.{field.name}": f"rollout.{field.name}"
+        for field in fields(EvaluationEngineConfig)
+        if field.name != TRUST
+    },
+    **{name: name for name in ("seed", "device", "reward_score")},
+    **{
+        f"trainer.{name}": f"trainer.{name}"
+        for name in (
+            "project_name",
+            "experiment_name",
+            "logger",
+            "nnodes",
+            "n_gpus_per_node",
+            "machines_timeout_s",
+            "env",
+        )
+    },
+}
+"""Option, or group, of an analysis -> that of training."""
+
+NO_COUNTERPART: dict[str, Any] = {
+    "rollout.name": "vllm",
+    "rollout.stop": [],
+    "rollout.stop_token_ids": [],
+    "data.prompt_key": "prompt",
+    "data.reward_fn_key": "data_source",
+    "model.override_config": {},
+    "model.lora_adapter_path": None,
+}
+"""Options that would change the responses and that an analysis does not have -> the only value that they may have."""
 
 
 def analysis_arguments(arguments: Sequence[str]) -> list[str] | None:
@@ -60,71 +101,32 @@ def analysis_arguments(arguments: Sequence[str]) -> list[str] | None:
 
 def _options(config: PPOConfig, mode: str, flags: dict[str, str]) -> dict[str, Any]:
     """Option of the analysis -> value."""
-    rollout, data, trainer, model = config.rollout, config.data, config.trainer, config.model
     greedy = mode == "exploit"
-    if not greedy and rollout.n < 2:
+    if not greedy and config.rollout.n < 2:
         raise FlagError(f"--motivation_mode {mode}: compares the responses to a prompt; set --rollout_n to at least 2")
-    _check_counterparts(config)
-    layer = _number(flags, "plot_layer", 1)
-    layers = config.calculator.layers
+    for option, usual in NO_COUNTERPART.items():
+        if (value := attrgetter(option)(config)) != usual:
+            raise FlagError(f"{option}={value}: an analysis has no such option; leave it out with --motivation_mode")
+    if config.data.val_sample_size != -1:
+        note("--val_sample_size: an analysis takes the first prompts of each file")
+    layer, layers = _number(flags, "plot_layer", 1), config.calculator.layers
     if not 1 <= layer <= len(layers):
         raise FlagError(f"--plot_layer {layer}: counts the entries of calculator.layers={layers} from 1")
-    engine = {
-        field.name: getattr(rollout, field.name) for field in fields(EvaluationEngineConfig) if field.name != TRUST
-    }
+    calculator = {name: value for name, value in asdict(config.calculator).items() if name not in SET_BY_ANALYSIS}
     return {
-        "model.path": model.path,
-        "model.template": data.template,
-        "model.apply_chat_template_kwargs": data.apply_chat_template_kwargs,
-        "model.max_response_length": data.max_response_length,
-        "analysis.prompt_files": data.val_files,
+        **{option: attrgetter(source)(config) for option, source in NAMES.items()},
         "analysis.mode": mode,
         "analysis.layer": layers[layer - 1],
         "analysis.confidence_k": _number(flags, "confidence_k", 5),
-        "data.max_problems": data.val_sample_size,
-        "n_sampling": 1 if greedy else rollout.n,
-        "temperatures": [0.0 if greedy else rollout.temperature],
-        "top_p": rollout.top_p,
-        "top_k": rollout.top_k,
-        "min_p": rollout.min_p,
-        "repetition_penalty": rollout.repetition_penalty,
-        "seed": config.seed,
-        "device": config.device,
-        "policy.attn_implementation": model.attn_implementation,
-        **_prefixed("policy.fsdp", asdict(model.fsdp)),
-        **_prefixed("reward_score", asdict(config.reward_score)),
-        **_prefixed("rollout", engine | {TRUST: model.trust_remote_code}),
-        **_prefixed("trainer", {name: getattr(trainer, name) for name in OF_TRAINER}),
-        **_prefixed("calculator", {k: v for k, v in asdict(config.calculator).items() if k not in NOT_IN_ANALYSIS}),
-        "calculator.compute_global_metrics": False,
-        "calculator.compute_cumulative_global_metrics": False,
+        "n_sampling": 1 if greedy else config.rollout.n,
+        "temperatures": [0.0 if greedy else config.rollout.temperature],
+        "calculator": calculator | {"compute_global_metrics": False, "compute_cumulative_global_metrics": False},
     }
-
-
-def _check_counterparts(config: PPOConfig) -> None:
-    """Raise ``FlagError`` for an option that would change the responses and that an analysis does not have."""
-    rollout, data, model = config.rollout, config.data, config.model
-    for option, value, usual in (
-        ("rollout.name", rollout.name, "vllm"),
-        ("rollout.stop", rollout.stop, []),
-        ("rollout.stop_token_ids", rollout.stop_token_ids, []),
-        ("data.prompt_key", data.prompt_key, "prompt"),
-        ("data.reward_fn_key", data.reward_fn_key, "data_source"),
-        ("model.override_config", model.override_config, {}),
-        ("model.lora_adapter_path", model.lora_adapter_path, None),
-    ):
-        if value != usual:
-            raise FlagError(f"{option}={value}: an analysis has no such option; leave it out with --motivation_mode")
-    if data.val_sample_size != -1:
-        note("--val_sample_size: an analysis takes the first prompts of each file")
-
-
-def _prefixed(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{group}.{name}": value for name, value in values.items()}
 
 
 def _overrides(option: str, value: object) -> list[str]:
     """Hydra's overrides that set ``option``; the entries of a mapping, which may be new, are set one by one."""
+    value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if isinstance(value, Mapping):
         return [override for name, of in value.items() for override in _overrides(f"{option}.{name}", of)]
     return [f"++{option}={literal(value)}"]

@@ -7,7 +7,6 @@ A flag sets one option. What the release's script set without a flag is left to 
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
@@ -33,9 +32,6 @@ HYDRA_FLAGS = {
     *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--info", "-i"),
     *("--shell-completion", "-sc"),
 }
-
-RETIRED_OPTIONS = {"trainer.remove_previous_ckpt", "calculator.svd_niter", "calculator.compute_log_effective_rank"}
-"""Former options of the schema; as overrides they mean what the flags of the same names mean."""
 
 
 # Flags whose meaning depends on others: what ``by`` in release_flags.yaml names.
@@ -183,7 +179,7 @@ def translate(arguments: Sequence[str]) -> list[str]:
         FlagError: an unknown flag, or a missing or unsupported value.
         ConfigError: an override that does not fit.
     """
-    line = translate_verl(_without_retired_options(sort_arguments(arguments)))
+    line = translate_verl(sort_arguments(arguments))
     hydra = {argument.partition("=")[0] for argument in line.hydra}
     if MULTIRUN & hydra and {"--cfg", "-c", "--info", "-i"} & hydra:
         raise FlagError("--multirun: --cfg and --info show one configuration; leave out one of the two")
@@ -203,14 +199,6 @@ def translate(arguments: Sequence[str]) -> list[str]:
     if line.flags.get("compute_log_effective_rank", "").lower() == "true":
         merged = _with_log_effective_rank(merged)
     return [*merged, *line.hydra]
-
-
-def _without_retired_options(line: CommandLine) -> CommandLine:
-    """``line`` with the flags that stand for its retired options."""
-    overrides = [o for o in line.overrides if override_key(o) not in RETIRED_OPTIONS]
-    retired = {key.rpartition(".")[2]: value for key, value in line.options.items() if key in RETIRED_OPTIONS}
-    flags = line.flags | retired
-    return replace(line, flags=flags, overrides=overrides)
 
 
 def sort_arguments(arguments: Sequence[str]) -> CommandLine:

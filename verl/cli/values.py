@@ -111,12 +111,10 @@ def count_or_zero(value: str) -> str:
 CONVERSIONS: dict[str, Callable[[str], str]] = {
     "scalar": scalar,
     "text": quoted,
-    "list": listed,
+    "list": lambda value: listed(unquoted(value)),
     "same": same,
     "unquoted": unquoted,
     "path": path,
-    "names": lambda value: literal(elements(value)),
-    "numbers": lambda value: f"[{','.join(elements(value))}]",
     "files": files,
     "frequency": frequency,
     "count_or_zero": count_or_zero,

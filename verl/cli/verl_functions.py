@@ -4,7 +4,7 @@ from verl.cli.tables import CommandLine, Function, Option
 from verl.cli.values import FlagError, elements, is_null, path, quoted, same, unquoted
 from verl.config.policy_losses import SEQUENCE_LOSSES
 
-ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{group}" for group in ("actor", "model", "rollout"))
+ACTOR, ROLLOUT = (f"actor_rollout_ref.{group}" for group in ("actor", "rollout"))
 CORRECTION = "algorithm.rollout_correction"
 
 
@@ -156,12 +156,6 @@ def longest(line: CommandLine) -> int:
     return sum(line.number(f"data.max_{part}_length", 512) for part in ("prompt", "response"))
 
 
-def max_model_len(option: Option, value: str, line: CommandLine) -> list[str]:
-    if unquoted(value).isdigit() and int(unquoted(value)) < longest(line):
-        raise FlagError(f"the longest prompt and response have {longest(line)} tokens; leave it out, or shorten those")
-    return []
-
-
 def learns_values(line: CommandLine) -> bool:
     """Whether the command has a critic."""
     return line.text("algorithm.adv_estimator", "gae") == "gae"
@@ -173,12 +167,8 @@ def critic_enable(option: Option, value: str, line: CommandLine) -> list[str]:
     return []
 
 
-def use_pf_ppo(option: Option, value: str, line: CommandLine) -> list[str]:
-    return option.assign(value) if learns_values(line) else []
-
-
 def exclude_modules(option: Option, value: str, line: CommandLine) -> list[str]:
-    if not is_null(value) and line.number(f"{MODEL}.lora_rank", 0) > 0:
+    if not is_null(value) and line.number("actor_rollout_ref.model.lora_rank", 0) > 0:
         raise FlagError("adapters are placed by name; list the layers that get one in target_modules")
     return []
 
@@ -189,14 +179,8 @@ def override_config(option: Option, value: str, line: CommandLine) -> list[str]:
     return option.assign(value)
 
 
-CHECKPOINT_PARTS = {"model", "optimizer", "extra", "hf_model"}
-
-
 def save_contents(option: Option, value: str, line: CommandLine) -> list[str]:
-    parts = set(elements(value))
-    if parts - CHECKPOINT_PARTS:
-        raise FlagError(f"must name some of {', '.join(sorted(CHECKPOINT_PARTS))}")
-    return [f"trainer.save_hf_model={str('hf_model' in parts).lower()}"]
+    return option.assign(str("hf_model" in elements(value)).lower())
 
 
 def resume_from_path(option: Option, value: str, line: CommandLine) -> list[str]:
@@ -214,7 +198,7 @@ FUNCTIONS: dict[str, Function] = {
     for function in (
         *(policy_loss, bypass_mode, rollout_is, clip_ratio, clip_ratio_low, clip_ratio_c, loss_agg_mode),
         *(rollout_rs, rollout_rs_threshold, per_worker, fsdp_size, warmup_steps, warmup_ratio, critic_warmup),
-        *(equals, max_model_len, critic_enable, use_pf_ppo, exclude_modules, override_config, save_contents),
+        *(equals, critic_enable, exclude_modules, override_config, save_contents),
         *(resume_from_path, custom_function),
     )
 }

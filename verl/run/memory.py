@@ -13,7 +13,7 @@ from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
 from verl.rank.calculator import workspace_bytes
 from verl.rollout.hidden_states import reserved_bytes
-from verl.single_controller.out_of_memory import FIXES
+from verl.single_controller.failures import FIXES
 
 GB = 1e9
 CONTEXT_GB = 2.0
@@ -214,12 +214,12 @@ def _syncing(config: PPOConfig, shape: Shape) -> float:
     rollout, itemsize = config.rollout, ENGINE_ITEMSIZE.get(config.rollout.dtype, 2)
     largest = itemsize * shape.vocabulary * shape.hidden
     bucket = min(max(rollout.update_weights_bucket_megabytes << 20, largest), itemsize * shape.parameters)
-    own = bucket / config.model.fsdp.workers_per_copy(config.trainer.world_size)
-    return bucket + own + itemsize * shape.hidden * shape.intermediate + largest / rollout.tensor_parallel_size
+    part = bucket / config.model.fsdp.workers_per_copy(config.trainer.world_size)
+    return bucket + part + itemsize * shape.hidden * shape.intermediate + largest / rollout.tensor_parallel_size
 
 
 def _generating(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
-    """What holds memory for the rollout engine while it samples."""
+    """Holders of memory of the rollout engine while it samples."""
     rollout = config.rollout
     if rollout.name == "hf":
         itemsize = ITEMSIZE[config.model.param_dtype]
@@ -238,8 +238,8 @@ def _generating(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
 
 
 def engine_parts(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
-    """What vLLM's share consists of, without activations: weights, hidden states with the workspace that measures them,
-    and the KV cache, which gets the rest."""
+    """Parts of vLLM's share, without activations: weights, hidden states with the workspace that measures them, and the
+    KV cache, which gets the rest."""
     rollout, itemsize = config.rollout, ENGINE_ITEMSIZE.get(config.rollout.dtype, 2)
     weights = itemsize * shape.parameters / rollout.tensor_parallel_size / GB
     states = reserved_bytes(config.calculator, config.max_sequence_length, shape.hidden, itemsize) / GB
@@ -274,7 +274,7 @@ def shape_of(model: ModelConfig) -> Shape | None:
         shape, whole = Shape.of(info.text_config), info.causal_model
     except (AttributeError, TypeError, ConfigError):
         return None
-    # A mixture of experts, or layers of other kinds, would be taken for something much smaller.
+    # A mixture of experts, or layers of other kinds, would be mistaken for a much smaller model.
     parameters = sum(parameter.numel() for parameter in whole.parameters())
     return shape if abs(shape.parameters / parameters - 1) < SAME_MODEL else None
 

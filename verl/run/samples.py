@@ -45,14 +45,14 @@ class SampleFile(NamedTuple):
 
 def sample_files(folder: Path) -> list[SampleFile]:
     """The complete files of samples in ``folder``, in order."""
-    found = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
-    return sorted(SampleFile(int(match[2]), match[1]) for match in found if match)
+    names = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(SampleFile(int(match[2]), match[1]) for match in names if match)
 
 
 class SampleStore:
     """Writes samples beside the training; a context manager that ends when everything is written.
 
-    A disk that is full, or fails, ends the keeping of samples with a line, and not the run.
+    If the disk is full or fails, no further samples are written, with one warning; the run goes on.
     """
 
     def __init__(self, root: Path, config: SamplesConfig, attempt: Attempt, say: Callable[[str], None]) -> None:
@@ -137,7 +137,7 @@ def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFi
 
 
 def _halvings(step: int) -> int:
-    """How often ``step`` can be halved; 0 more often than any other."""
+    """Number of times that ``step`` can be halved; 0 more often than any other."""
     return (step & -step).bit_length() if step else 64
 
 

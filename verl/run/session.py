@@ -26,10 +26,9 @@ from verl.run.page import PageWriter
 from verl.run.preemption import Preemption
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller.cluster import ray_cluster, store_megabytes
-from verl.single_controller.failures import HeadLost, MachineError, NoRoom, RequeueError, WorkerError
+from verl.single_controller.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
 from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.network import LOOPBACK, loopback_interface
-from verl.single_controller.out_of_memory import OutOfMemory
 from verl.single_controller.probe import INTERFACES, survey
 from verl.single_controller.ray_head import cluster_address
 from verl.single_controller.scheduler import REQUEUE
@@ -48,7 +47,7 @@ class RaySession(ExitStack):
     """A context manager for worker groups of one size, on a Ray cluster that starts with the first of them.
 
     Args:
-        machines: what is asked of the machines of a cluster that is there already.
+        machines: the options about machines of an existing cluster.
         folder: the folder of all output, which they share.
         files: data files that all of them have.
     """
@@ -94,7 +93,7 @@ class RaySession(ExitStack):
 
     @property
     def _store_mb(self) -> int:
-        """Shared memory of a cluster of this run's own."""
+        """Shared memory of a cluster that the run starts itself, MiB."""
         return self.machines.object_store_mb or store_megabytes(*self.largest_batch)
 
     def start_workers(
@@ -118,8 +117,8 @@ class RaySession(ExitStack):
         watched: dict[str, Any] = {"supervision": supervision, "check_devices": check_devices}
         if not cluster_address():
             lo = loopback_interface()
-            own = dict.fromkeys(INTERFACES, lo) | {"VLLM_HOST_IP": LOOPBACK}
-            environment = {name: os.environ.get(name, value) for name, value in own.items()} | environment
+            network = dict.fromkeys(INTERFACES, lo) | {"VLLM_HOST_IP": LOOPBACK}
+            environment = {name: os.environ.get(name, value) for name, value in network.items()} | environment
             return WorkerGroup(worker, config, arguments, *place, environment, **watched)
         interrupt = (supervision or Supervision()).interrupt
         if not self.machines_gathered:
@@ -135,7 +134,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _lost_machines() -> Iterator[None]:
-    """Ray's own errors, such as those of a machine that is lost while it is looked at, are failures of machines."""
+    """Turn Ray's own errors, such as those of a machine that is lost meanwhile, into failures of machines."""
     try:
         yield
     except RayTaskError:
@@ -189,9 +188,12 @@ class TrainingRun(RaySession):
     def is_complete(self, resumption: Resumption) -> bool:
         """Whether the last step is done, even if its checkpoint was not saved."""
         summary = self.folder / "summary.json"
-        own = resumption.folder.parent == self.folder.resolve() and summary.exists()
-        done = steps_done(summary) if own else 0
+        done = steps_done(summary) if self._holds(resumption) and summary.exists() else 0
         return max(resumption.step, done) >= self.steps
+
+    def _holds(self, resumption: Resumption | None) -> bool:
+        """Whether the checkpoint is one of this run's folder."""
+        return resumption is not None and resumption.folder.parent == self.folder.resolve()
 
     def report_complete(self, resumption: Resumption, summary: Mapping[str, Any]) -> None:
         """Say that the last step is done; write the summary if the run was stopped before it did."""
@@ -213,8 +215,7 @@ class TrainingRun(RaySession):
                 "warning: trainer.save_freq=-1: the model is lost when the run ends; set it to 0 to keep it"
             )
         last_step = None if self.resumption is None else self.resumption.step
-        own = self.resumption is not None and self.resumption.folder.parent == self.folder.resolve()
-        if not own and not self.restarts:
+        if not self._holds(self.resumption) and not self.restarts:
             set_aside_records(self.folder)
         for note in drop_records(self.folder, last_step):
             self.display.say(f"warning: {note}")
@@ -245,7 +246,7 @@ class TrainingRun(RaySession):
                 self.display.say(warning)
 
     def attempts(self, train: Callable[[], T]) -> T:
-        """What ``train`` returns. It is called again, from the latest checkpoint, after failures of machines.
+        """Call ``train``, again from the latest checkpoint after failures of machines, and return its result.
 
         Raises:
             WorkerError: the program failed, machines did too often, or twice in the same way in the same step.

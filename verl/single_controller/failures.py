@@ -1,6 +1,10 @@
-"""Failures of workers: of the program, which would come again, and of machines, after which a run resumes."""
+"""Failures of workers: of the program, which would come again; of machines, after which a run resumes; of memory."""
 
+import torch
 from torch import distributed as dist
+
+from verl.config.errors import ConfigError
+from verl.single_controller.profiling import MemoryPeak
 
 NETWORK_ERRORS = (
     # gloo
@@ -13,6 +17,46 @@ NETWORK_ERRORS = (
 )
 """Parts of the messages with which a collective operation or a device fails in a worker."""
 
+ENGINE = "lower rollout.max_num_seqs, rollout.gpu_memory_utilization or the longest response"
+SCORING = "lower actor.log_prob_micro_batch_size_per_gpu (log_prob_max_token_len_per_gpu with actor.use_dynamic_bsz)"
+VALUES = "lower critic.micro_batch_size_per_gpu (ppo_max_token_len_per_gpu with critic.use_dynamic_bsz)"
+HOLD = "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true"
+UPDATE = "set model.gradient_checkpointing=true and model.logits_chunk_size=1024, or use more workers"
+LEARNING = f"lower actor.micro_batch_size_per_gpu (ppo_max_token_len_per_gpu with use_dynamic_bsz); {UPDATE}"
+FIXES = {
+    "start": f"lower rollout.gpu_memory_utilization for the models, or raise it for the engine; {HOLD}",
+    "start_generation": f"lower rollout.gpu_memory_utilization; {HOLD}",
+    "advance": ENGINE,
+    "sync_weights": f"lower rollout.gpu_memory_utilization; {HOLD}",
+    "compute_logprobs": SCORING,
+    "compute_ref_logprobs": f"{SCORING}, or set ref.param_offload=true",
+    "compute_values": VALUES,
+    "compute_rm_scores": "lower reward_model.micro_batch_size_per_gpu or reward_model.max_length",
+    "update_actor": LEARNING,
+    "update_actor_on_policy": LEARNING,
+    "update_critic": f"{VALUES}; {UPDATE}",
+    "train_step": f"lower data.micro_batch_size_per_gpu or data.max_length; {UPDATE}",
+    "evaluate": "lower data.micro_batch_size_per_gpu or data.max_length",
+    "save": "set trainer.async_save=false; use more workers",
+    "load": HOLD,
+}
+"""Method of a worker -> which options need less memory in it."""
+
+PHASES = {"start": "start of models and engine", "advance": "gen", "compute_logprobs": "old_log_prob"}
+PHASES |= {"compute_ref_logprobs": "ref", "compute_values": "values", "compute_rm_scores": "reward_model"}
+PHASES |= {"update_actor_on_policy": "update_actor"}
+"""Method of a worker -> its phase in the log, where the two differ."""
+
+ENGINE_MESSAGES = (
+    "No available memory for the cache blocks",
+    "is less than desired GPU memory utilization",
+    "is larger than the available KV cache memory",
+)
+"""Parts of the messages of vLLM's ``ValueError`` when an engine finds too little memory."""
+
+DRIVER_MESSAGES = ("can't allocate memory", "out of memory")
+"""The same of ``RuntimeError``: of torch on a CPU, of CUDA, and of vLLM's warm-up."""
+
 
 class WorkerError(RuntimeError):
     """A worker raised or died; the message says which, where and why."""
@@ -22,8 +66,8 @@ class MachineError(WorkerError):
     """A worker, a machine or the network between them failed, not the program.
 
     Args:
-        where: the worker and its method, if its machine lives on: if the next attempt ends with the same failure in the
-            same step, the program is at fault after all. Empty for a machine that was lost.
+        where: the worker and its method, if its machine is still alive: should the next attempt end with the same
+            failure in the same step, the program is at fault after all. Empty for a machine that was lost.
     """
 
     def __init__(self, message: str, where: str = "") -> None:
@@ -61,3 +105,35 @@ def is_network_error(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+class OutOfMemory(ConfigError):
+    """The options need more memory than a worker has."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether ``error`` says that a GPU's or the host's memory is exhausted."""
+    text = str(error)
+    return (
+        isinstance(error, torch.OutOfMemoryError | MemoryError)
+        or (isinstance(error, ValueError) and any(part in text for part in ENGINE_MESSAGES))
+        or (isinstance(error, RuntimeError) and any(part in text for part in DRIVER_MESSAGES))
+    )
+
+
+def out_of_memory_line(error: Exception, method: str, rank: int, peak: MemoryPeak, device_type: str) -> str:
+    """One line for the user.
+
+    Args:
+        method: of the worker ``rank``, in which it was raised.
+        peak: the most memory in use in this call.
+        device_type: ``cpu`` or ``cuda``.
+    """
+    device, of = "host", ""
+    if device_type == "cuda":
+        device, of = "GPU", f" of the GPU's {torch.cuda.mem_get_info()[1] / 2**30:.1f}"
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return (
+        f"{PHASES.get(method, method)}: worker {rank} ran out of {device} memory at a peak of {peak.used / 2**30:.1f} "
+        f"GiB{of}; {FIXES.get(method, HOLD)}; docs/memory.md tells what takes how much ({reason[:200]})"
+    )

@@ -1,25 +1,25 @@
-"""The machines of the Ray cluster: which live, have room for workers and answer; and waiting for them."""
+"""The machines of the Ray cluster: which are alive, have room for workers and answer; and waiting for them."""
 
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import ray
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl.config.errors import ConfigError
 from verl.single_controller.failures import RequeueError
 
 LOOK_S = 1.0
-"""Seconds between two counts."""
+"""Seconds between two counts of machines."""
 ANSWER_S = 20.0
 """Seconds that a machine may take to start a process."""
 
 
 class Machine(NamedTuple):
-    """What Ray knows of a machine."""
+    """A machine of the cluster, as Ray lists it."""
 
     host: str
     resources: dict[str, float]
@@ -29,7 +29,7 @@ class Machine(NamedTuple):
 
 
 def living_machines() -> dict[str, Machine]:
-    """Node id -> machine. Ray takes a while to find that one is gone."""
+    """Node id -> machine. Ray takes a while to notice that one is gone."""
     return {
         node["NodeID"]: Machine(node["NodeManagerHostname"], node["Resources"], node["Labels"].get("verl-rank", ""))
         for node in ray.nodes()
@@ -40,20 +40,29 @@ def living_machines() -> dict[str, Machine]:
 def machines_with(count: int, device_type: str) -> dict[str, Machine]:
     """The living machines that have so many GPUs, or CPUs."""
     resource = _resource(device_type)
-    return {node: found for node, found in living_machines().items() if found.resources.get(resource, 0) >= count}
+    return {node: machine for node, machine in living_machines().items() if machine.resources.get(resource, 0) >= count}
 
 
-def run_on(calls: Mapping[str, tuple[Any, ...]], function: Callable[..., None], limit_s: float = ANSWER_S) -> set[str]:
+def run_on(
+    calls: Mapping[str, tuple[Any, ...]],
+    function: Callable[..., Any],
+    limit_s: float = ANSWER_S,
+    interrupt: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """Run a function once on each of some machines.
 
     Args:
         calls: node id -> the function's arguments there.
+        interrupt: called about once a second; what it raises ends the wait.
 
     Returns:
-        The ids of those that ran it within ``limit_s``.
+        Node id -> result, without the machines that were lost or did not answer within ``limit_s``.
+
+    Raises:
+        RayTaskError: the function raised.
     """
     task: Any = ray.remote(function)
-    alive, done, deadline = living_machines(), set(), time.monotonic() + limit_s
+    alive, results, deadline = living_machines(), {}, time.monotonic() + limit_s
     pending = {
         task.options(
             num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
@@ -62,14 +71,19 @@ def run_on(calls: Mapping[str, tuple[Any, ...]], function: Callable[..., None], 
         if node in alive
     }
     while pending and time.monotonic() < deadline:
+        interrupt()
         for call in ray.wait(list(pending), timeout=LOOK_S)[0]:
             node = pending.pop(call)
-            with suppress(ray.exceptions.RayError):
-                ray.get(call)
-                done.add(node)
+            try:
+                results[node] = ray.get(call)
+            except RayTaskError:
+                raise
+            except RayError:
+                continue  # its machine is lost
+        # Ray would wait for an answer of a lost machine for ever.
         alive = living_machines()
         pending = {call: node for call, node in pending.items() if node in alive}
-    return done
+    return results
 
 
 def wait_for_machines(
@@ -80,13 +94,13 @@ def wait_for_machines(
     say: Callable[[str], None],
     interrupt: Callable[[], None] = lambda: None,
 ) -> None:
-    """Before a run: wait until ``nnodes`` machines have room for the workers, with a line for every one that comes.
+    """Before a run: wait until ``nnodes`` machines have room for the workers, with a line whenever one joins.
 
     Args:
-        interrupt: called again and again; what it raises ends the wait.
+        interrupt: called several times a second; what it raises ends the wait.
 
     Raises:
-        ConfigError: after ``timeout_s`` seconds; says which are there, and which are missing as far as that is known.
+        ConfigError: after ``timeout_s`` seconds; lists the machines that joined and, if known, those that are missing.
     """
     deadline, seen = time.monotonic() + timeout_s, -1
     while (there := len(machines_with(workers_per_node, device_type))) < nnodes:
@@ -132,9 +146,9 @@ def gather_machines(
 
 
 def _answering(workers_per_node: int, device_type: str) -> int:
-    """How many machines with room for the workers start a process when asked; Ray counts those that were cut off."""
-    found = machines_with(workers_per_node, device_type)
-    return len(found) if len(found) == 1 else len(run_on(dict.fromkeys(found, ()), _nothing))
+    """Number of machines with room for the workers that run a task; Ray also counts those that were cut off."""
+    machines = machines_with(workers_per_node, device_type)
+    return len(machines) if len(machines) == 1 else len(run_on(dict.fromkeys(machines, ()), _nothing))
 
 
 def _nothing() -> None:
@@ -153,10 +167,10 @@ def _resource(device_type: str) -> str:
 
 
 def _describe(nnodes: int, resource: str) -> str:
-    """The machines that are there with what they have, and the numbers or names of those that never came."""
+    """The machines that joined with their resources, and the numbers or names of those that never came."""
     machines = living_machines().values()
-    text = ", ".join(sorted(f"{found.host} ({found.resources.get(resource, 0):g} {resource}s)" for found in machines))
-    ranks = {found.rank for found in machines}
+    text = ", ".join(sorted(f"{one.host} ({one.resources.get(resource, 0):g} {resource}s)" for one in machines))
+    ranks = {machine.rank for machine in machines}
     if "0" in ranks:  # started by scripts/cluster.sh, which numbers them
         hosts = os.environ.get("VERL_HOSTS", "").split()
         names = [f"NODE_RANK {rank}" for rank in range(nnodes) if str(rank) not in ranks]

@@ -44,9 +44,9 @@ def private_folder() -> Path:
         # Somebody else may have made it, to see what is written there, or a link, which would change another folder.
         if not folder.is_symlink():
             make_private(folder)
-        found = folder.lstat()
-        own = found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode) and not found.st_mode & PRIVATE
-        folder = folder if own else Path(tempfile.mkdtemp(prefix="verl-", dir=parent))
+        status = folder.lstat()
+        private = status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode) and not status.st_mode & PRIVATE
+        folder = folder if private else Path(tempfile.mkdtemp(prefix="verl-", dir=parent))
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="verl-"))
     if len(os.fsencode(folder)) > LONGEST_FOLDER:

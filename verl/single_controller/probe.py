@@ -1,4 +1,4 @@
-"""Looks at every machine of a run before anything is loaded: folders, versions, disk, cores, way to the head."""
+"""Checks every machine of a run before anything is loaded: folders, versions, disk, cores, route to the head."""
 
 import hashlib
 import os
@@ -11,19 +11,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ray
-from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.exceptions import RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group_table
 
 import verl
 from verl.checkpoint.folders import latest_checkpoint
 from verl.config.errors import ConfigError
 from verl.models.hub import is_complete, is_local, local_folder
 from verl.single_controller.failures import MachineError
-from verl.single_controller.machines import living_machines
+from verl.single_controller.machines import living_machines, run_on
 from verl.single_controller.network import address_towards, interface_towards
 from verl.single_controller.worker_group import MachineSetup
 from verl.utils.process import restore_umask
@@ -40,7 +39,7 @@ TIMEOUT_S = 300.0
 
 
 class Request(NamedTuple):
-    """What is looked for on each machine."""
+    """What each machine must have."""
 
     head: str
     """Address of the cluster's head, ``host:port``."""
@@ -57,7 +56,7 @@ class Request(NamedTuple):
 
 
 class MachineFacts(NamedTuple):
-    """What was found on one machine."""
+    """The state of one machine."""
 
     host: str
     address: str
@@ -71,8 +70,8 @@ class MachineFacts(NamedTuple):
 
 
 def look(request: Request) -> MachineFacts:
-    """Look at the machine that this runs on."""
-    restore_umask()  # what is fetched from a hub may be for other users, too
+    """Check the machine that this runs on."""
+    restore_umask()  # a model fetched from a hub may be shared with other users
     head = request.head.rpartition(":")[0]
     return MachineFacts(
         socket.gethostname(),
@@ -85,15 +84,15 @@ def look(request: Request) -> MachineFacts:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what must be the same everywhere; VERL's own with a digest of its source."""
+    """Versions of the packages that must be the same everywhere; VERL's own with a digest of its source."""
     digest, root = hashlib.sha256(), Path(verl.__file__).parents[1]
     for path in sorted([*root.glob("verl/**/*.py"), *root.glob("vllm_patches/**/*.py")]):
         digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    found = {"verl": f"{verl.__version__} ({digest.hexdigest()[:8]})"}
+    installed = {"verl": f"{verl.__version__} ({digest.hexdigest()[:8]})"}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed
 
 
 def _problems(request: Request) -> list[str]:
@@ -105,35 +104,24 @@ def _problems(request: Request) -> list[str]:
     if not (folder / request.marker).exists():
         problems.append(f"{field}: is not the folder that the driver sees; name one that all machines share")
     else:
-        own = folder / f"{request.marker}-{uuid.uuid4().hex}"
+        trial = folder / f"{request.marker}-{uuid.uuid4().hex}"
         try:
-            own.write_bytes(b"here")
-            own.unlink()
+            trial.write_bytes(b"here")
+            trial.unlink()
         except OSError as error:
             problems.append(f"{field}: cannot be written ({error.strerror})")
         problems += _short_of_room(folder, field, request.room)
     problems += _short_of_room(Path(tempfile.gettempdir()), "temporary files", ROOM)
     for model in request.models:
         if not is_local(model):
-            with _noting(problems):
+            try:
                 local_folder(model)
+            except ConfigError as error:
+                problems.append(str(error))
         elif not is_complete(Path(model)):
             problems.append(f"model.path={model!r}: is not a model's folder there")
     problems += [f"data.*_files={name!r}: is not there" for name in request.files if not Path(name).exists()]
     return problems
-
-
-class _noting(suppress):
-    """Adds a ``ConfigError`` of the block to ``problems``."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__(ConfigError)
-        self.problems = problems
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        if isinstance(error, ConfigError):
-            self.problems.append(str(error))
-        return super().__exit__(kind, error, trace)
 
 
 def _short_of_room(folder: Path, what: str, room: int) -> list[str]:
@@ -144,7 +132,7 @@ def _short_of_room(folder: Path, what: str, room: int) -> list[str]:
 def room_for_checkpoint(folder: Path) -> int:
     """Bytes that the next checkpoint of a run's folder needs: as many as the latest, which is removed only after it.
 
-    Before the first one, :data:`ROOM`, whatever the model: what it will take is not known.
+    Before the first one, whose size is not known, :data:`ROOM`.
     """
     latest = latest_checkpoint(folder)
     files = [] if latest is None else [path for path in latest.rglob("*") if path.is_file()]
@@ -158,10 +146,10 @@ def survey(
     files: Sequence[str],
     interrupt: Callable[[], None] = lambda: None,
 ) -> list[MachineSetup]:
-    """Look at the machine of every bundle of a placement group; what its workers must know of it.
+    """Check the machine of every bundle of a placement group; returns what its workers must know of it.
 
     Args:
-        interrupt: called again and again; what it raises ends the wait.
+        interrupt: called about once a second; what it raises ends the wait.
 
     Raises:
         ConfigError: with a line for each machine that lacks something, naming it.
@@ -173,55 +161,40 @@ def survey(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / marker).write_bytes(b"here")
     head = ray.get_runtime_context().gcs_address
-    here = tuple(str(Path(path).absolute()) if is_local(path) else path for path in models)
+    absolute = tuple(str(Path(path).absolute()) if is_local(path) else path for path in models)
     data = tuple(str(Path(path).absolute()) for path in files)
-    request = Request(head, folder, marker, here, data, room_for_checkpoint(folder))
-    remote: Any = ray.remote(look)
-    calls = [
-        remote.options(
-            num_cpus=1, max_retries=0, scheduling_strategy=PlacementGroupSchedulingStrategy(placement, bundle)
-        ).remote(request)
-        for bundle in range(placement.bundle_count)
-    ]
+    request = Request(head, folder, marker, absolute, data, room_for_checkpoint(folder))
+    machines, nodes = living_machines(), placement_group_table(placement)["bundles_to_node_id"]
+    limit_s = TIMEOUT_S if all(map(is_local, models)) else float("inf")
     try:
-        _wait(calls, TIMEOUT_S if all(map(is_local, models)) else float("inf"), interrupt)
-        found: list[MachineFacts] = [_answer(call) for call in calls]
+        facts = run_on({node: (request,) for node in nodes.values()}, look, limit_s, interrupt)
+    except RayTaskError as error:
+        raise ConfigError(f"a machine could not be checked: {str(error).strip().splitlines()[-1]}") from error
     finally:
         (folder / marker).unlink(missing_ok=True)
-    lines, expected = [], versions()
-    for facts in found:
-        lines += [f"{facts.host} ({facts.address}): {problem}" for problem in facts.problems]
-        for package in sorted({*expected, *facts.versions}):
-            theirs, ours = (all_of.get(package, "missing") for all_of in (facts.versions, expected))
-            if theirs != ours:
-                name = f"{facts.host} ({facts.address})"
-                lines.append(f"{name}: {package} is {theirs}, on {socket.gethostname()} {ours}; install the same")
-    if lines:
+    for node in nodes.values() - facts.keys():
+        host = machines[node].host if node in machines else node
+        raise MachineError(f"{host} was lost while the machines were checked, or did not answer within {limit_s:g} s")
+    by_bundle: list[MachineFacts] = [facts[nodes[bundle]] for bundle in sorted(nodes)]
+    if lines := _complaints(by_bundle):
         raise ConfigError("\n".join(lines))
-    return [_setup(facts) for facts in found]
+    return [_setup(machine) for machine in by_bundle]
 
 
-def _setup(facts: MachineFacts) -> MachineSetup:
-    # Own names may resolve to the loopback, which no other machine can reach.
-    own = {name: os.environ.get(name, facts.interface) for name in INTERFACES if facts.interface}
-    return MachineSetup(facts.cores, own | {"VLLM_HOST_IP": facts.address})
+def _complaints(machines: Sequence[MachineFacts]) -> list[str]:
+    """A line for everything that a machine lacks, or has in another version than this one."""
+    lines, expected = [], versions()
+    for machine in machines:
+        name = f"{machine.host} ({machine.address})"
+        lines += [f"{name}: {problem}" for problem in machine.problems]
+        for package in sorted({*expected, *machine.versions}):
+            theirs, ours = (every.get(package, "missing") for every in (machine.versions, expected))
+            if theirs != ours:
+                lines.append(f"{name}: {package} is {theirs}, on {socket.gethostname()} {ours}; install the same")
+    return lines
 
 
-def _wait(calls: list[Any], limit_s: float, interrupt: Callable[[], None]) -> None:
-    """Wait for the answers. Ray would wait for the share of a lost machine for ever."""
-    machines, deadline = living_machines(), time.monotonic() + limit_s
-    while len(ray.wait(calls, num_returns=len(calls), timeout=0.5)[0]) < len(calls):
-        interrupt()
-        if lost := machines.keys() - living_machines().keys():
-            raise MachineError(f"{machines[min(lost)].host} was lost while the machines were looked at")
-        if time.monotonic() > deadline:
-            raise MachineError(f"a machine did not answer within {limit_s:g} s")
-
-
-def _answer(call: Any) -> MachineFacts:
-    try:
-        facts: MachineFacts = ray.get(call)
-    except RayError as error:
-        line = f"a machine could not be looked at: {str(error).strip().splitlines()[-1]}"
-        raise (ConfigError if isinstance(error, RayTaskError) else MachineError)(line) from error
-    return facts
+def _setup(machine: MachineFacts) -> MachineSetup:
+    # Its own name may resolve to the loopback, which no other machine can reach.
+    network = {name: os.environ.get(name, machine.interface) for name in INTERFACES if machine.interface}
+    return MachineSetup(machine.cores, network | {"VLLM_HOST_IP": machine.address})

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 RESET_PEAK = "5"
-"""What resets a process's peak resident memory when it is written to ``clear_refs`` (Linux, man 5 proc)."""
+"""Written to ``clear_refs``, it resets the process's peak resident memory (Linux, man 5 proc)."""
 
 
 class MemoryPeak(NamedTuple):

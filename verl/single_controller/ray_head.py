@@ -1,4 +1,4 @@
-"""The head of a Ray cluster: which one there is, and whether it takes our token."""
+"""The head of a Ray cluster: finds its address, and checks that it accepts our token."""
 
 import os
 import sys
@@ -23,11 +23,11 @@ TOKEN_FIX = (
 )
 
 LONGEST_ADDRESS = 1000
-"""Characters of a cluster's address that are read."""
+"""Characters of the longest address that is read."""
 
 
 def cluster_address() -> str:
-    """``host:port`` of the cluster that a run uses; empty: it starts one of its own.
+    """``host:port`` of the cluster that a run uses; empty: the run starts its own.
 
     RAY_ADDRESS, or the cluster that ``ray start`` started on this machine or joined. RAY_ADDRESS=local ignores it.
 
@@ -44,16 +44,16 @@ def cluster_address() -> str:
                 "train.sh and eval.sh, which submit a job"
             )
         return wanted
-    found = _started_address()
-    if found and _joined(found):
-        return found
+    started = _started_address()
+    if started and _joined(started):
+        return started
     if wanted == "auto":
         raise ConfigError("RAY_ADDRESS=auto: no Ray cluster runs on this machine; unset it, or set it to head:6379")
     return ""
 
 
 def _started_address() -> str:
-    """What ``ray start`` wrote down on this machine; any user can write it, and a killed head leaves it behind."""
+    """The address in the file of ``ray start``, which any user can write and a killed head leaves behind."""
     file = Path(get_ray_address_file(None))
     try:
         # A pipe may never end.
@@ -66,8 +66,8 @@ def _joined(address: str) -> bool:
     """Whether this user has a process on this machine that is part of the cluster of the head at ``address``."""
     flag, user = f"--gcs-address={address}", os.getuid()
     for process in psutil.process_iter(["name", "cmdline", "uids"]):
-        found = process.info
-        if found["name"] == "raylet" and found["uids"].real == user and flag in (found["cmdline"] or ()):
+        info = process.info
+        if info["name"] == "raylet" and info["uids"].real == user and flag in (info["cmdline"] or ()):
             return True
     return False
 
@@ -136,7 +136,7 @@ def has_token() -> bool:
 
 
 def _source() -> str:
-    """Where the token came from."""
+    """The source of the token, for a message."""
     if not has_token():
         return "this machine, which has none"
     return next((n for n in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(n)), "~/.ray/auth_token")

@@ -1,10 +1,10 @@
-"""What a scheduler and a run say to each other: signals in, an exit code out."""
+"""Signals and the exit code by which a scheduler and a run communicate."""
 
 import os
 import signal
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""By these a scheduler asks for its machines back; Slurm sends SIGUSR1 before its time limit with ``--signal``."""
+"""Signals by which a scheduler reclaims its machines; Slurm sends SIGUSR1 before its time limit with ``--signal``."""
 
 REPEATED_S = 5.0
 """Within this time a signal counts once: Slurm sends it to every process, and scripts/cluster.sh forwards it."""

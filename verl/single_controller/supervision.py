@@ -1,4 +1,4 @@
-"""What a worker group watches while it waits: signs of life, time limits, Ray's head; and the stacks of workers."""
+"""Supervision of a worker group while the driver waits: heartbeats, time limits, Ray's head; and workers' stacks."""
 
 import faulthandler
 import os
@@ -28,7 +28,7 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 @dataclass(frozen=True)
 class Supervision:
-    """How a group of workers is watched."""
+    """Options of the supervision of a worker group."""
 
     detection_s: float = 60.0
     """Seconds of silence after which a worker, the driver or Ray's head counts as lost."""
@@ -43,14 +43,14 @@ class Supervision:
 
 
 class Identity(NamedTuple):
-    """Where a worker runs."""
+    """The process of a worker."""
 
     node_id: str
     host: str
     pid: int
 
     @classmethod
-    def own(cls) -> "Identity":
+    def of_this_process(cls) -> "Identity":
         return cls(ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid())
 
 
@@ -60,17 +60,17 @@ class Supervisor:
     def __init__(self, options: Supervision) -> None:
         self.options = options
         self.identities: list[Identity] = []
-        """By rank, as soon as the workers have told."""
+        """By rank, once the workers have reported them."""
         self.heartbeat = Heartbeat(ray.util.get_node_ip_address(), options.detection_s)
         self._head = _HeadWatch(ray.get_runtime_context().gcs_address, options.detection_s)
 
     def name(self, rank: int) -> str:
-        """How messages call a worker."""
+        """The name of a worker in messages."""
         on = f" on {self.identities[rank].host}" if rank < len(self.identities) else ""
         return f"worker {rank}{on}"
 
     def check(self, method: str, seconds: float) -> None:
-        """To be called again and again during a call of the workers that has lasted so many seconds.
+        """Called about once a second during a call of the workers that has lasted ``seconds`` so far.
 
         Raises:
             MachineError: workers are silent, or the call takes too long.
@@ -122,7 +122,7 @@ class Supervisor:
             by_node.setdefault(identity.node_id, []).append(identity.pid)
         calls = {node: (pids,) for node, pids in by_node.items()}
         with suppress(ray.exceptions.RayError):
-            return run_on(calls, _signal_workers)
+            return set(run_on(calls, _signal_workers))
         return set()
 
 
@@ -132,7 +132,7 @@ def log_name(rank: int) -> str:
 
 
 def log_to(folder: Path, rank: int) -> None:
-    """From now on the output of this process goes to a file of ``folder``, its stacks to another."""
+    """Redirect the output of this process to a file of ``folder``, and its stacks to another."""
     folder.mkdir(parents=True, exist_ok=True)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -9,7 +9,7 @@ PASSED = ("NCCL_*", "GLOO_*", "UCX_*", "HF_*", "TORCH_*", "CUDA_*", "PYTORCH_*",
 """Patterns of names that always travel."""
 
 OF_ONE_MACHINE = ("CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP")
-"""What means nothing on another machine: there Ray and the run set it."""
+"""Variables of one machine: on the others Ray and the run set them."""
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH", re.IGNORECASE)
 """Names of values that must not be shown. Ray writes a worker's declared environment into its logs."""

@@ -20,9 +20,16 @@ from torch.profiler import record_function
 
 from verl.batch import Batch
 from verl.config.errors import ConfigError
-from verl.single_controller.failures import NetworkError, NoRoom, WorkerError, is_network_error
+from verl.single_controller.failures import (
+    NetworkError,
+    NoRoom,
+    OutOfMemory,
+    WorkerError,
+    is_network_error,
+    is_out_of_memory,
+    out_of_memory_line,
+)
 from verl.single_controller.heartbeat import Pulse, follow
-from verl.single_controller.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.single_controller.variables import is_secret
@@ -32,13 +39,13 @@ from verl.utils.process import available_cores, loading, restore_umask
 POLL_S = 0.5
 """Seconds between two looks at everything that may have happened while workers compute."""
 CAUSE_S = 5.0
-"""Seconds for which the end of a broken connection is looked for."""
+"""Seconds to wait for the worker at the other end of a broken connection to fail too."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class MachineSetup(NamedTuple):
-    """What the workers of one machine are told about it."""
+    """Settings of the workers of one machine."""
 
     cores: int
     """Cores that they may use together."""
@@ -258,7 +265,7 @@ class WorkerGroup:
         return found
 
     def _failure(self, rank: int, error: RayError, method: str) -> Exception:
-        """What the caller is told."""
+        """The exception for the caller."""
         if not isinstance(error, RayTaskError):
             return self._supervisor.failure(rank, "died", method, f": {error}")
         if isinstance(error.cause, ConfigError):
@@ -319,7 +326,7 @@ class _Host:
         if logs is not None:
             log_to(logs, rank)
         follow(pulse, rank)
-        return Identity.own()
+        return Identity.of_this_process()
 
     def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:
         self.place, self.profiler = place, WorkerProfiler()

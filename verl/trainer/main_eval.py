@@ -2,26 +2,15 @@
 
 import sys
 
-import hydra
-from omegaconf import DictConfig
-
 from verl.cli.eval_arguments import plain_arguments
 from verl.cli.hydra_app import run_hydra
 from verl.cli.values import FlagError
-from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
-from verl.config.load import CONFIG_DIR
 from verl.utils.process import loading
 
 
-@hydra.main(config_path=str(CONFIG_DIR), config_name="evaluation", version_base="1.3")
-def run(tree: DictConfig) -> None:
-    """Check the config, then evaluate."""
-    try:
-        config = parse_evaluation_config(tree)
-    except ConfigError as error:
-        raise SystemExit(f"error: {error}") from None
-
+def run(config: EvaluationConfig) -> None:
+    """Evaluate."""
     # Late, so that --help, --cfg and a wrong config answer at once.
     with loading():
         from verl.evaluation.evaluate import run_evaluation
@@ -36,7 +25,7 @@ def main() -> None:
         sys.argv[1:] = plain_arguments(sys.argv[1:], EvaluationConfig)
     except FlagError as error:
         raise SystemExit(f"error: {error}") from None
-    run_hydra(run, EvaluationConfig)
+    run_hydra("evaluation", EvaluationConfig, parse_evaluation_config, run)
 
 
 if __name__ == "__main__":

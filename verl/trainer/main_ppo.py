@@ -7,27 +7,18 @@ options.
 import os
 import sys
 
-import hydra
-from omegaconf import DictConfig
-
 from verl.cli.hydra_app import run_hydra
 from verl.cli.release_analysis import analysis_arguments
 from verl.cli.release_flags import translate
 from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
-from verl.config.load import CONFIG_DIR, parse_run_config
+from verl.config.load import parse_run_config
 from verl.config.ppo import PPOConfig
 from verl.utils.process import loading
 
 
-@hydra.main(config_path=str(CONFIG_DIR), config_name="ppo_trainer", version_base="1.3")
-def run(tree: DictConfig) -> None:
-    """Check the config, then train."""
-    try:
-        config = parse_run_config(PPOConfig, tree)
-    except ConfigError as error:
-        raise SystemExit(f"error: {error}") from None
-
+def run(config: PPOConfig) -> None:
+    """Train."""
     # Late, so that --help, --cfg and a wrong config answer at once.
     with loading():
         from verl.run.exit_codes import run_to_exit_code
@@ -45,7 +36,7 @@ def main() -> None:
         sys.argv[1:] = translate(sys.argv[1:])
     except (FlagError, ConfigError) as error:
         raise SystemExit(f"error: {error}") from None
-    run_hydra(run, PPOConfig)
+    run_hydra("ppo_trainer", PPOConfig, lambda tree: parse_run_config(PPOConfig, tree), run)
 
 
 if __name__ == "__main__":

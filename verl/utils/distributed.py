@@ -78,7 +78,7 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
 
 
 def collective_timeout() -> timedelta | None:
-    """The limit that :func:`join_world` was given, for other groups: each has torch's own unless it is told."""
+    """The time limit of :func:`join_world`, to be passed to other groups, which otherwise have torch's own."""
     return _timeout
 
 
@@ -87,14 +87,14 @@ def _meet(place: WorkerPlace, timeout: timedelta) -> TCPStore:
 
     torch itself would listen on all interfaces.
     """
-    own = place.rank == 0
+    is_master = place.rank == 0
     # The store closes it.
-    listener = listening_socket(place.master_addr, place.master_port).detach() if own else None
+    listener = listening_socket(place.master_addr, place.master_port).detach() if is_master else None
     return TCPStore(
         place.master_addr,
         place.master_port,
         place.world_size,
-        is_master=own,
+        is_master=is_master,
         timeout=timeout,
         wait_for_workers=False,
         master_listen_fd=listener,
@@ -102,7 +102,7 @@ def _meet(place: WorkerPlace, timeout: timedelta) -> TCPStore:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens on this machine's address ``host`` alone; on all of them if it is not one of its own.
+    """A socket that listens on this machine's address ``host`` alone; on all addresses if ``host`` is not one of them.
 
     Raises:
         OSError: the port is in use.

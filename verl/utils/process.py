@@ -1,4 +1,4 @@
-"""What a process may use of its machine, and how it treats memory and files. Light: entry points import it first."""
+"""Settings of a process: its cores, garbage collection, allocator and umask. Light, as entry points import it first."""
 
 import ctypes
 import gc

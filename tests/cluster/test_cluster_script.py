@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from verl.cli.cluster import finish, wait
 from verl.config.errors import ConfigError
+from verl.single_controller.cluster_script import finish, wait
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What ``scripts/cluster.sh`` asks Ray: ``python -m verl.cli.cluster COMMAND ...``. Results go to stdout.
+"""The steps of ``scripts/cluster.sh`` that ask Ray; results go to stdout.
+
+python -m verl.single_controller.cluster_script COMMAND ...
 
 The exit code of a run travels through the cluster itself, so that the machines need no folder in common for it.
 """
