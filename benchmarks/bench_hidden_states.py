@@ -212,16 +212,16 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def summary(variant: Variant, own: list[Any], off: list[Any], options: argparse.Namespace) -> dict[str, Any]:
+def summary(variant: Variant, rounds: list[Any], baseline: list[Any], options: argparse.Namespace) -> dict[str, Any]:
     """The figures of one variant."""
-    ratios = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(own, off, strict=True)]
+    ratios = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(rounds, baseline, strict=True)]
     figures = {
         "description": variant.description,
-        "tokens_per_s": statistics.median(result["tokens_per_s"] for result in own),
+        "tokens_per_s": statistics.median(result["tokens_per_s"] for result in rounds),
         "ratio": statistics.median(ratios),
         "ratios": ratios,
-        "own_share": statistics.median(result["own_share"] for result in own),
-        "max_memory_allocated": own[-1]["max_memory_allocated"],
+        "own_share": statistics.median(result["own_share"] for result in rounds),
+        "max_memory_allocated": rounds[-1]["max_memory_allocated"],
     }
     if variant.capture:
         rows = options.tokens + (PROMPT_LENGTH - 1 if variant.capture.get("phase") == "both" else 0)
@@ -229,7 +229,7 @@ def summary(variant: Variant, own: list[Any], off: list[Any], options: argparse.
         row_bytes = SHAPES[options.shape]["hidden_size"] * len(variant.capture["layers"]) * itemsize
         segment = SEGMENT_BYTES // row_bytes
         needed = -(-rows * options.sequences // segment) * segment * row_bytes
-        figures |= {"peak_bytes": own[-1]["memory"]["peak_device_bytes"], "bytes_by_formula": needed}
+        figures |= {"peak_bytes": rounds[-1]["memory"]["peak_device_bytes"], "bytes_by_formula": needed}
     return figures
 
 

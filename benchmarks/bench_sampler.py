@@ -138,8 +138,8 @@ def page(facts: dict[str, Any], cases: Sequence[dict[str, Any]]) -> str:
         ]
         seconds = [f"{case['seconds'][way]:.3f}" for way in (UNSEEDED, STREAMS, SEEDED)]
         timings.append([case["case"], str(case["rows"]), *seconds, *ratios])
-        for rows, found in case["operations"].items():
-            counts.append([case["case"], rows, *(str(found[way]) for way in (UNSEEDED, STREAMS, SEEDED))])
+        for rows, by_way in case["operations"].items():
+            counts.append([case["case"], rows, *(str(by_way[way]) for way in (UNSEEDED, STREAMS, SEEDED))])
     columns = ["", "Sequences:", "Unseeded, s:", "Streams, s:", "Seeded, s:"]
     return f"""{head("What drawing tokens costs", facts)}\
 {facts["vocab"]} tokens in the vocabulary, threads: {facts["threads"]}. Streams are `rollout.seeded=true`; unseeded is

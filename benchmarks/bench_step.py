@@ -212,9 +212,9 @@ def page(facts: Mapping[str, Any], steps: Sequence[Round]) -> str:
     for name in sorted(name for name in figures if name not in ("base", "rounds")):
         row = [name, f"{figures[name]['seconds']['median']:.2f}"]
         for key in ("seconds", "cpu_seconds") if cpu else ("seconds",):
-            found = figures[name][key]
-            interval = found["interval"]
-            row += [f"{found['ratio']:.3f}", "" if interval is None else "{:.3f} to {:.3f}".format(*interval)]
+            ratios = figures[name][key]
+            interval = ratios["interval"]
+            row += [f"{ratios['ratio']:.3f}", "" if interval is None else "{:.3f} to {:.3f}".format(*interval)]
         reward = figures[name]["reward"]
         rows.append([*row, "" if math.isnan(reward) else f"{reward:.3f}"])
     columns += ["CPU time:", "95% interval:"] * cpu

@@ -120,7 +120,7 @@ class Run:
         print(f"error: {self.arm} with seed={self.seed}: {why}", file=sys.stderr, flush=True)
 
     def results(self) -> dict[str, Any]:
-        """What it got right: the number of correct samples of each problem; its log, and what it ran with."""
+        """The number of correct samples of each problem, the log, and the code and packages."""
         *_, last = sorted(self.folder.glob("samples/val_*.parquet"))
         correct = pd.read_parquet(last, columns=["uid", "correct"]).groupby("uid")["correct"]
         (samples,) = correct.count().unique().tolist()
@@ -131,8 +131,8 @@ class Run:
         summary = json.loads((self.folder / "summary.json").read_text())
         packages = [f"{name} {version}" for name, version in summary["versions"].items()]
         code = ", ".join([str(summary["git_revision"]), *packages])
-        found = {"samples": samples, "correct": correct.sum().tolist(), "problems": problems, "code": code}
-        return {"arm": self.arm, "seed": self.seed, **found, **logged}
+        results = {"samples": samples, "correct": correct.sum().tolist(), "problems": problems, "code": code}
+        return {"arm": self.arm, "seed": self.seed, **results, **logged}
 
     @property
     def _record(self) -> Path:

@@ -126,7 +126,7 @@ def rates(run: Mapping[str, Any], ks: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Results:
-    """What the runs of a study found."""
+    """The results of a study's runs."""
 
     study: Study
     rows: Sequence[Mapping[str, Any]]
@@ -139,9 +139,9 @@ class Results:
 
     @cached_property
     def by_arm(self) -> dict[str, dict[int, Mapping[str, Any]]]:
-        """Arm -> seed -> what its run found, for arms of which there is a run, in the order of the study."""
-        found = {name: {row["seed"]: row for row in self.rows if row["arm"] == name} for name in self.study.arms}
-        return {name: runs for name, runs in found.items() if runs}
+        """Arm -> seed -> results of its run, for arms that have a run, in the order of the study."""
+        by_arm = {name: {row["seed"]: row for row in self.rows if row["arm"] == name} for name in self.study.arms}
+        return {name: runs for name, runs in by_arm.items() if runs}
 
     @cached_property
     def rates(self) -> dict[str, dict[int, Tensor]]:
@@ -171,8 +171,8 @@ class Results:
 
     def shared(self, arms: Iterable[str]) -> list[int]:
         """The seeds that all of these arms have been run with."""
-        found = [set(self.by_arm.get(arm, {})) for arm in arms]
-        return sorted(set.intersection(*found)) if found else []
+        seeds = [set(self.by_arm.get(arm, {})) for arm in arms]
+        return sorted(set.intersection(*seeds)) if seeds else []
 
 
 def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -200,7 +200,7 @@ def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
 def _rates(results: Results) -> str:
     rows = []
     for arm, runs in results.by_arm.items():
-        cells = [f"{found.value:.1%} ({found.low:.1%} to {found.high:.1%})" for found in results.estimates(arm)]
+        cells = [f"{rate.value:.1%} ({rate.low:.1%} to {rate.high:.1%})" for rate in results.estimates(arm)]
         of_first = results.means(arm, list(runs))[:, 0].tolist()
         deviation = _points(statistics.stdev(of_first)) if len(of_first) > 1 else ""
         rows.append([_label(results.study, arm), str(len(runs)), cells[0], deviation, *cells[1:]])
@@ -216,12 +216,12 @@ def _differences(results: Results) -> str:
         values = torch.stack([results.means(arm, seeds) for arm in arms], dim=1)
         blocks = [Block(values[..., place]) for place in range(len(study.ks))]
         differences = [_difference(results, pair, seeds) for pair in decisive]
-        corrected = holm([blocks[0].p(found[0]) for found in differences])
+        corrected = holm([blocks[0].p(of_ks[0]) for of_ks in differences])
         power = _points(blocks[0].detectable(LEVEL / len(decisive)))
-        for pair, found, p in zip(decisive, differences, corrected, strict=True):
-            cells = [_signed(value, block.margin()) for value, block in zip(found, blocks, strict=True)]
+        for pair, of_ks, p in zip(decisive, differences, corrected, strict=True):
+            cells = [_signed(value, block.margin()) for value, block in zip(of_ks, blocks, strict=True)]
             of_pair = values[:, [arms.index(arm) for arm in pair], 0]
-            ps = [f"{p:.2g}", f"{Block(of_pair).p(found[0]):.2g}"]
+            ps = [f"{p:.2g}", f"{Block(of_pair).p(of_ks[0]):.2g}"]
             rows.append([" - ".join(pair), str(len(seeds)), cells[0], power, *ps, *cells[1:]])
     else:
         others = study.contrasts

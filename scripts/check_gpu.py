@@ -115,8 +115,8 @@ def too_long(stage: Stage, limit: float, folder: Path) -> Record:
 def outcome(result: Path, code: int, log: Path) -> Record:
     """What a stage said that ended by itself."""
     if result.is_file():
-        found: Record = json.loads(result.read_text())
-        return found
+        record: Record = json.loads(result.read_text())
+        return record
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return {"status": FAILED, "reason": f"ended with exit code {code}: {lines[-1][:300] if lines else 'no output'}"}
 

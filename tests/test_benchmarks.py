@@ -218,16 +218,6 @@ def test_shapes_over_a_limit_stay_in_the_results(tmp_path: Path):
     assert {result["status"] for record in records for result in record["methods"].values()} == {"> memory"}
 
 
-@pytest.mark.parametrize("rows", [12, 40])
-def test_the_float32_loop_agrees_with_the_svd_on_well_conditioned_data(rows: int):
-    hidden = torch.randn(2, rows, 20, generator=torch.Generator().manual_seed(0))
-    lengths, prefixes = torch.full((2,), rows), torch.tensor([[5, 9, rows]] * 2)
-    found = bench_spectral.float32_loop(hidden, lengths, prefixes)
-    assert found.dtype == torch.float32
-    expected = bench_spectral.library("svd", hidden, lengths, prefixes)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=0)
-
-
 def test_ways_of_sampling_are_measured_and_counted(tmp_path: Path):
     bench_sampler.main(["--out", str(tmp_path / "sampler"), "--rows", "4", "--vocab", "600", "--turns", "2"])
     facts, cases = bench_report.read_report(tmp_path / "sampler.jsonl")

@@ -176,7 +176,7 @@ def test_stages_for_two_gpus_say_what_is_missing(monkeypatch, tmp_path):
     assert found["status"] == "failed" and found["reason"].endswith("sees no GPU")
 
 
-def test_what_a_stage_raises_is_its_reason(monkeypatch, tmp_path):
+def test_an_exception_in_a_stage_becomes_its_reason(monkeypatch, tmp_path):
     def run(name: str, error: BaseException) -> dict:
         def raising(context: Context) -> None:
             raise error
@@ -193,7 +193,7 @@ def test_what_a_stage_raises_is_its_reason(monkeypatch, tmp_path):
     assert run("versions", Failed("off", {"value": 1}, "fix it"))["to_do"] == "fix it"
 
 
-def test_what_pytest_reports_is_read(tmp_path):
+def test_pytest_reports_are_read(tmp_path):
     (tmp_path / "report.xml").write_text("""
         <testsuites><testsuite>
           <testcase name="good"/>

@@ -61,7 +61,7 @@ def test_failed_installation_does_not_look_complete(tmp_path: Path):
         assert "No matching distribution found" in (venv / "setup.log").read_text()
 
 
-def test_of_two_that_build_at_once_one_waits(tmp_path: Path):
+def test_concurrent_setups_wait_for_each_other(tmp_path: Path):
     # What each asks of NFS: a lock on a descriptor that may write.
     lock = ROOT / "scripts" / "setup.sh"
     before = lock.read_bytes()

@@ -1,4 +1,4 @@
-"""The colours of curves, on pages and in figures."""
+"""Colours of curves, on pages and in figures."""
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#5b4b8a", "#4d4d4d")
 """After Okabe and Ito: distinct for every kind of colour vision, and dark enough for lines on white."""

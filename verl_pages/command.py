@@ -16,7 +16,7 @@ from verl_pages.run import write_page
 from verl_pages.serve import HOST, make_server
 
 MEMORY_BYTES = 4 << 30
-"""Most memory of a process that makes a page: a file of some kilobytes may unpack to any size."""
+"""Memory limit of a process that makes a page: a file of a few kilobytes may unpack to any size."""
 
 PR_SET_PDEATHSIG = 1
 """Linux ``prctl`` option: the signal that this process gets when the thread that started it ends."""
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def write(folders: list[Path], out: Path | None) -> None:
-    """Write the page, and say where it is."""
+    """Write the page and print its path."""
     out = out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
     try:
         for line in write_page(folders, out):
@@ -68,7 +68,7 @@ def serve(folders: list[Path], port: int) -> None:
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    """Within the block, what would take more than ``MEMORY_BYTES`` fails."""
+    """Make allocations beyond ``MEMORY_BYTES`` fail within the block."""
     before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = MEMORY_BYTES if soft == resource.RLIM_INFINITY else min(MEMORY_BYTES, soft)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -1,4 +1,4 @@
-"""Curves on a page: which panels there are, and metrics thinned to what a screen can show."""
+"""Curves on a page: which panels there are, and metrics thinned to the resolution of a screen."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from verl_pages.html import ASSETS
 from verl_pages.run_folder import RunFolder, Series
 
 MAX_POINTS = 400
-"""Points of a curve. With more steps, each point stands for as many steps as it needs to."""
+"""Most points of a curve. With more steps, each point averages several."""
 
 MAX_OTHERS = 600
-"""Panels of metrics that no section names."""
+"""Most panels of metrics that ``panels.yaml`` does not name."""
 
 RANK_NAMES = {
     "Effective Rank": "ER, effective rank",
@@ -44,7 +44,7 @@ PARTS = {"split": "(?:val/)?", "layer": r"layer_\d+", "metric": ".+", "series": 
 
 
 def bucket_steps(runs: Sequence[RunFolder]) -> int:
-    """How many steps a point of a curve stands for, on a page with these runs."""
+    """Number of steps that each point of a curve averages."""
     return max(run.last_step for run in runs) // MAX_POINTS + 1 if runs else 1
 
 
@@ -67,7 +67,7 @@ def thin(series: Series, width: int) -> list[list[Any]]:
 
 
 def _rounded(values: Any) -> list[float]:
-    """To six digits, which no screen tells from all."""
+    """Rounded to six digits, more than a screen can show."""
     return [float(f"{value:.6g}") for value in values]
 
 
@@ -85,7 +85,7 @@ def make_panels(runs: Sequence[RunFolder]) -> list[Panel]:
 
 def _panels_of(section: str, kind: Mapping[str, Any], names: Sequence[str]) -> list[Panel]:
     """One panel for each title and layer that the names of metrics make of an entry of ``panels.yaml``."""
-    found: dict[tuple[Any, ...], Panel] = {}
+    panels: dict[tuple[Any, ...], Panel] = {}
     for label, template in kind["series"].items():
         pattern = re.sub(r"(?<!P)<(\w+)>", lambda part: f"(?P<{part[1]}>{PARTS[part[1]]})", template)
         matches = [match for name in names if (match := re.fullmatch(pattern, name))]
@@ -102,9 +102,9 @@ def _panels_of(section: str, kind: Mapping[str, Any], names: Sequence[str]) -> l
             if kind["title"].startswith("<split>"):
                 title = title.capitalize()
             panel = Panel(section, title, (), kind.get("percent", False), parts["layer"], kind.get("log", False))
-            panel = found.get(order, panel)
-            found[order] = replace(panel, series=(*panel.series, (match[0], _filled(label, parts))))
-    return [found[order] for order in sorted(found)]
+            panel = panels.get(order, panel)
+            panels[order] = replace(panel, series=(*panel.series, (match[0], _filled(label, parts))))
+    return [panels[order] for order in sorted(panels)]
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ LIMITS = (
     Limits(800, 1),
     Limits(0, 0),
 )
-"""The first within which the page is small enough counts."""
+"""Tried in this order until the page is small enough."""
 
 
 def build_page(
@@ -65,7 +65,7 @@ def build_page(
 
 
 def _sentence(packed: PackedSamples) -> str:
-    """What the reader must know of the limits."""
+    """Tells readers what is left out."""
     characters, responses = packed.limits.characters, packed.limits.responses
     parts = [f"Of responses longer than {characters:,} characters, this page shows the beginning and the end."]
     if responses == 0:

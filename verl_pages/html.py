@@ -19,7 +19,7 @@ from markupsafe import Markup
 from verl.utils.portable import finite_or_null, printable
 
 CHUNK_BYTES = 1 << 19
-"""Uncompressed size at which a chunk is closed. What is opened unpacks its chunk."""
+"""Uncompressed size at which a chunk is closed. A page unpacks a chunk when something in it is opened."""
 
 BROWSER_SCRIPTS = ("base", "list", "charts", "diff", "tokens", "samples")
 """Scripts of pages with charts and the browser of responses."""
@@ -59,8 +59,8 @@ def render(
         f"script-src {_digest(script)}; connect-src {connect}" if scripts else "img-src data:"
     )
     parts = {"links": [], **values, "policy": Markup(policy), "title": printable(title)}
-    own = {"style": style, "script": script, "data": ascii_json(index)}
-    trusted = {name: Markup(text) for name, text in own.items()}
+    inline = {"style": style, "script": script, "data": ascii_json(index)}
+    trusted = {name: Markup(text) for name, text in inline.items()}
     return TEMPLATES.get_template(template).render(**parts, **trusted, chunks=[Markup(chunk) for chunk in chunks])
 
 
@@ -76,7 +76,7 @@ def pack(text: str) -> str:
 
 
 def _read(names: Sequence[str], suffix: str) -> str:
-    """Style sheets or scripts without their indentation and comments, a fifth of a page that holds little else."""
+    """Style sheets or scripts without indentation and comments, which saves a tenth of a small page."""
     lines = [line.strip() for name in names for line in (ASSETS / f"{name}.{suffix}").read_text("utf-8").splitlines()]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 

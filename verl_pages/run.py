@@ -28,7 +28,7 @@ MAX_PROMPTS = 20_000
 MAX_RUNS = 32
 
 LAST_STEPS = 10
-"""Steps whose mean the overview shows, so that one batch does not decide."""
+"""The overview shows means over this many last steps, because single batches are noisy."""
 
 SECTIONS = {
     "learning": "Learning",
@@ -88,7 +88,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
 
 
 def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, version: str = "") -> str:
-    """The text of the page; everything that was read is ASCII.
+    """The text of the page; everything read from the folders is ASCII.
 
     With a ``version`` it asks the server that it comes from for another one.
     """
@@ -122,10 +122,10 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, versi
     return text(chunks + packed)
 
 
-def _samples(found: GatheredSamples, first: int, room: int) -> tuple[dict[str, Any], list[str]]:
+def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str, Any], list[str]]:
     """The index of the samples, and their chunks, numbered from ``first``."""
-    figures = [*FIGURES, *(METRIC_PREFIX + name for name in found.metrics)]
-    packed = pack_samples(_by_use(found.prompts)[:MAX_PROMPTS], figures, found.prefixes, LIMITS, first, room)
+    figures = [*FIGURES, *(METRIC_PREFIX + name for name in samples.metrics)]
+    packed = pack_samples(_by_use(samples.prompts)[:MAX_PROMPTS], figures, samples.prefixes, LIMITS, first, room)
     index = {
         "list": first,
         "noun": "prompt",
@@ -133,25 +133,25 @@ def _samples(found: GatheredSamples, first: int, room: int) -> tuple[dict[str, A
         "order": "steps",
         "prompts": packed.count,
         "figures": [name.removeprefix(METRIC_PREFIX) for name in figures],
-        "prefixes": found.prefixes,
+        "prefixes": samples.prefixes,
         "verdicts": {"c": "correct", "w": "incorrect"},
         "files": f"{SAMPLES}/",
         "none": "There are no samples. Reinforcement learning keeps those of every step with trainer.samples.freq=1; "
         "supervised fine-tuning has none.",
         "hint": "Tokens have no figures here to colour them by; trainer.samples.tokens=true keeps them.",
-        "limits": _limits(found, packed.count),
+        "limits": _limits(samples, packed.count),
     }
     return index, packed.chunks
 
 
-def _limits(found: GatheredSamples, shown: int) -> str:
-    """What the reader must know of what is left out."""
+def _limits(samples: GatheredSamples, shown: int) -> str:
+    """Tells readers what is left out."""
     parts = []
-    if shown < len(found.prompts) or found.fraction < 1:
-        share = found.fraction * shown / max(1, len(found.prompts))
+    if shown < len(samples.prompts) or samples.fraction < 1:
+        share = samples.fraction * shown / max(1, len(samples.prompts))
         parts.append(f"To keep the page small, it has {shown:,} prompts, about {share:.0%}, the same at every step.")
-    if found.num_read < found.num_files:
-        parts.append(f"{found.num_read:,} of {found.num_files:,} files were read, spread over the steps.")
+    if samples.num_read < samples.num_files:
+        parts.append(f"{samples.num_read:,} of {samples.num_files:,} files were read, spread over the steps.")
     if shown:
         parts.append(
             f"Of responses longer than {LIMITS.characters:,} characters the beginning and the end are shown, and of a "
@@ -161,7 +161,7 @@ def _limits(found: GatheredSamples, shown: int) -> str:
 
 
 def _by_use(prompts: Sequence[PromptSamples]) -> list[PromptSamples]:
-    """Those first that were answered at most steps, of validation and training in turn."""
+    """Prompts answered at the most steps first, alternating between validation and training."""
 
     def use(prompt: PromptSamples) -> tuple[int, int]:
         return -len(prompt.cells), zlib.crc32(f"{prompt.split} {prompt.uid}".encode())
@@ -215,7 +215,7 @@ def _pack_panels(
 
 
 def _thinned(rows: list[list[Any]]) -> list[list[Any]]:
-    """At most 400 of the rows, evenly."""
+    """At most 400 of the rows, evenly spaced."""
     places = np.linspace(0, len(rows) - 1, min(len(rows), 400)).round().astype(int)
     return [rows[place] for place in places]
 
@@ -256,9 +256,9 @@ def _figures(run: RunFolder) -> Iterator[tuple[str, Any]]:
         "throughput": "perf/throughput",
         "loss": "train/loss",
     }.items():
-        found = values(name)
-        if found is not None and len(found):
-            yield label, float(f"{found[-LAST_STEPS:].mean():.6g}")
+        recorded = values(name)
+        if recorded is not None and len(recorded):
+            yield label, float(f"{recorded[-LAST_STEPS:].mean():.6g}")
     total = values("timing_s/step")
     if total is not None:
         yield "total", float(total.sum())

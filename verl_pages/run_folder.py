@@ -25,14 +25,14 @@ SAMPLES = "samples"
 MAX_SUMMARY_BYTES = 16 << 20
 MAX_METRICS_BYTES = 1 << 30
 MAX_LINE_BYTES = 4 << 20
-"""Of one step of the metrics."""
+"""Largest record of one step in the metrics."""
 
 MAX_NAMES = 4000
-"""Metrics with names of their own."""
+"""Most distinct metrics."""
 
 MAX_OPTIONS = 5000
 MAX_DEPTH = 16
-"""Of nested options."""
+"""Deepest nesting of options."""
 
 MAX_VALUE = 400
 """Characters of an option's value that are shown."""
@@ -63,7 +63,7 @@ class Series:
 
 @dataclass
 class RunFolder:
-    """What was found in the folder of a run."""
+    """What the folder of a run holds."""
 
     path: Path
     name: str
@@ -100,7 +100,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path, name: str) -> RunFolder:
-    """Everything but the samples themselves."""
+    """Reads everything but the samples themselves."""
     run = RunFolder(folder, name)
     run.options = _read_options(folder / RUN_CONFIG, run.troubles)
     run.summary = _read_summary(folder / SUMMARY, run.troubles)
@@ -118,13 +118,13 @@ def _read_options(path: Path, troubles: list[str]) -> dict[str, str]:
     except ConfigError as error:
         troubles.append(f"{str(error).removeprefix(f'{path.parent}/')}; the options of this run are not known")
         return {}
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for name, value in _flat(tree):
-        if len(found) == MAX_OPTIONS:
+        if len(options) == MAX_OPTIONS:
             troubles.append(f"{path.name}: more than {MAX_OPTIONS} options; the others are not shown")
             break
-        found[name] = value
-    return found
+        options[name] = value
+    return options
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -242,8 +242,8 @@ def _series(records: Mapping[int, Mapping[str, float]], troubles: list[str]) -> 
             points.setdefault(name, []).append((step, value))
     if len(points) > MAX_NAMES:
         troubles.append(f"{METRICS}: more than {MAX_NAMES} metrics; the others are not shown")
-    found = {}
+    series = {}
     for name in sorted(list(points)[:MAX_NAMES]):
         steps, values = zip(*points[name], strict=True)
-        found[name] = Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
-    return found
+        series[name] = Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
+    return series

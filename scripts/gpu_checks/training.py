@@ -186,7 +186,7 @@ PHASES = {
 OVER = 1.25
 """Largest ratio of measured memory to the estimate of a phase."""
 UNDER = 0.5
-"""Smallest ratio of the largest phases, on a GPU: below, the estimate would turn away runs that fit."""
+"""Smallest ratio of the largest phases, on a GPU: below, the estimate would warn of runs that fit."""
 LIBRARIES_GB = {"cuda": 1.0, "cpu": 3.0}
 """What the estimate does not know: a GPU's allocator, and in a CPU's resident memory the libraries."""
 

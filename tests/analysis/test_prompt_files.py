@@ -26,7 +26,7 @@ def test_the_embedded_prompts():
         ({"data_source": "nobodys"}, "row 1: "),
     ],
 )
-def test_what_cannot_be_analysed_is_named(change: dict[str, object], message: str, tmp_path: Path):
+def test_invalid_prompts_are_named(change: dict[str, object], message: str, tmp_path: Path):
     path = tmp_path / "prompts.parquet"
     write_parquet(path, [RECORD, RECORD | change], RL_SCHEMA)
     with pytest.raises(ConfigError) as caught:

@@ -103,7 +103,7 @@ def test_a_pair_of_unknown_metrics_is_named(override: str, message: str):
         ("analysis.prompt_files=[a/arithmetic.parquet]", "a file is named like a benchmark"),
     ],
 )
-def test_what_cannot_be_analysed_is_refused(override: str, message: str):
+def test_invalid_options_are_refused(override: str, message: str):
     with pytest.raises(ConfigError) as caught:
         analysis_config(override)
     assert message in str(caught.value)

@@ -13,9 +13,9 @@ from torch.distributed.tensor import Shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl.checkpoint.export import export_checkpoint
+from verl.checkpoint.run_start import require_model
 from verl.checkpoint.verl_shards import merge_verl_shards
 from verl.config.errors import ConfigError
-from verl.config.load import require_model
 from verl.trainer.main_export import parse_arguments
 
 pytestmark = pytest.mark.slow

@@ -97,24 +97,24 @@ def on_both(
     return started[::-1]
 
 
+def succeed(*processes: Process) -> None:
+    assert [process.wait() for process in processes] == [0] * len(processes), [process.text for process in processes]
+
+
 def by_number(shared: Path) -> list[dict[str, str]]:
     common = {"NNODES": "2", "MASTER_ADDR": HEAD, "VERL_CLUSTER_DIR": str(shared / "cluster")}
     return [common | {"NODE_RANK": str(rank)} for rank in range(2)]
 
 
-def test_one_command_on_every_machine(machines, jobs, trained, shared, tmp_path):
+def test_one_command_on_every_machine(machines, jobs, trained, evaluated, shared, tmp_path):
     processes = on_both(machines, jobs.train(shared / "two"), tmp_path, by_number(shared))
-    assert [process.wait() for process in processes] == [0, 0], [process.text for process in processes]
+    succeed(*processes)
     assert records(shared / "two") == trained
     assert "machine 1 of 2 (machine2, 10.77.0.2) has joined 10.77.0.1:6379" in processes[1].text
     # The token is gone with the cluster, and was nowhere but there.
     assert not (shared / "cluster").exists()
     assert machines[0].run(["ls", "/tmp/home/.ray"])[0] == 2
-
-
-def test_an_evaluation_on_two_machines(machines, jobs, evaluated, shared, tmp_path):
-    processes = on_both(machines, jobs.evaluate(shared / "eval2"), tmp_path, by_number(shared))
-    assert [process.wait() for process in processes] == [0, 0], [process.text for process in processes]
+    succeed(*on_both(machines, jobs.evaluate(shared / "eval2"), tmp_path, by_number(shared)))
     assert (samples(shared / "eval2"), records(shared / "eval2")) == evaluated
 
 
@@ -126,7 +126,7 @@ printf '%s\\n' "$@" >"$SRUN_CALL"
 """
 
 
-def test_slurm(machines, jobs, trained, evaluated, shared, tmp_path):
+def test_slurm(machines, jobs, trained, shared, tmp_path):
     """Stand-ins: ``srun`` writes its arguments down, ``scontrol`` lists the hosts, the test sets Slurm's variables."""
     tools = shared / "tools"
     tools.mkdir()
@@ -150,13 +150,8 @@ def test_slurm(machines, jobs, trained, evaluated, shared, tmp_path):
         "VERL_CLUSTER_DIR": str(shared / "cluster"),
         "PATH": path,
     }
-    processes = on_both(machines, command, tmp_path, [step | {"SLURM_NODEID": str(rank)} for rank in range(2)])
-    assert [process.wait() for process in processes] == [0, 0], [process.text for process in processes]
+    succeed(*on_both(machines, command, tmp_path, [step | {"SLURM_NODEID": str(rank)} for rank in range(2)]))
     assert records(shared / "slurm") == trained
-    steps = [step | {"SLURM_NODEID": str(rank)} for rank in range(2)]
-    processes = on_both(machines, jobs.evaluate(shared / "slurm-eval"), tmp_path, steps)
-    assert [process.wait() for process in processes] == [0, 0], [process.text for process in processes]
-    assert (samples(shared / "slurm-eval"), records(shared / "slurm-eval")) == evaluated
 
 
 @pytest.fixture
@@ -172,26 +167,22 @@ def running(machines: tuple[Machine, ...], tmp_path: Path) -> Iterator[dict[str,
         machine.run(["ray", "stop", "--force"])
 
 
-def test_a_running_cluster(machines, jobs, trained, evaluated, shared, running):
-    code, text = machines[0].run([*jobs.train(shared / "found"), "trainer.nnodes=2"], **running)
+@pytest.mark.parametrize("way", ["on its head", "as a job from elsewhere"])
+def test_a_running_cluster(machines, jobs, trained, evaluated, shared, running, way):
+    name, machine, variables = "found", machines[0], running
+    if way == "as a job from elsewhere":
+        name, machine, variables = "job", machines[1], running | {"RAY_ADDRESS": f"http://{HEAD}:8265"}
+    code, text = machine.run([*jobs.train(shared / name), "trainer.nnodes=2"], **variables)
+    assert code == 0 and "step 2/2" in text, text
+    assert records(shared / name) == trained
+    code, text = machine.run(jobs.evaluate(shared / f"{name}-eval", "trainer.nnodes=2"), **variables)
     assert code == 0, text
-    assert records(shared / "found") == trained
-    code, text = machines[0].run(jobs.evaluate(shared / "found-eval", "trainer.nnodes=2"), **running)
-    assert code == 0, text
-    assert (samples(shared / "found-eval"), records(shared / "found-eval")) == evaluated
+    assert (samples(shared / f"{name}-eval"), records(shared / f"{name}-eval")) == evaluated
 
 
-def test_a_job_of_a_cluster(machines, jobs, trained, evaluated, shared, running, tmp_path):
+def test_a_job_that_is_stopped_or_refused(machines, jobs, shared, running, tmp_path):
     _, two = machines
     dashboard = running | {"RAY_ADDRESS": f"http://{HEAD}:8265"}
-    code, text = two.run([*jobs.train(shared / "job"), "trainer.nnodes=2"], **dashboard)
-    assert code == 0, text
-    assert "step 2/2" in text
-    assert records(shared / "job") == trained
-    code, text = two.run(jobs.evaluate(shared / "job-eval", "trainer.nnodes=2"), **dashboard)
-    assert code == 0, text
-    assert (samples(shared / "job-eval"), records(shared / "job-eval")) == evaluated
-    # Ctrl-C stops it, there.
     endless = ["trainer.nnodes=2", "trainer.total_training_steps=1000", "trainer.total_epochs=1000"]
     process = two.start(jobs.train(shared / "stopped", *endless), tmp_path / "job.log", **dashboard)
     process.wait_for_line("step 2/")

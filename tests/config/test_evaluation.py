@@ -3,6 +3,7 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
+from tests.config.test_refusals import cases
 from verl.cli.eval_arguments import plain_arguments
 from verl.cli.values import FlagError
 from verl.config import CONFIG_DIR, ConfigError
@@ -13,9 +14,6 @@ SETS = {"FULL_PASS1": (32, 1), "SMALL_SAMPLES_PASS16": (11, 16), "LITTLE_SAMPLES
     "embedded": (1, 16),
 }
 """Name -> number of benchmarks and samples."""
-
-
-TP, WORLD = "rollout.tensor_parallel_size", "trainer.nnodes*trainer.n_gpus_per_node"
 
 
 def load(*arguments: str) -> EvaluationConfig:
@@ -45,40 +43,32 @@ def test_a_run_takes_from_model_what_it_does_not_say():
     assert config.data.fields == {"mine": {"question": "frage", "answer": "x"}}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("model.path=m", "benchmarks=[]: name at least one, or choose a set, such as evaluation=embedded"),
-        ("benchmarks=a", "model.path=None: name a training run or a model"),
-        ("benchmarks=a,a model.path=m", "benchmarks=['a', 'a']: name each once"),
-        ("benchmarks=a temperatures=[] model.path=m", "temperatures=[]: name at least one"),
-        ("benchmarks=[../a] model.path=m", "benchmarks='../a': must name a folder: only letters, digits"),
-        ("benchmarks=a model.path=m min_p=2", "min_p=2.0: must be in [0, 1]"),
-        ("benchmarks=a model.path=m repetition_penalty=0", "repetition_penalty=0.0: must be greater than 0"),
-        ("benchmarks=a model.path=m rollout.engine_kwargs.seed=1", "rollout.engine_kwargs.seed=1: set seed; the wor"),
-        ("benchmarks=a runs.A.steps=0", "runs.A.path=None: name a training run or a model"),
-        ("benchmarks=a runs.A.path=m runs.A.steps=-2", "runs.A.steps=[-2]: must be at least 0, or -1"),
-        ("benchmarks=a runs.A.path=m runs.A.stps=1", "runs.A.stps=1: unknown key; did you mean runs.A.steps?"),
-        ("benchmarks=a runs={A:{pth:m}}", "runs.A.pth='m': unknown key; did you mean runs.A.path?"),
-        ("benchmarks=a model.path=m temperatures=1e-9", "temperatures=1e-09: must be at least 0: 0 for greedy"),
-        ("benchmarks=a runs.A.path=m runs.A.steps=x", "runs.A.steps[0]='x': must be an integer, not str"),
-        ("benchmarks=a runs=x", "runs='x': must be a mapping, name: value"),
-        ("benchmarks=a model.path=m model.max_response_length=0", "model.max_response_length=0: must be greater"),
-        ("benchmarks=a model.path=m n_sampling=4 temperatures=0,0.6", "n_sampling=4: greedy decoding (temperature 0)"),
-        ("benchmarks=a model.path=m top_p=0", "top_p=0.0: must be in (0, 1]"),
-        ("benchmarks=a model.path=m compare_to=frist", "compare_to='frist': must be one of auto, first, step0"),
-        (
-            "benchmarks=a model.path=m calculator.metric_indices_add=[avg_log_probs]",
-            "calculator.metric_indices_add=['avg_log_probs']: an evaluation measures hidden states only; set []",
-        ),
-        ("benchmarks=a model.path=m calculator.source=actor", "calculator.source='actor': an evaluation has no actor"),
-        ("benchmarks=a model.path=m data.max_problems=0", "data.max_problems=0: must be -1 or at least 1"),
-        (
-            f"benchmarks=a model.path=m {TP}=2 trainer.n_gpus_per_node=3",
-            f"{TP}=2: must divide trainer.n_gpus_per_node=3",
-        ),
-    ],
-)
+REFUSALS = """\
+model.path=m -> benchmarks=[]: name at least one, or choose a set, such as evaluation=embedded
+benchmarks=a -> model.path=None: name a training run or a model
+benchmarks=a,a model.path=m -> benchmarks=['a', 'a']: name each once
+benchmarks=a model.path=m temperatures=[] -> temperatures=[]: name at least one
+benchmarks=[../a] model.path=m -> benchmarks[0]='../a': must name a folder: only letters, digits and . _ + -
+benchmarks=a runs.A.steps=0 -> runs.A.path=None: name a training run or a model
+benchmarks=a runs.A.path=m runs.A.steps=-2 -> runs.A.steps[0]=-2: must be at least 0, or -1 for the newest
+benchmarks=a runs.A.path=m runs.A.stps=1 -> runs.A.stps=1: unknown key; did you mean runs.A.steps?
+benchmarks=a runs={A:{pth:m}} -> runs.A.pth='m': unknown key; did you mean runs.A.path?
+benchmarks=a runs.A.path=m runs.A.steps=x -> runs.A.steps[0]='x': must be an integer, not str
+benchmarks=a runs={_A:{path:m}} -> runs='_A': must name a folder: only letters, digits and . _ + -
+benchmarks=a runs=x -> runs='x': must be a mapping, name: value
+benchmarks=a model.path=m n_sampling=4 temperatures=0,0.6 -> n_sampling=4: greedy decoding (temperature 0) gives one
+benchmarks=a model.path=m compare_to=frist -> compare_to='frist': must be one of auto, first, step0; did you mean 'first
+benchmarks=a model.path=m calculator.source=actor -> calculator.source='actor': an evaluation has no actor; set it to
+benchmarks=a model.path=m calculator.metric_indices_add=[avg_log_probs]
+    -> calculator.metric_indices_add=['avg_log_probs']: an evaluation measures hidden states only; set []
+benchmarks=a model.path=m rollout.tensor_parallel_size=2 trainer.n_gpus_per_node=3
+    -> rollout.tensor_parallel_size=2: must divide trainer.n_gpus_per_node=3
+benchmarks=a model.path=m ++rollout.engine_kwargs.speculative_config.a=1
+    -> rollout.engine_kwargs.speculative_config={'a': 1}: it draws in its own way; set rollout.seeded=false
+"""
+
+
+@pytest.mark.parametrize(("arguments", "message"), cases(REFUSALS))
 def test_a_wrong_option_is_named_with_its_value_and_fix(arguments: str, message: str):
     with pytest.raises(ConfigError) as caught:
         load(*arguments.split())

@@ -17,41 +17,9 @@ FORMS = (
     *("{n}={v}", "+{n}={v}", "++{n}={v}", "~{n}", "~{n}={v}", "{n}.x={v}", "+{n}.x={v}", "={v}", "{n}", "{v}"),
     *("{n}@x={v}", "+{n}[0]={v}", "{n}:{v}"),
 )
-TEXTS = (
-    *(
-        "null",
-        "",
-        "5",
-        "-5",
-        "1e400",
-        "nan",
-        "inf",
-        "true",
-        "[1,2]",
-        "[]",
-        "{}",
-        "{a:1}",
-        "x",
-        "'x",
-        '"x"',
-        "${a}",
-        "==",
-    ),
-    *(
-        "${oc.env:HOME}",
-        "${oc.env:NOPE}",
-        "${trainer}",
-        "???",
-        "\\",
-        "[[[[",
-        "}{",
-        "\ud800",
-        "\0",
-        "x" * 999,
-        "7" * 5000,
-    ),
-    *("1" + "0" * 400, "-", "a,b", "range(1,5)", "choice(a)", "glob(*)", "sort(3,1)", "int(x)", "${eval:1}", "*a", "@"),
-)
+TEXTS = """null|5|-5|1e400|nan|inf|true|[1,2]|[]|{}|{a:1}|x|'x|"x"|${a}|==|${oc.env:HOME}|${oc.env:NOPE}|${trainer}|???|
+\\|[[[[|}{|-|a,b|range(1,5)|choice(a)|glob(*)|sort(3,1)|int(x)|${eval:1}|*a|@""".replace("\n", "").split("|")
+TEXTS += ["", "\ud800", "\0", "x" * 999, "7" * 5000, "1" + "0" * 400]
 OVERRIDES = st.builds(
     lambda form, name, value: form.replace("{n}", name).replace("{v}", value),
     st.sampled_from(FORMS),

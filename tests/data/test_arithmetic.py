@@ -103,13 +103,6 @@ def test_digits_are_those_asked_for():
         assert set(lengths[:1] if problem.kind == "product" else lengths) <= expected
 
 
-def test_mixture_is_the_share_of_each_kind():
-    task = ArithmeticTask(mixture={"sum": 3.0, "product": 1.0})
-    kinds = Counter(problem.kind for problem in task.split("train", 2000, seed=0))
-    assert kinds.keys() == {"sum", "product"}
-    assert 0.7 < kinds["sum"] / 2000 < 0.8
-
-
 def test_the_seed_decides():
     task = ArithmeticTask()
     random.seed(1)

@@ -49,18 +49,6 @@ def test_every_position_of_several_epochs(num_examples: int, shuffle: bool):
         assert list(islice(endless(resumed), NUM_STEPS - position)) == whole[position:], position
 
 
-def test_a_resumed_loader_can_be_left_again():
-    whole = list(islice(endless(make_loader(10, True)), NUM_STEPS))
-    seen, state = [], None
-    for _ in range(NUM_STEPS):
-        loader = make_loader(10, True)
-        if state is not None:
-            loader.load_state_dict(from_json(json.loads(state)))
-        seen.append(next(endless(loader)))
-        state = json.dumps(to_json(loader.state_dict()))
-    assert seen == whole
-
-
 def test_the_order_is_that_of_torchs_sampler():
     ours, torchs = (
         [list(sampler) for _ in range(3)]

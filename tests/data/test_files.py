@@ -71,43 +71,24 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | byt
         read_rows(str(path), ["prompt"], "data.x")
 
 
-def test_damaged_parquet_is_one_line(tmp_path: Path):
-    path = tmp_path / "a.parquet"
-    not_text = pa.Array.from_buffers(
-        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
-    )
-    far = pa.array([2**30], pa.date32())
-    cases = [(pa.table({"a": not_text}), "'utf-8' codec can't decode"), (pa.table({"a": far}), "days=1073741824; must")]
-    for table, reason in cases:
-        pq.write_table(table, path)
-        with pytest.raises(ConfigError, match=f"^{path}: cannot be read as parquet: {reason}"):
-            read_rows(str(path))
-    pq.write_table(pa.table({"a": ["x" * i for i in range(99)]}), path)
-    whole = path.read_bytes()
-    for at in range(4, len(whole) - 8, 20):
-        path.write_bytes(whole[:at] + b"\xff\xff\xff" + whole[at + 3 :])
-        try:
-            read_rows(str(path))
-        except ConfigError as error:
-            assert "\n" not in str(error)
-
-
-def test_where_a_parquet_file_is_damaged(tmp_path: Path):
+def test_a_damaged_parquet_file_is_one_line_with_its_rows(tmp_path: Path):
     path = tmp_path / "a.parquet"
     parts = [pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"x\xff")]
-    table = pa.table({"good": ["x", "x"], "bad": pa.Array.from_buffers(pa.string(), 2, [None, *parts])})
-    pq.write_table(table, path)
-    with pytest.raises(ConfigError, match=r"\(row 1, column bad\); get or write the file again"):
-        read_rows(str(path))
-    # Of a damaged page, which row it is cannot be told.
+    not_text = pa.table({"good": ["x", "x"], "bad": pa.Array.from_buffers(pa.string(), 2, [None, *parts])})
+    for reason, table in {
+        "'utf-8' codec can't decode": not_text,
+        "days=1073741824; must": pa.table({"a": pa.array([0, 2**30], pa.date32())}),
+    }.items():
+        pq.write_table(table, path)
+        with pytest.raises(
+            ConfigError, match=f"^{path}: cannot be read as parquet: {reason}.*rows 0 to 1.*; get or wri"
+        ):
+            read_rows(str(path))
     entries = {"good": ["x"] * 20, "bad": [f"entry {i}" for i in range(20)]}
     options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True, "row_group_size": 10}
     pq.write_table(pa.table(entries), path, **options)  # type: ignore[arg-type]
     path.write_bytes(path.read_bytes().replace(b"entry 17", b"entry 71", 1))
-    with pytest.raises(ConfigError, match=r"cannot be read as parquet: .*\(rows 10 to 19, column bad\)"):
-        read_rows(str(path))
-    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
-    with pytest.raises(ConfigError, match=r"Multiple matches for FieldRef.Name\(a\) .* \(row 0, column a\)"):
+    with pytest.raises(ConfigError, match=r"cannot be read as parquet: .*\(rows 10 to 19\)"):
         read_rows(str(path))
 
 
@@ -116,15 +97,10 @@ def test_what_has_the_name_of_a_file_and_is_none(tmp_path: Path, suffix: str):
     (tmp_path / f"folder{suffix}").mkdir()
     (tmp_path / f"itself{suffix}").symlink_to(tmp_path / f"itself{suffix}")
     os.mkfifo(tmp_path / f"pipe{suffix}")
-    for name, reason in (("folder", "is not a file; name one"), ("pipe", "is not a file"), ("itself", "no such file")):
+    reasons = {"folder": "is not a file; name one", "pipe": "is not a file", "itself": "no such file"}
+    for name, reason in (reasons | {"missing": "no such file"}).items():
         with pytest.raises(ConfigError, match=f"^{tmp_path}/{name}{suffix}: {reason}"):
             read_rows(f"{tmp_path}/{name}{suffix}")
-
-
-def test_a_file_that_is_missing_is_named(tmp_path: Path):
-    for name in ("a.parquet", "a.jsonl"):
-        with pytest.raises(ConfigError, match=rf"^{tmp_path}/{name}: no such file$"):
-            read_rows(f"{tmp_path}/{name}")
 
 
 @pytest.mark.parametrize(

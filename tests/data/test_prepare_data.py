@@ -56,17 +56,13 @@ def test_the_shipped_files_share_no_problem_and_are_solved(shipped: dict[str, li
         assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
 
 
-def test_another_seed_gives_other_problems(tmp_path: Path, shipped: dict[str, list[dict[str, Any]]]):
+def test_the_seed_and_the_number_of_digits_are_chosen(tmp_path: Path, shipped: dict[str, list[dict[str, Any]]]):
     sizes = ["--train", "60", "--test", "20", "--sft-train", "50", "--sft-val", "10"]
-    main(["arithmetic", "--out", str(tmp_path), *sizes, "--seed", "6"])
-    assert all(read(tmp_path / f"{name}.parquet")[:10] != rows[:10] for name, rows in shipped.items())
-
-
-def test_the_number_of_digits_is_chosen(tmp_path: Path):
-    sizes = ["--train", "60", "--test", "20", "--sft-train", "50", "--sft-val", "10"]
-    main(["arithmetic", "--out", str(tmp_path), *sizes, "--product-digits", "4", "4"])
-    products = [row["extra_info"] for row in read(tmp_path / "train.parquet") if "*" in row["extra_info"]["question"]]
-    assert products and all(len(re.findall(r"\d+", found["question"])[0]) == 4 for found in products)
+    main(["arithmetic", "--out", str(tmp_path), *sizes, "--seed", "6", "--product-digits", "4", "4"])
+    questions = [row["extra_info"]["question"] for row in read(tmp_path / "train.parquet")]
+    products = [re.findall(r"\d+", question)[0] for question in questions if "*" in question]
+    assert products and {len(factor) for factor in products} == {4}
+    assert questions[:10] != [row["extra_info"]["question"] for row in shipped["train"][:10]]
     with pytest.raises(SystemExit, match="product_digits=.5, 4."):
         main(["arithmetic", "--out", str(tmp_path), *sizes, "--product-digits", "5", "4"])
 
@@ -171,9 +167,3 @@ def test_the_hub_is_asked_for_published_names(
 def test_missing_local_file_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match="needs one of train.jsonl, train.json, train.parquet"):
         main(["gsm8k", "--out", str(tmp_path), "--local-dir", str(tmp_path)])
-
-
-def test_help_needs_no_data(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        main(["simplerl-zoo", "--help"])
-    assert "--subset" in capsys.readouterr().out

@@ -155,15 +155,6 @@ def test_the_whole_chat_is_for_the_tokenizers_template(tmp_path: Path):
         PromptDataset([path], strict, config_of())
 
 
-def test_arguments_of_the_chat_template(tmp_path: Path):
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = "{{ messages[0].content }}{% if enable_thinking is false %}</think>{% endif %}"
-    path = jsonl(tmp_path / "a.jsonl", row("1?"))
-    config = config_of(apply_chat_template_kwargs={"enable_thinking": False})
-    assert texts(PromptDataset([path], tokenizer, config)) == ["1?</think>"]
-    assert texts(PromptDataset([path], tokenizer, config_of())) == ["1?"]
-
-
 def test_a_chat_template_that_fails_is_one_line(tmp_path: Path):
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = "{{ messages[0].content + extra }}"
@@ -239,7 +230,6 @@ def test_columns_of_other_names(tmp_path: Path):
     ("record", "message"),
     [
         (row(""), "prompt: the prompt is empty; remove the row"),
-        (row([]), "prompt: the prompt is empty; remove the row"),
         (row(user(" \n")), "prompt: the prompt is empty; remove the row"),
         (row(None), "prompt=None: must be text or a list of messages, each with role and content; set data.prompt_key"),
         (row([{"text": "1?"}]), "prompt=[{'text': '1?'}]: must be text or a list of messages, each with role and con"),
@@ -251,7 +241,6 @@ def test_columns_of_other_names(tmp_path: Path):
         (row(extra_info={"need_tools_kwargs": True}), "extra_info.need_tools_kwargs=True: rollout by agents or with"),
         (row(data_source=None), "data_source=None: must name a verifier; data.reward_fn_key is its column"),
         (row(data_source="maths"), "data_source='maths': must be one of "),
-        (row(data_source=3), "data_source=3: must name a verifier; data.reward_fn_key is its column"),
         (row(reward_model="4"), "reward_model='4': must be a mapping that holds ground_truth, or the JSON text of one"),
         (row(reward_model=[{"ground_truth": "4"}]), "reward_model=[{'ground_truth': '4'}]: must be a mapping that"),
         (row(reward_model='{"ground_truth": '), "reward_model='{\"ground_truth\": ': must be a mapping that"),
@@ -262,8 +251,6 @@ def test_columns_of_other_names(tmp_path: Path):
             row(reward_model={"ground_truth": None}),
             "reward_model.ground_truth: None: no answer to check against; remove",
         ),
-        (row(reward_model={"style": "rule"}), "reward_model.ground_truth: None: no answer to check against; remove"),
-        (row(reward_model=None), "reward_model.ground_truth: None: no answer to check against; remove"),
         (
             row(reward_model={"ground_truth": float("nan")}),
             "reward_model.ground_truth: nan: no answer to check against",
@@ -353,11 +340,6 @@ class Numbers(Sums):
         return iter([5])
 
 
-class Fails(Sums):
-    def __iter__(self):
-        raise OSError("no such disk\\nat all")
-
-
 class Quits(Sums):
     def __iter__(self):
         raise SystemExit(0)
@@ -365,34 +347,27 @@ class Quits(Sums):
 
 
 def test_a_data_set_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "sums.py").write_text(OWN)
-    path = str(tmp_path / "sums.py")
-    dataset = PromptDataset(["1", "2"], CHAT, config_of(template="raw", custom_cls=CustomDatasetConfig(path, "Sums")))
-    assert texts(dataset) == ["0 + 0?", "0 + 0?", "1 + 1?"]
-    assert [record.ground_truth for record in dataset.records] == [0, 0, 2]
-    assert dataset.notes[0].startswith(
-        "1 of 3 prompts occur more than once (the first: data.custom_cls.name='Sums', row"
-    )
-    for name, message in {
-        "Numbers": "data.custom_cls.name='Numbers': its record 0 lacks ['data_source', 'prompt', 'reward_model']",
-        "Fails": f"data.custom_cls.name='Fails': its iterator raised OSError: no such disk ({path}, line 19)",
-        "Quits": f"data.custom_cls.name='Quits': its iterator raised SystemExit: 0 ({path}, line 24)",
-        "Other": f"data.custom_cls.name='Other': {tmp_path}/sums.py has no class of this name",
-    }.items():
-        with pytest.raises(ConfigError, match="^" + re.escape(message)):
-            PromptDataset(["1"], CHAT, config_of(custom_cls=CustomDatasetConfig(path, name)))
-    # As a module, which is found on the path.
-    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_sums.py").write_text(OWN)
-    assert len(PromptDataset(["3"], CHAT, config_of(custom_cls=CustomDatasetConfig("own_sums", "Sums")))) == 3
-    (tmp_path / "quits.py").write_text("import sys\nsys.exit(0)\n")
-    for path, message in {
-        f"{tmp_path}/quits.py": "importing it raised SystemExit: 0$",
-        "nowhere.py": "no such file; name a .py file or a module",
-        "nowhere": "importing it raised",
-    }.items():
-        with pytest.raises(ConfigError, match=f"^data.custom_cls.path='{path}': {message}"):
-            PromptDataset(["3"], CHAT, config_of(custom_cls=CustomDatasetConfig(path, "Sums")))
+    path = str(tmp_path / "own_sums.py")
+    monkeypatch.syspath_prepend(tmp_path)  # as a module it is found there
+    for place in (path, "own_sums"):
+        config = config_of(template="raw", custom_cls=CustomDatasetConfig(place, "Sums"))
+        dataset = PromptDataset(["1", "2"], CHAT, config)
+        assert texts(dataset) == ["0 + 0?", "0 + 0?", "1 + 1?"]
+        assert [record.ground_truth for record in dataset.records] == [0, 0, 2]
+    for place, name, message in [
+        (
+            path,
+            "Numbers",
+            "data.custom_cls.name='Numbers': its record 0 lacks ['data_source', 'prompt', 'reward_model']",
+        ),
+        (path, "Quits", f"data.custom_cls.name='Quits': its iterator raised SystemExit: 0 ({path}, line 19)"),
+        (path, "Other", f"data.custom_cls.name='Other': {path} has no class of this name"),
+        ("nowhere.py", "Sums", "data.custom_cls.path='nowhere.py': no such file; name a .py file or a module"),
+        ("nowhere", "Sums", "data.custom_cls.path='nowhere': importing it raised"),
+    ]:
+        with pytest.raises(ConfigError, match="^" + re.escape(message)):
+            PromptDataset(["1"], CHAT, config_of(custom_cls=CustomDatasetConfig(place, name)))
 
 
 @pytest.mark.parametrize("template", ["chat", "plain", "qwen", "llama"])

@@ -7,37 +7,6 @@ import pytest
 from verl.data.records import RL_SCHEMA, SFT_SCHEMA, rl_record, sft_record, write_parquet
 
 
-def test_rl_record():
-    record = rl_record(
-        data_source="math",
-        question="What is 1 + 1?",
-        ground_truth="2",
-        split="train",
-        index=7,
-        instruction="Box the answer.",
-        solution="1 + 1 = 2",
-        category="easy",
-    )
-    assert record == {
-        "data_source": "math",
-        "prompt": [{"role": "user", "content": "What is 1 + 1?\nBox the answer."}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": "2"},
-        "extra_info": {
-            "split": "train",
-            "index": 7,
-            "question": "What is 1 + 1?",
-            "solution": "1 + 1 = 2",
-            "category": "easy",
-        },
-    }
-
-
-def test_no_instruction_leaves_the_question_as_it_is():
-    record = rl_record(data_source="math", question="Q?", ground_truth="2", split="test", index=0)
-    assert record["prompt"] == [{"role": "user", "content": "Q?"}]
-
-
 def test_written_records_are_read_back(tmp_path: Path):
     records = [sft_record("Q?", "A"), sft_record("R?", "B")]
     path = tmp_path / "new" / "folder" / "sft.parquet"
@@ -45,12 +14,6 @@ def test_written_records_are_read_back(tmp_path: Path):
     assert pq.read_table(path).to_pylist() == records
     assert pq.read_schema(path).equals(SFT_SCHEMA)
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_no_records_still_have_the_schema(tmp_path: Path):
-    write_parquet(tmp_path / "none.parquet", [], RL_SCHEMA)
-    table = pq.read_table(tmp_path / "none.parquet")
-    assert table.num_rows == 0 and table.schema.equals(RL_SCHEMA)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

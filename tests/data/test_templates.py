@@ -116,16 +116,6 @@ def test_every_template_holds_the_question_once(name: str):
     assert "{" not in text.replace("boxed{}", "")
 
 
-def test_arguments_of_the_chat_template():
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = "{{ messages[-1].content }}{% if enable_thinking is false %}</think>{% endif %}"
-    for arguments, text in [({"enable_thinking": False}, "1?</think>"), ({}, "1?"), (None, "1?")]:
-        assert tokenizer.decode(render_prompt("chat", "1?", tokenizer, chat_arguments=arguments)) == text
-    tokenizer.chat_template = "{{ raise_exception('only two') }}"
-    with pytest.raises(ConfigError, match="^the tokenizer's chat template refuses the chat: only two$"):
-        render_prompt("chat", "1?", tokenizer)
-
-
 def test_a_beginning_that_the_text_has_is_not_doubled():
     assert render_prompt("raw", "\x01a", CharacterTokenizer(bos=True)) == [1, 97]
     assert render_prompt("raw", "a\n ", CharacterTokenizer(bos=True)) == [1, 97, 10, 32]
@@ -155,12 +145,6 @@ def test_the_templates_own_texts_are_recognised(name: str):
     assert (template_marker(rendered(name, "What is 3 + 4?")) is None) == (name in plain)
 
 
-def test_stops():
-    assert template_stops("chat") == []
-    assert template_stops("qwen-boxed") == ["<|im_end|>", "<|endoftext|>"]
-    assert template_stops("question-answer") == ["\nQuestion:", "\nProblem:"]
-
-
 def test_stops_that_are_tokens_of_the_model(tiny_tokenizer: PreTrainedTokenizerBase):
     assert stop_token_ids("qwen-boxed", tiny_tokenizer) == [tiny_tokenizer.convert_tokens_to_ids("<|im_end|>")]
     assert stop_token_ids("llama", tiny_tokenizer) == stop_token_ids("chat", tiny_tokenizer) == []
@@ -186,13 +170,6 @@ def test_unknown_template(template: str, message: str):
             fails()
         assert str(error.value).startswith(message)
         assert "\n" not in str(error.value)
-
-
-def test_tokenizer_without_chat_template():
-    with pytest.raises(
-        ConfigError, match="template='chat': the model's tokenizer has no chat template; set template=raw"
-    ):
-        rendered("chat", "1?")
 
 
 def test_demonstrations_are_right():

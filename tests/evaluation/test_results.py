@@ -19,7 +19,7 @@ def test_labels_name_the_temperature_only_if_needed():
         row_labels([result(["c"]), result(["w"])])
 
 
-def test_the_files_of_a_result(tmp_path: Path):
+def test_files_of_a_result(tmp_path: Path):
     metrics = {"Effective Rank": [1.5, math.inf], "Curvature": [0.1, 0.2]}
     (measured,) = with_metrics(result(["cw"]), metrics).problems
     written = result([measured, problem(1, ""), problem(2, "n")])

@@ -114,7 +114,7 @@ def test_verdicts_are_kept_and_a_killed_scoring_resumes(task, score):
         score()
 
 
-def test_what_a_custom_function_returned_is_kept_with_the_sample(score):
+def test_custom_function_extras_are_kept_with_the_sample(score):
     pool = CountingPool()
     pool.extras = {"chars": 7, "parts": ["\ud800", None], "loss": math.nan}
     for result in (score(pool=pool)[0], score(pool=pool)[0]):  # scored, and read from the file

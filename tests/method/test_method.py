@@ -186,9 +186,7 @@ def test_what_is_returned_is_checked(make, name, place, message):
 
 
 def test_an_edited_prompt_must_fit(make):
-    with pytest.raises(
-        ConfigError, match=r"^data.max_prompt_length=\d+: trainer.method='.*Long': its judged .* t"
-    ):
+    with pytest.raises(ConfigError, match=r"^data.max_prompt_length=\d+: trainer.method='.*Long': its judged .* t"):
         call(make("Long"), "judged")
 
 

@@ -54,7 +54,7 @@ def run_analysis(config: AnalysisConfig) -> None:
         SystemExit: with 1 if some models or benchmarks failed; with 130 after an interrupt.
     """
     check_pairs(config)
-    own_measures(config.calculator.own_metrics)  # what is wrong with them is found before an engine starts
+    own_measures(config.calculator.own_metrics)  # checked before an engine starts
     run_to_end(lambda display, failures: _analyse(config, display, failures), "samples and measurements")
 
 
@@ -124,7 +124,7 @@ def _measure(
     session: RaySession,
     display: EvaluationDisplay,
 ) -> dict[EvaluationTask, dict[int, MeasuredPrompt]]:
-    """What the policy finds in the responses of each task; only what is missing is measured."""
+    """The policy's measurements of each task's responses; only missing ones are made."""
     on_cpu = session.device_type == "cpu"
     results: dict[EvaluationTask, dict[int, MeasuredPrompt]] = {}
     workers: WorkerGroup | None = None

@@ -40,7 +40,7 @@ class Coefficient:
 
 
 def draw_weights(prompts: Sequence[int], draws: int, seed: int) -> Array:
-    """How often the prompt of each response is drawn: ``[D + 1, N]``, the first row all 1, the data as they are."""
+    """Draw counts of each response's prompt, ``[D + 1, N]``; the first row is all 1, the data as they are."""
     names, places = np.unique(np.asarray(prompts), return_inverse=True)
     generator = np.random.default_rng(seed)
     counts = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
@@ -67,8 +67,8 @@ def _unit(values: Array, weights: Array) -> Array:
 
 
 def _product(x: Array, y: Array) -> Array:
-    found: Array = np.clip(np.einsum("dn,dn->d", x, y), -1, 1)
-    return found
+    products: Array = np.clip(np.einsum("dn,dn->d", x, y), -1, 1)
+    return products
 
 
 def weighted_ranks(values: Array, weights: Array) -> Array:
@@ -101,8 +101,8 @@ def correlate(
     Rows where one of the three is not finite are left out.
     """
     columns = {"x": x, "y": y, "length": length}
-    ((_, found),) = _correlate_pairs(columns, [("x", "y")], "length", prompts, draws, seed)
-    return found
+    ((_, coefficients),) = _correlate_pairs(columns, [("x", "y")], "length", prompts, draws, seed)
+    return coefficients
 
 
 def correlation_table(
@@ -116,16 +116,16 @@ def correlation_table(
         correct: the column that tells correct from wrong rows; None: no such groups.
     """
     groups = GROUPS if correct is not None else GROUPS[:1]
-    found = {}
+    by_group = {}
     for group in groups:
         part = frame if group == "all" else frame[frame[correct] == (1.0 if group == "correct" else 0.0)]
         names = dict.fromkeys([length, *(name for pair in pairs for name in pair)])
         columns = {name: part[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in names}
-        found[group] = _correlate_pairs(columns, pairs, length, part["prompt_id"].tolist(), draws, seed)
+        by_group[group] = _correlate_pairs(columns, pairs, length, part["prompt_id"].tolist(), draws, seed)
     rows = []
     for place, (x, y) in enumerate(pairs):
         for group in groups:
-            count, coefficients = found[group][place]
+            count, coefficients = by_group[group][place]
             row = {"x": x, "y": y, "responses": group, "count": count}
             for name, coefficient in coefficients.items():
                 row |= {name: coefficient.value, f"{name}_low": coefficient.low, f"{name}_high": coefficient.high}
@@ -149,7 +149,7 @@ def _correlate_pairs(
     for number, (x, y) in enumerate(pairs):
         by_rows.setdefault((finite[x] & finite[y] & finite[length]).tobytes(), []).append(number)
     undefined = dict.fromkeys(COEFFICIENTS, Coefficient(math.nan, math.nan, math.nan))
-    found: list[tuple[int, dict[str, Coefficient]]] = [(0, undefined)] * len(pairs)
+    results: list[tuple[int, dict[str, Coefficient]]] = [(0, undefined)] * len(pairs)
     for rows, numbers in by_rows.items():
         kept = np.frombuffer(rows, dtype=bool)
         count, several = int(kept.sum()), len(set(places[kept].tolist())) > 1
@@ -157,19 +157,19 @@ def _correlate_pairs(
             drawn = [undefined] * len(numbers)
         else:
             weights = draw_weights(places[kept].tolist(), draws, seed)
-            own = {name: values[kept] for name, values in columns.items()}
-            values = _draw_pairs(own, [pairs[number] for number in numbers], length, weights)
+            used = {name: values[kept] for name, values in columns.items()}
+            values = _draw_pairs(used, [pairs[number] for number in numbers], length, weights)
             drawn = [dict(zip(COEFFICIENTS, (_coefficient(v, several) for v in of), strict=True)) for of in values]
         for number, coefficients in zip(numbers, drawn, strict=True):
-            found[number] = count, coefficients
-    return found
+            results[number] = count, coefficients
+    return results
 
 
 def _draw_pairs(
     columns: Mapping[str, Array], pairs: Sequence[tuple[str, str]], length: str, weights: Array
 ) -> NDArray[np.float64]:
     """``[pairs, coefficients, D + 1]`` under ``weights [D + 1, N]``, block by block."""
-    found = np.empty((len(pairs), len(COEFFICIENTS), len(weights)))
+    drawn = np.empty((len(pairs), len(COEFFICIENTS), len(weights)))
     size = max(1, BLOCK // weights.shape[1])
     for start in range(0, len(weights), size):
         block = weights[start : start + size]
@@ -181,9 +181,9 @@ def _draw_pairs(
             with_length = {name: _product(values, units[length]) for name, values in units.items()}
             for number, (x, y) in enumerate(pairs):
                 xy = _product(units[x], units[y])
-                found[number, kind, start : start + size] = xy
-                found[number, kind + 2, start : start + size] = partial(xy, with_length[x], with_length[y])
-    return found
+                drawn[number, kind, start : start + size] = xy
+                drawn[number, kind + 2, start : start + size] = partial(xy, with_length[x], with_length[y])
+    return drawn
 
 
 def _coefficient(values: Array, several: bool) -> Coefficient:

@@ -23,7 +23,7 @@ from verl.single_controller.worker_group import WorkerGroup
 MEASURES_FILE = "measures.jsonl"
 
 PROMPTS_PER_CALL = 4
-"""Prompts that each worker reads between two writes of what was found."""
+"""Prompts that each worker reads between two writes."""
 
 
 class MeasureFile(RecordFile):

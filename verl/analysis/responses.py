@@ -1,4 +1,4 @@
-"""What a response's text shows: words of reflection."""
+"""Counts of words of reflection in a response."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from functools import cache
 
 
 def count_words(text: str, wanted: Sequence[str]) -> int:
-    """How often the words and phrases occur in the text, in any case and only whole; where two overlap, the longer."""
+    """Count the words and phrases in the text, in any case and only whole; where two overlap, the longer."""
     return len(_pattern(tuple(wanted)).findall(text)) if wanted else 0
 
 

@@ -1,4 +1,4 @@
-"""How similar the responses to a prompt are to each other: ROUGE F1 on tokens and on words, and Levenshtein on tokens.
+"""Similarity of the responses to a prompt: ROUGE F1 on tokens and on words, and Levenshtein on tokens.
 
 Words are those of the ``rouge-score`` package with its stemmer; the longest common subsequence is rapidfuzz's, which is
 the same number hundreds of times faster.
@@ -43,12 +43,12 @@ def levenshtein_similarity(a: Items, b: Items) -> float:
 def pairwise_similarity(tokens: Sequence[Sequence[int]], texts: Sequence[str]) -> dict[str, float]:
     """Means over the pairs of the responses to a prompt, by the release's names; NaN for a single response."""
     stems = [words(text) for text in texts]
-    found = {
+    means = {
         "pairwise_rouge_l": mean_over_pairs(tokens, rouge_l),
         "pairwise_rouge_l_text": mean_over_pairs(stems, rouge_l),
     }
     for n in (1, 2):
-        found[f"pairwise_rouge{n}_token"] = mean_over_pairs(tokens, lambda a, b, n=n: rouge_n(a, b, n))
-        found[f"pairwise_rouge{n}_text"] = mean_over_pairs(stems, lambda a, b, n=n: rouge_n(a, b, n))
-    found["pairwise_textual_similarity"] = mean_over_pairs(tokens, levenshtein_similarity)
-    return found
+        means[f"pairwise_rouge{n}_token"] = mean_over_pairs(tokens, lambda a, b, n=n: rouge_n(a, b, n))
+        means[f"pairwise_rouge{n}_text"] = mean_over_pairs(stems, lambda a, b, n=n: rouge_n(a, b, n))
+    means["pairwise_textual_similarity"] = mean_over_pairs(tokens, levenshtein_similarity)
+    return means

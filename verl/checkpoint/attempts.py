@@ -13,8 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl.config.errors import ConfigError
-from verl.config.load import ATTEMPT, LOCK
 from verl.utils.files import replace_text
+
+LOCK = ".lock"
+"""Empty file by which a process locks a run's folder; a folder with nothing but this and ``ATTEMPT`` is free."""
+
+ATTEMPT = ".attempt"
+"""File in a run's folder with the number of the newest attempt at the run."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of file systems without locks; there, a second process cannot be kept out."""

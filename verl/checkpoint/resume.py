@@ -20,10 +20,10 @@ from verl.checkpoint.folders import (
     step_of,
     verify_checkpoint,
 )
+from verl.checkpoint.run_start import is_requeued
 from verl.checkpoint.shards import check_same_architecture, saved_shapes
 from verl.config.common import ModelConfig, RunConfig
 from verl.config.errors import ConfigError
-from verl.config.load import is_requeued
 from verl.config.ppo import PPOConfig
 from verl.config.run_file import RUN_CONFIG, read_run_config
 from verl.config.sft import SFTConfig

@@ -2,14 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from verl.config.checks import (
+    Group,
+    NotNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    own_or,
     require,
-    require_known,
-    require_not_negative,
     require_own_options,
-    require_positive,
+    rule,
 )
 from verl.config.common import OptimConfig
 from verl.config.policy_losses import CLIP_RANGES, LOSS_OPTIONS, SEQUENCE_LOSSES
@@ -19,31 +23,38 @@ LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 
 
 @dataclass(frozen=True)
-class ActorConfig:
-    """The policy update."""
+class LearnerConfig(Group):
+    """How the policy and the critic are updated."""
 
-    ppo_mini_batch_size: int
+    ppo_mini_batch_size: PositiveInt
     """Prompts per optimizer step, over all workers; at most ``data.train_batch_size``. Need not divide it (the last
     mini-batch is smaller), nor be a multiple of the workers (shares are filled up with rows that nothing is learned
     from; veRL rounds a worker's share down instead)."""
-    ppo_epochs: int
+    ppo_epochs: PositiveInt
     """Passes over each rollout batch."""
-    micro_batch_size_per_gpu: int
+    micro_batch_size_per_gpu: PositiveInt
     """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient. Need not
     divide the worker's share of a mini-batch (veRL refuses that): the last pass takes what is left, with its weight."""
-    log_prob_micro_batch_size_per_gpu: int
-    """Responses per forward pass on one worker when only log-probabilities are computed, of the policy or the
-    reference."""
     use_dynamic_bsz: bool
     """Fill micro-batches by their number of tokens instead of responses, and balance tokens over workers. Does not
     change the gradient."""
-    ppo_max_token_len_per_gpu: int
+    ppo_max_token_len_per_gpu: PositiveInt
     """Most tokens, prompt and response, per forward and backward pass on one worker with ``use_dynamic_bsz``. Workers
     that split sequences (``model.ulysses_sequence_parallel_size``) add up; together they hold at least one whole
     sequence."""
-    log_prob_max_token_len_per_gpu: int
-    """The same when only log-probabilities are computed."""
-    policy_loss: str
+    optim: OptimConfig
+
+
+@dataclass(frozen=True)
+class ActorConfig(LearnerConfig):
+    """The policy update."""
+
+    log_prob_micro_batch_size_per_gpu: PositiveInt
+    """Responses per forward pass on one worker when only log-probabilities are computed, of the policy or the
+    reference."""
+    log_prob_max_token_len_per_gpu: PositiveInt
+    """As ``ppo_max_token_len_per_gpu``, when only log-probabilities are computed."""
+    policy_loss: Annotated[str, own_or(list(LOSS_OPTIONS))]
     """``ppo_clip`` clips the probability ratio of each token, ``gspo`` that of the whole response; ``cispo`` weights
     the log-probability of each token by its clipped ratio; ``gmpo`` takes the geometric mean of a response's ratios,
     each of whose logarithms is clipped to [-``clip_ratio_low``, ``clip_ratio_high``]; ``gpg`` is the log-probability
@@ -57,25 +68,25 @@ class ActorConfig:
     clip_ratio_low: float | None
     """Lower clip of the probability ratio: 1 - ``clip_ratio_low``, in (0, 1]; of its logarithm with ``gmpo``, any above
     0. Null: what suits ``policy_loss``, 3e-4 for ``gspo``, 0.4 for ``gmpo`` and 0.2 for the others."""
-    clip_ratio_high: float | None
+    clip_ratio_high: PositiveFloat | None
     """Upper clip of the probability ratio: 1 + ``clip_ratio_high``. Null: 4e-4 for ``gspo``, 0.4 for ``gmpo`` and 0.2
     for the others."""
-    clip_ratio_c: float | None
+    clip_ratio_c: Annotated[float, rule(lambda clip: clip > 1, "must be above 1, or null")] | None
     """Dual clip of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
     -``clip_ratio_c`` * A; null: no bound."""
-    tau_pos: float
+    tau_pos: PositiveFloat
     """How fast the gradient of ``sapo`` fades where the advantage is positive, above 0."""
-    tau_neg: float
+    tau_neg: PositiveFloat
     """The same elsewhere."""
-    clip_cov_ratio: float
+    clip_cov_ratio: Share
     """Share of the tokens of a micro-batch that ``clip_cov`` leaves out, in (0, 1]."""
     clip_cov_lb: float
     """They have a covariance above this."""
     clip_cov_ub: float
     """And below this."""
-    kl_cov_ratio: float
+    kl_cov_ratio: Share
     """Share of the tokens of a micro-batch that ``kl_cov`` penalises, in (0, 1]."""
-    ppo_kl_coef: float
+    ppo_kl_coef: NotNegativeFloat
     """Weight of that penalty, at least 0."""
     loss_agg_mode: LossAggMode | None
     """How token losses, those of entropy and KL divergence included, become one number. ``token-mean``: the mean over
@@ -84,7 +95,7 @@ class ActorConfig:
     ``data.max_response_length`` (Dr.GRPO). Null: ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``,
     ``token-mean`` for the others. A policy loss of your own that returns one number a response is averaged over
     responses, whatever this is."""
-    entropy_coeff: float
+    entropy_coeff: NotNegativeFloat
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool
     """Take probability ratios, and the KL divergence in the reward, to the log-probabilities that the rollout engine
@@ -96,15 +107,15 @@ class ActorConfig:
     """Truncated importance sampling, which corrects for the mismatch between the probabilities of the rollout engine
     and of the trainer: ``none``; ``token`` or ``sequence`` weights a token's loss by the ratio of the token or of its
     whole response."""
-    tis_cap: float
+    tis_cap: PositiveFloat
     """Largest weight of ``tis_level``, above 0."""
     tis_normalize: bool
     """Divide the weights by their mean over the batch, of tokens or responses by ``tis_level``."""
     use_kl_loss: bool
     """Add the KL divergence from the reference policy to the loss."""
-    kl_loss_coef: float
+    kl_loss_coef: NotNegativeFloat
     """Weight of the KL divergence in the loss, at least 0."""
-    kl_loss_type: str
+    kl_loss_type: Annotated[str, own_or(get_args(KLType))]
     """Estimator of that divergence, by token: ``kl`` or ``k1``, the log-ratio; ``abs``, its absolute value; ``mse`` or
     ``k2``, half its square; ``low_var_kl`` or ``k3``, whose log-ratio is clamped to [-20, 20] and whose value to 10,
     where its gradient ends. With the suffix ``+``, as in ``k3+``, the same value with the gradient of ``k2``, which is
@@ -117,52 +128,21 @@ class ActorConfig:
     so that its gradient stays right in later mini-batches and epochs (DeepSeek-V3.2, arXiv 2512.02556). ``k1`` then has
     the right gradient too. The gradient of the weight counts with your own ``kl_loss_type``, as with ``k1`` and
     ``k3``."""
-    optim: OptimConfig
 
-    def __post_init__(self) -> None:
-        for field in (
-            "ppo_mini_batch_size",
-            "ppo_epochs",
-            "micro_batch_size_per_gpu",
-            "log_prob_micro_batch_size_per_gpu",
-            "ppo_max_token_len_per_gpu",
-            "log_prob_max_token_len_per_gpu",
-        ):
-            require_positive(f"actor.{field}", getattr(self, field))
-        require_known("actor.policy_loss", self.policy_loss, list(LOSS_OPTIONS))
-        require(
-            not self.policy_loss_kwargs or self.is_own_loss,
-            "actor.policy_loss_kwargs",
-            self.policy_loss_kwargs,
-            f"are those of a policy loss of your own, and {self.policy_loss} is not; set it to {{}}",
-        )
-        low, high = self.clip_range
-        most = math.inf if self.policy_loss == "gmpo" else 1
-        require(0 < low <= most, "actor.clip_ratio_low", low, "must be in (0, 1]; with gmpo it may be greater")
-        require_positive("actor.clip_ratio_high", high)
-        require_not_negative("actor.kl_loss_coef", self.kl_loss_coef)
-        require_known("actor.kl_loss_type", self.kl_loss_type, get_args(KLType))
-        require_own_options("actor.kl_loss_type", self.kl_loss_type, self.kl_loss_type_kwargs)
-        if self.clip_ratio_c is not None:
-            field, clip = "actor.clip_ratio_c", self.clip_ratio_c
-            require(clip > 1, field, clip, "must be above 1, or null")
-            require(self.policy_loss == "ppo_clip", field, clip, f"{self.policy_loss} has no dual clip; set it to null")
-        require_not_negative("actor.entropy_coeff", self.entropy_coeff)
-        require_positive("actor.tis_cap", self.tis_cap)
-        require(
-            not self.bypass_mode or self.tis_level == "none" or self.policy_loss == "gpg",
-            "actor.tis_level",
-            self.tis_level,
-            f"with actor.bypass_mode the ratio of {self.policy_loss} is to the engine already; set it to none",
-        )
-        for field in ("clip_cov_ratio", "kl_cov_ratio"):
-            share = getattr(self, field)
-            require(0 < share <= 1, f"actor.{field}", share, "must be in (0, 1]")
-        low, high = self.clip_cov_lb, self.clip_cov_ub
-        require(low < high, "actor.clip_cov_lb", low, f"must be below actor.clip_cov_ub={high:g}")
-        require_not_negative("actor.ppo_kl_coef", self.ppo_kl_coef)
-        require_positive("actor.tau_pos", self.tau_pos)
-        require_positive("actor.tau_neg", self.tau_neg)
+    def check(self) -> None:
+        loss = self.policy_loss
+        fix = f"are those of a policy loss of your own, and {loss} is not; set it to {{}}"
+        self.require(not self.policy_loss_kwargs or self.is_own_loss, "policy_loss_kwargs", fix)
+        require_own_options("kl_loss_type", self.kl_loss_type, self.kl_loss_type_kwargs)
+        low, most = self.clip_range[0], math.inf if loss == "gmpo" else 1
+        require(0 < low <= most, "clip_ratio_low", low, "must be in (0, 1]; with gmpo it may be greater")
+        dual = self.clip_ratio_c is None or loss == "ppo_clip"
+        self.require(dual, "clip_ratio_c", f"{loss} has no dual clip; set it to null")
+        twice = self.bypass_mode and self.tis_level != "none" and loss != "gpg"
+        fix = f"with actor.bypass_mode the ratio of {loss} is to the engine already; set it to none"
+        self.require(not twice, "tis_level", fix)
+        below = f"must be below actor.clip_cov_ub={self.clip_cov_ub:g}"
+        self.require(self.clip_cov_lb < self.clip_cov_ub, "clip_cov_lb", below)
 
     @property
     def loss_options(self) -> dict[str, float | None]:

@@ -2,36 +2,31 @@
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from omegaconf import DictConfig
 
-from verl.config.checks import require, require_choice, require_literals, require_positive
+from verl.config.checks import Group, NotNegativeInt, PositiveInt, rule, within
 from verl.config.common import FSDPConfig, LoraConfig, ModelConfig
 from verl.config.evaluation import EvaluationConfig, complete_runs
 from verl.config.load import parse_config
 
-PER_RESPONSE = ("allin", "exploit")
-PER_PROMPT = ("allin", "explore")
+Pair = Annotated[list[str], rule(lambda pair: len(pair) == 2, "a pair is two metrics, x and y")]
 
 
 @dataclass(frozen=True)
-class ReadingPolicyConfig:
+class ReadingPolicyConfig(Group):
     """The model that reads the responses again: for log-probabilities, entropies and hidden states."""
 
     param_dtype: Literal["auto", "float32", "bfloat16"]
     """Precision of matrix products; ``auto`` is float32 on a CPU and bfloat16 on a GPU."""
     attn_implementation: str
     """Attention kernel by its ``transformers`` name: ``sdpa``, ``eager``, ``flash_attention_2``, ..."""
-    micro_batch_size: int
+    micro_batch_size: PositiveInt
     """Responses read at once by each worker, at least 1."""
-    logits_chunk_size: int
+    logits_chunk_size: NotNegativeInt
     """Tokens whose logits are in memory at the same time; 0: all of a micro-batch."""
     fsdp: FSDPConfig
-
-    def __post_init__(self) -> None:
-        require_literals("policy", self)
-        require_positive("policy.micro_batch_size", self.micro_batch_size)
 
     def model_config(self, path: str, trust_remote_code: bool, on_cpu: bool) -> ModelConfig:
         """How the model at ``path`` is held."""
@@ -58,7 +53,7 @@ class ReadingPolicyConfig:
 
 
 @dataclass(frozen=True)
-class AnalysisOptions:
+class AnalysisOptions(Group):
     """What is measured, correlated and drawn."""
 
     mode: Literal["allin", "exploit", "explore"]
@@ -70,44 +65,35 @@ class AnalysisOptions:
     layer: int
     """The layer of ``calculator.layers`` whose metrics have the release's plain names, and whose states are compared
     between responses. Other layers' metrics are ``layer_1/<name>`` and so on, in the order of ``calculator.layers``."""
-    confidence_k: int
+    confidence_k: PositiveInt
     """Most frequent tokens that ``response_confidence`` is the mean over, at least 1."""
-    repetition_n: int
+    repetition_n: PositiveInt
     """Length of the token sequences of ``n_gram_repetition_rate``, at least 1."""
-    kl_floor: float
+    kl_floor: Annotated[float, within("(0, 1)")]
     """Shares of tokens below this count as this in ``pairwise_kl_div``, in (0, 1): two responses without a common token
     are about -log(kl_floor) apart."""
     reflection_words: list[str]
     """Words and phrases counted in ``reflection_words``, in any case and only whole."""
-    response_pairs: list[list[str]]
+    response_pairs: list[Pair]
     """Pairs of metrics of a response: x (exploration) and y (exploitation) of a scatter, and correlated."""
-    prompt_pairs: list[list[str]]
+    prompt_pairs: list[Pair]
     """The same of a prompt."""
-    outcome: str
+    outcome: Literal["correctness", "test_score_0"]
     """The metric that all others are correlated with: ``correctness`` or ``test_score_0``."""
-    draws: int
+    draws: PositiveInt
     """Bootstrap draws of the prompts for each interval, at least 1."""
 
-    def __post_init__(self) -> None:
-        require_literals("analysis", self)
-        for field in ("confidence_k", "repetition_n", "draws"):
-            require_positive(f"analysis.{field}", getattr(self, field))
-        require(0 < self.kl_floor < 1, "analysis.kl_floor", self.kl_floor, "must be above 0 and below 1")
-        require_choice("analysis.outcome", self.outcome, ("correctness", "test_score_0"))
+    def check(self) -> None:
         names = [Path(name).stem for name in self.prompt_files]
-        fix = "two files have the same name; rename one"
-        require(len(set(names)) == len(names), "analysis.prompt_files", self.prompt_files, fix)
-        for field in ("response_pairs", "prompt_pairs"):
-            for pair in getattr(self, field):
-                require(len(pair) == 2, f"analysis.{field}", pair, "a pair is two metrics, x and y")
+        self.require(len(set(names)) == len(names), "prompt_files", "two files have the same name; rename one")
 
     @property
     def per_response(self) -> bool:
-        return self.mode in PER_RESPONSE
+        return self.mode != "explore"
 
     @property
     def per_prompt(self) -> bool:
-        return self.mode in PER_PROMPT
+        return self.mode != "exploit"
 
 
 @dataclass(frozen=True)
@@ -117,17 +103,14 @@ class AnalysisConfig(EvaluationConfig):
     policy: ReadingPolicyConfig
     analysis: AnalysisOptions
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        calculator, options = self.calculator, self.analysis
-        require(calculator.enable, "calculator.enable", False, "the analysis is of rank metrics; set it to true")
-        fix = f"must be one of calculator.layers={calculator.layers}"
-        require(options.layer in calculator.layers, "analysis.layer", options.layer, fix)
+    def check(self) -> None:
+        layers, options = self.calculator.layers, self.analysis
+        self.require(self.calculator.enable, "calculator.enable", "the analysis is of rank metrics; set it to true")
+        self.require(options.layer in layers, "analysis.layer", f"must be one of calculator.layers={layers}")
         fix = "pairs of responses need several; set n_sampling to at least 2, or analysis.mode=exploit"
-        require(self.n_sampling > 1 or not options.per_prompt, "n_sampling", self.n_sampling, fix)
+        self.require(self.n_sampling > 1 or not options.per_prompt, "n_sampling", fix)
         clash = {Path(name).stem for name in options.prompt_files} & set(self.benchmarks)
-        fix = "a file is named like a benchmark; rename it"
-        require(not clash, "analysis.prompt_files", options.prompt_files, fix)
+        self.require(not clash, "analysis.prompt_files", "a file is named like a benchmark; rename it")
 
     @property
     def names_prompts(self) -> bool:

@@ -1,9 +1,9 @@
 """The group ``calculator``: which rank metrics are computed from the rollout's hidden states."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from verl.config.checks import require, require_distinct, require_known, require_literals, require_positive
+from verl.config.checks import NAMES_ONCE, NAMES_ONE, Group, PositiveInt, own_or, require_import_path
 
 BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
 """The metrics of one response and layer, in the order that ``calculator.metric_indices`` indexes."""
@@ -20,7 +20,7 @@ def name_of(metric: str) -> str:
 
 
 @dataclass(frozen=True)
-class CalculatorConfig:
+class CalculatorConfig(Group):
     """Which rank metrics are computed from the rollout's hidden states."""
 
     enable: bool
@@ -29,18 +29,18 @@ class CalculatorConfig:
     """Where hidden states come from: ``rollout``, the engine while it samples; or ``actor``, the forward pass that
     computes the policy's log-probabilities, for engines that cannot return hidden states. Validation then needs this
     extra pass. Evaluation supports ``rollout`` only."""
-    layers: list[int]
+    layers: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
     """Layers whose hidden states are measured, counted from either end: -1 is the state after the final norm, any other
     the output of that decoder layer. Logged as ``layer_1``, ``layer_2``, ... in this order; Phi is their mean."""
-    metric_indices: list[int]
+    metric_indices: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
     """The metrics to compute: 0 Response Entropy 1, 1 Effective Rank, 2 Traditional Rank, 3 Curvature, 4 Log Effective
     Rank."""
-    own_metrics: list[str]
+    own_metrics: list[Annotated[str, require_import_path]]
     """Metrics of your own besides, functions of a spectrum, each as ``module:function`` or ``file.py:function``
     (docs/extending.md). A metric is known by the function's name, its velocity and acceleration by that name with
     " diff" and " diff 2". Their spectra are decomposed prefix by prefix, which takes longer than those of
     ``metric_indices`` without 2; the analysis has them for responses, not for the stack of a prompt's responses."""
-    metric_indices_add: list[str]
+    metric_indices_add: list[Annotated[str, own_or(get_args(TokenMetric))]]
     """Metrics of a response's tokens, measured beside those of hidden states for ``reward_manager`` and the log, the
     same in every layer and without velocity: ``avg_log_probs``, the mean log-probability of its tokens under the
     policy; ``avg_response_entropy``, the entropy of the token frequencies within the response; ``avg_logits_entropy``,
@@ -49,7 +49,7 @@ class CalculatorConfig:
     all but the second. Must be empty in an evaluation."""
     compute_diff: bool
     """Also compute each metric's velocity ("<name> diff") and acceleration ("<name> diff 2")."""
-    diff_stride: int
+    diff_stride: PositiveInt
     """Tokens between two consecutive prefixes of the velocity and acceleration, at least 1."""
     prefix_rule: Literal["after_stride", "after_stride_and_whole", "at_stride_and_whole"]
     """Prefixes of the velocity and acceleration, s being ``diff_stride``. ``after_stride``: s + 1, 2s + 1, ... rows.
@@ -57,7 +57,7 @@ class CalculatorConfig:
     already, but no prefix of a response that is shorter than 2s (the paper's later release, its method ``optimized``).
     ``at_stride_and_whole``: s, 2s, ... rows, and the whole response as the last one where these leave out more than one
     row (its method ``batched``). Also the rule of ``compute_cumulative_global_metrics``."""
-    max_seq_len: int | None
+    max_seq_len: PositiveInt | None
     """Velocity and acceleration use only this many tokens of a response (512 in the paper's first release); null: all.
     A cut response has no last prefix by ``after_stride_and_whole``; by ``at_stride_and_whole`` its last prefix is all
     of it, unless the others reach the cut."""
@@ -70,12 +70,12 @@ class CalculatorConfig:
     """Spectrum of the whole response: ``full``; or ``lowrank``, only its ``svd_rank`` largest singular values."""
     diff_svd_method: SVDMethod
     """The same for the prefixes of velocity and acceleration. ``full`` is both exact and faster."""
-    svd_rank: int
+    svd_rank: PositiveInt
     """Singular values that ``lowrank`` keeps, at least 1."""
     diff_calculator_method: Literal["optimized", "original"]
     """``optimized``: all prefixes at once, or eigenvalues of each prefix where that is cheaper; ``original``: a float64
     singular value decomposition of every prefix, slow, for comparison."""
-    workspace_mb: int
+    workspace_mb: PositiveInt
     """Bound on the memory for the spectra of one response, MiB, at least 1. vLLM leaves it free when it sizes the KV
     cache. Less takes more time: long responses are factored in blocks of fewer rows. Matrices of D x D alone may
     exceed it (docs/spectral.md, "Memory")."""
@@ -87,9 +87,9 @@ class CalculatorConfig:
     """Log the metrics of the matrix of mean states, one per response of the batch ("global/<name>")."""
     compute_cumulative_global_metrics: bool
     """Log that matrix's velocity and acceleration over the responses ("cumulative/<name> diff")."""
-    global_diff_stride_train: int
+    global_diff_stride_train: PositiveInt
     """Responses between two prefixes of ``compute_cumulative_global_metrics`` in training, at least 1."""
-    global_diff_stride_val: int
+    global_diff_stride_val: PositiveInt
     """The same in validation."""
     keep_prefixes: bool
     """Also hand out the metrics of the prefixes, for ``trainer.samples.tokens``; unused in an evaluation."""
@@ -98,31 +98,15 @@ class CalculatorConfig:
         """Whether rank metrics are measured, and by ``source``: ``rollout`` or ``actor``."""
         return self.enable and self.source == source
 
-    def __post_init__(self) -> None:
-        require_literals("calculator", self)
-        require_distinct("calculator.layers", self.layers)
-        require_distinct("calculator.metric_indices", self.metric_indices)
-        for index in self.metric_indices:
-            require(
-                0 <= index < len(BASE_METRICS),
-                "calculator.metric_indices",
-                self.metric_indices,
-                f"indices run from 0 to {len(BASE_METRICS) - 1}: {BASE_METRICS}",
-            )
-        for path in self.own_metrics:
-            require(":" in path, "calculator.own_metrics", path, "must be module:function or file.py:function")
-            require_known("calculator.own_metrics", path, [])
-        for i, path in enumerate(self.metric_indices_add):
-            require_known(f"calculator.metric_indices_add[{i}]", path, get_args(TokenMetric))
-        ranks = [*BASE_METRICS, *self.own_names]
-        every = [*ranks, *map(name_of, self.metric_indices_add)]
-        for field, names in (("own_metrics", ranks), ("metric_indices_add", every)):
-            fix = "name each once; your own are known by the names of their functions, which no other metric may have"
-            require(len(set(names)) == len(names), f"calculator.{field}", getattr(self, field), fix)
-        if self.max_seq_len is not None:
-            require_positive("calculator.max_seq_len", self.max_seq_len)
-        for field in ("diff_stride", "svd_rank", "workspace_mb", "global_diff_stride_train", "global_diff_stride_val"):
-            require_positive(f"calculator.{field}", getattr(self, field))
+    def check(self) -> None:
+        known = range(len(BASE_METRICS))
+        fix = f"indices run from 0 to {known[-1]}: {BASE_METRICS}"
+        self.require(set(self.metric_indices) <= set(known), "metric_indices", fix)
+        names = [*BASE_METRICS, *self.own_names]
+        fix = "name each once; your own are known by the names of their functions, which no other metric may have"
+        self.require(len(set(names)) == len(names), "own_metrics", fix)
+        names += map(name_of, self.metric_indices_add)
+        self.require(len(set(names)) == len(names), "metric_indices_add", fix)
 
     @property
     def own_names(self) -> list[str]:

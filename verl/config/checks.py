@@ -1,13 +1,17 @@
-"""Small checks that every config dataclass uses; each error names the field, the value and the fix."""
+"""How options are checked: rules in the annotations of fields, and ``require`` for what holds between fields.
 
-from collections.abc import Mapping, Sequence
+Each error names the field, the value and the fix.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from functools import cache
+from operator import attrgetter
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from verl.config.errors import ConfigError
-
-YEAR_S = 31536000
-"""Longest time of an option, in seconds. Timers of the system take about 300 times as much."""
 
 
 def require(condition: bool, field: str, value: object, fix: str) -> None:
@@ -16,22 +20,19 @@ def require(condition: bool, field: str, value: object, fix: str) -> None:
         raise ConfigError(f"{field}={value!r}: {fix}")
 
 
-def require_choice(field: str, value: str, choices: Sequence[str]) -> None:
+def require_choice(field: str, value: str, choices: Sequence[str], or_else: str = "") -> None:
     """Raise ``ConfigError`` naming the choices, and the nearest one, unless ``value`` is among them."""
     near = get_close_matches(value, choices, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    require(value in choices, field, value, f"must be one of {', '.join(choices)}{hint}")
+    require(value in choices, field, value, f"must be one of {', '.join(choices)}{or_else}{hint}")
 
 
 def require_known(field: str, value: str, names: Sequence[str]) -> None:
     """Raise ``ConfigError`` unless ``value`` is among ``names`` or an import path, ``module:attribute``."""
     if ":" in value:
         require_import_path(field, value)
-        return
-    near = get_close_matches(value, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    fix = f"must be one of {', '.join(names)}, or your own as module:attribute or file.py:attribute{hint}"
-    require(value in names, field, value, fix)
+    else:
+        require_choice(field, value, names, ", or your own as module:attribute or file.py:attribute")
 
 
 def require_import_path(field: str, value: str) -> None:
@@ -57,31 +58,87 @@ def require_own_options(field: str, value: str | None, options: Mapping[str, Any
         require(name.isidentifier(), f"{kwargs}.{name}", option, "its name must be that of a keyword argument")
 
 
-def require_literals(group: str, config: object) -> None:
-    """Raise ``ConfigError`` for a field of choices that has another value; the parser checks those it reads."""
-    for name, hint in get_type_hints(type(config)).items():
-        if get_origin(hint) is Literal:
-            require_choice(f"{group}.{name}", getattr(config, name), get_args(hint))
+Check = Callable[[str, Any], None]
+"""Raises ``ConfigError`` for a value of the field that it gets the name of; stands in the field's annotation."""
 
 
-def require_positive(field: str, value: float) -> None:
-    """Raise ``ConfigError`` unless ``value > 0``."""
-    require(value > 0, field, value, "must be greater than 0")
+def rule(holds: Callable[[Any], bool], fix: str) -> Check:
+    """The check that ``holds(value)`` is true: ``Annotated[int, rule(is_even, "must be even")]``."""
+    return lambda field, value: require(holds(value), field, value, fix)
 
 
-def require_not_negative(field: str, value: float) -> None:
-    """Raise ``ConfigError`` unless ``value >= 0``."""
-    require(value >= 0, field, value, "must be at least 0")
+def within(interval: str) -> Check:
+    """The check for an interval such as ``(0, 1]``, open at 0 and closed at 1."""
+    low, high = map(float, interval[1:-1].split(","))
+    opens, closes = interval[0] == "(", interval[-1] == ")"
+    return rule(
+        lambda value: low <= value <= high and not (opens and value == low) and not (closes and value == high),
+        f"must be in {interval}",
+    )
 
 
-def require_seconds(field: str, value: float, zero: bool = False) -> None:
-    """Raise ``ConfigError`` unless ``value`` is a time of at most a year, above 0 or, with ``zero``, 0."""
-    least = "at least 0" if zero else "greater than 0"
-    fix = f"must be {least}, and at most {YEAR_S} seconds, a year"
-    require((value > 0 or (zero and value == 0)) and value <= YEAR_S, field, value, fix)
+def own_or(names: Sequence[str]) -> Check:
+    """The check for one of ``names``, or for the import path of the user's own code."""
+    return lambda field, value: require_known(field, value, names)
 
 
-def require_distinct(field: str, values: Sequence[object]) -> None:
-    """Raise ``ConfigError`` for an empty list, and for one that holds a value twice."""
-    require(len(values) > 0, field, values, "name at least one")
-    require(len(set(values)) == len(values), field, values, "name each once")
+_YEAR_S = 31536000
+_TIME = f"and at most {_YEAR_S} seconds, a year"
+POSITIVE = rule(lambda value: value > 0, "must be greater than 0")
+NOT_NEGATIVE = rule(lambda value: value >= 0, "must be at least 0")
+
+PositiveInt = Annotated[int, POSITIVE]
+PositiveFloat = Annotated[float, POSITIVE]
+NotNegativeInt = Annotated[int, NOT_NEGATIVE]
+NotNegativeFloat = Annotated[float, NOT_NEGATIVE]
+Share = Annotated[float, within("(0, 1]")]
+Probability = Annotated[float, within("[0, 1]")]
+CountOrAll = Annotated[int, rule(lambda value: value == -1 or value > 0, "must be -1 or at least 1")]
+Step = Annotated[int, rule(lambda value: value > 0, "steps are counted from 1")]
+# Timers of the system take about 300 times as much as a year.
+Seconds = Annotated[float, rule(lambda value: 0 < value <= _YEAR_S, f"must be greater than 0, {_TIME}")]
+SecondsOrZero = Annotated[float, rule(lambda value: 0 <= value <= _YEAR_S, f"must be at least 0, {_TIME}")]
+NAMES_ONE = rule(lambda values: len(values) > 0, "name at least one")
+NAMES_ONCE = rule(lambda values: len(set(values)) == len(values), "name each once")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of options. Its constructor checks the rules in the annotations of the fields, then calls the method
+    ``check`` of each class that has one, which checks what must hold between options.
+
+    Errors name options within the group; the parser puts the group's own name in front.
+    """
+
+    def __post_init__(self) -> None:
+        group: Any = type(self)
+        for option, hint in _annotations(group).items():
+            _check_value(hint, getattr(self, option), option)
+        for kind in reversed(group.__mro__):
+            if "check" in vars(kind):
+                vars(kind)["check"](self)
+
+    def require(self, condition: bool, option: str, fix: str) -> None:
+        """Raise ``ConfigError`` naming the dotted ``option`` of this group and its value unless ``condition`` holds."""
+        require(condition, option, attrgetter(option)(self), fix)
+
+
+@cache
+def _annotations(group: type[Group]) -> dict[str, Any]:
+    return get_type_hints(group, include_extras=True)
+
+
+def _check_value(hint: Any, value: Any, field: str) -> None:
+    """Check ``value`` against the rules and the choices in an annotation; types are the parser's to check."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        _check_value(parts[0], value, field)
+        for check in parts[1:]:
+            check(field, value)
+    elif kind in (UnionType, Union) and value is not None:  # X | None; Union where X is a Literal
+        _check_value(next(part for part in parts if part is not type(None)), value, field)
+    elif kind is Literal:
+        require_choice(field, value, parts)
+    elif kind is list:
+        for i, entry in enumerate(value):
+            _check_value(parts[0], entry, f"{field}[{i}]")

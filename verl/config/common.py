@@ -2,12 +2,42 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from verl.config.checks import require, require_choice, require_not_negative, require_positive, require_seconds
+from verl.config.checks import (
+    NAMES_ONE,
+    Group,
+    NotNegativeFloat,
+    NotNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Seconds,
+    SecondsOrZero,
+    Share,
+    Step,
+    require,
+    require_choice,
+    rule,
+    within,
+)
 
 Device = Literal["auto", "cpu", "cuda"]
 Logger = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab", "file"]
+
+Seed = Annotated[int, within("[0, 4294967295]")]
+Machines = Annotated[int, rule(lambda nodes: 0 < nodes <= 100_000, "must be greater than 0 and at most 100000")]
+WorkersPerMachine = Annotated[int, rule(lambda size: 0 < size <= 1024, "must be greater than 0 and at most 1024")]
+Frequency = Annotated[int, rule(lambda freq: freq >= -1, "must be -1 (never), 0 (only at the end) or greater")]
+# vLLM would change a temperature in between, and engines would overflow above.
+TEMPERATURE = rule(
+    lambda value: value == 0 or 0.01 <= value <= 1000,
+    "must be at least 0: 0 for greedy decoding, or from 0.01, the least that vLLM takes, to 1000",
+)
+Temperature = Annotated[float, TEMPERATURE]
+RepetitionPenalty = Annotated[
+    float, rule(lambda value: 0.01 <= value <= 100, "must be greater than 0, from 0.01 to 100")
+]
 
 _INSIDE_WORKERS = "the engine runs inside the run's own workers"
 _SAMPLING = "the run's own options decide how responses are sampled and where they end"
@@ -38,35 +68,30 @@ PACKED_ATTENTION = ["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
 
 
 @dataclass(frozen=True)
-class LoraConfig:
+class LoraConfig(Group):
     """Low-rank adapters (arXiv 2106.09685) that are trained instead of the model."""
 
-    rank: int
+    rank: Annotated[int, within("[0, 65536]")]
     """Rank of the adapters; 0 trains the whole model, without adapters."""
-    alpha: float
+    alpha: PositiveFloat
     """An adapter's product is scaled by ``alpha / rank``."""
-    target_modules: list[str]
+    target_modules: Annotated[list[str], NAMES_ONE]
     """Names of the linear layers that get an adapter, such as ``q_proj``; ``all-linear`` is all but the output head."""
-    dropout: float
+    dropout: Annotated[float, within("[0, 1)")]
     """Share of an adapter's inputs that each update drops, in [0, 1); log-probabilities, values and responses are
     always computed without. In reinforcement learning it makes the probability ratio differ from 1 before the first
     step already: leave it at 0 unless adapters overfit."""
 
-    def __post_init__(self) -> None:
-        require(0 <= self.rank <= 65536, "lora.rank", self.rank, "must be at least 0 and at most 65536")
-        require_positive("lora.alpha", self.alpha)
-        require(0 <= self.dropout < 1, "lora.dropout", self.dropout, "must be in [0, 1)")
-        targets = self.target_modules
-        require(len(targets) > 0, "lora.target_modules", targets, "name at least one")
-        alone = ALL_LINEAR not in targets or len(targets) == 1
-        require(alone, "lora.target_modules", targets, f"{ALL_LINEAR} covers all layers; leave out the others")
+    def check(self) -> None:
+        alone = ALL_LINEAR not in self.target_modules or len(self.target_modules) == 1
+        self.require(alone, "target_modules", f"{ALL_LINEAR} covers all layers; leave out the others")
 
 
 @dataclass(frozen=True)
-class FSDPConfig:
+class FSDPConfig(Group):
     """How a model's weights and optimizer are sharded over workers and offloaded to host memory."""
 
-    fsdp_size: int | None
+    fsdp_size: Annotated[int, rule(lambda size: size == -1 or size > 0, "must be null, -1 or at least 1")] | None
     """Workers, consecutive in rank, that share one copy of the model; the copies stay equal because their gradients are
     averaged (hybrid sharding). Must divide the number of workers; -1: all workers share one copy. Null: each worker has
     its own copy of a model of at most 50 million parameters, which takes longer to gather than to compute with; all
@@ -76,24 +101,16 @@ class FSDPConfig:
     optimizer_offload: bool
     """Keep the optimizer's state in host memory except during its step. Saves nothing on a CPU."""
 
-    def __post_init__(self) -> None:
-        require(
-            self.fsdp_size in (None, -1) or self.fsdp_size > 0,
-            "fsdp.fsdp_size",
-            self.fsdp_size,
-            "must be null, -1 or at least 1",
-        )
-
     def workers_per_copy(self, workers: int) -> int:
         """How many of so many workers share one copy of a model that is not small."""
         return workers if self.fsdp_size in (None, -1) else self.fsdp_size
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Group):
     """A model and how it is held during training."""
 
-    path: str
+    path: Annotated[str, rule(bool, "name a model folder or a hub id")]
     """A Hugging Face model: a local folder or a hub id."""
     override_config: dict[str, Any]
     """Values put over those of the model's ``config.json``, such as ``rope_scaling`` or ``max_position_embeddings``; a
@@ -120,10 +137,10 @@ class ModelConfig:
     use_liger: bool
     """Use the Liger kernels (norms, rotary embedding, gated linear units); needs a GPU and the package
     ``liger-kernel``."""
-    ulysses_sequence_parallel_size: int
+    ulysses_sequence_parallel_size: PositiveInt
     """Workers, consecutive in rank, that split each sequence among them (DeepSpeed-Ulysses, arXiv 2309.14509). Must
     divide the number of workers and of attention heads; above 1 it needs ``use_remove_padding``."""
-    logits_chunk_size: int
+    logits_chunk_size: NotNegativeInt
     """Tokens per worker whose logits are in memory at the same time; log-probabilities and entropies are computed chunk
     by chunk. 0: all tokens of a micro-batch."""
     lora: LoraConfig
@@ -142,70 +159,57 @@ class ModelConfig:
         """Whether adapters are trained instead of the model."""
         return self.lora.rank > 0 or self.lora_adapter_path is not None
 
-    def __post_init__(self) -> None:
-        size = self.ulysses_sequence_parallel_size
-        require_positive("model.ulysses_sequence_parallel_size", size)
-        require(
-            size == 1 or self.use_remove_padding,
-            "model.ulysses_sequence_parallel_size",
-            size,
+    def check(self) -> None:
+        self.require(
+            self.ulysses_sequence_parallel_size == 1 or self.use_remove_padding,
+            "ulysses_sequence_parallel_size",
             "only packed sequences can be split; set model.use_remove_padding=true",
         )
         if self.use_remove_padding:
-            require_choice("model.attn_implementation", self.attn_implementation, PACKED_ATTENTION)
-        require_not_negative("model.logits_chunk_size", self.logits_chunk_size)
-        require(bool(self.path), "model.path", self.path, "name a model folder or a hub id")
+            require_choice("attn_implementation", self.attn_implementation, PACKED_ATTENTION)
+
+
+def _are_betas(betas: list[float]) -> bool:
+    return len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
 
 
 @dataclass(frozen=True)
-class OptimConfig:
+class OptimConfig(Group):
     """AdamW and its learning-rate schedule."""
 
-    lr: float
+    lr: Share
     """Peak learning rate, in (0, 1]."""
-    betas: list[float]
+    betas: Annotated[list[float], rule(_are_betas, "needs two numbers in [0, 1), such as [0.9,0.999]")]
     """AdamW's two decay rates, each in [0, 1)."""
-    eps: float
+    eps: Annotated[float, rule(lambda eps: eps >= 1e-38, "must be greater than 0 (1e-38, in float32)")]
     """AdamW's term in the denominator, above 0; float32."""
     weight_decay: float
     """Decoupled weight decay, at least 0."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     """``constant``, ``linear`` or ``cosine`` decay (half a wave) after the warm-up, until the run's last optimizer
     step."""
-    lr_warmup_steps: int
+    lr_warmup_steps: Annotated[int, rule(lambda n: n >= -1, "must be at least 0, or -1 for lr_warmup_steps_ratio")]
     """Optimizer steps of linear warm-up: the rate is lr / (n + 1), 2 lr / (n + 1), ... and ``lr`` after n of them; -1:
     ``lr_warmup_steps_ratio`` decides. veRL counts training steps here, each with ``ppo_epochs`` passes of
     ``data.train_batch_size`` / ``ppo_mini_batch_size`` optimizer steps, changes the rate between them only, and starts
     from a rate of 0, so its first training step changes nothing."""
-    lr_warmup_steps_ratio: float
+    lr_warmup_steps_ratio: Probability
     """Share of the run's optimizer steps that are warm-up, in [0, 1], rounded down; with ``lr_warmup_steps=-1``. As a
     share it means the same as in veRL."""
-    min_lr_ratio: float
+    min_lr_ratio: Probability
     """The decay ends at ``lr * min_lr_ratio``."""
-    grad_clip: float
+    grad_clip: PositiveFloat
     """Largest global gradient norm; larger gradients are scaled down to this norm."""
-    max_skipped_updates: int
+    max_skipped_updates: NotNegativeInt
     """Optimizer steps in a row that may be skipped because their gradient is not finite; they are counted in
     ``skipped_updates``, and one more ends the run. 0: the first ends it."""
 
-    def __post_init__(self) -> None:
-        # Adam moves every weight by about its rate in each step.
-        require(0 < self.lr <= 1, "optim.lr", self.lr, "must be greater than 0 and at most 1")
-        two = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        require(two, "optim.betas", self.betas, "needs two numbers in [0, 1), such as [0.9,0.999]")
-        require(self.eps >= 1e-38, "optim.eps", self.eps, "must be greater than 0 (1e-38, in float32)")
+    def check(self) -> None:
         fix = f"must be at least 0, and times optim.lr={self.lr:g} below 1, else it turns the sign of every weight"
-        require(
-            0 <= self.weight_decay and self.weight_decay * self.lr < 1, "optim.weight_decay", self.weight_decay, fix
-        )
-        steps, ratio = self.lr_warmup_steps, self.lr_warmup_steps_ratio
-        require(steps >= -1, "optim.lr_warmup_steps", steps, "must be at least 0, or -1 for lr_warmup_steps_ratio")
-        require(0 <= ratio <= 1, "optim.lr_warmup_steps_ratio", ratio, "must be in [0, 1]")
+        self.require(0 <= self.weight_decay and self.weight_decay * self.lr < 1, "weight_decay", fix)
+        steps = self.lr_warmup_steps
         unused = f"lr_warmup_steps={steps} comes first; set lr_warmup_steps=-1 too, or this to 0"
-        require(ratio == 0 or steps == -1, "optim.lr_warmup_steps_ratio", ratio, unused)
-        require(0 <= self.min_lr_ratio <= 1, "optim.min_lr_ratio", self.min_lr_ratio, "must be in [0, 1]")
-        require_positive("optim.grad_clip", self.grad_clip)
-        require_not_negative("optim.max_skipped_updates", self.max_skipped_updates)
+        self.require(self.lr_warmup_steps_ratio == 0 or steps == -1, "lr_warmup_steps_ratio", unused)
 
     def warmup_steps(self, total_steps: int) -> int:
         """Optimizer steps of warm-up in a run of ``total_steps``."""
@@ -213,18 +217,18 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(Group):
     """The vLLM engine inside each worker; the group ``rollout`` of a job."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     """vLLM's weight precision: ``auto`` (float32 on CPU, bfloat16 on GPU), ``float32``, ``bfloat16`` or ``float16``."""
     enforce_eager: bool
     """Run without CUDA graphs and compilation. CPU engines always do, because compilation would need a C++ compiler."""
-    gpu_memory_utilization: float
+    gpu_memory_utilization: Annotated[float, within("(0, 1)")]
     """Share of the GPU's memory that vLLM takes, weights included. Not used on a CPU."""
-    kv_cache_memory_mb: int
+    kv_cache_memory_mb: NotNegativeInt
     """Size of the KV cache in MiB per worker. 0: what ``gpu_memory_utilization`` leaves on a GPU, 512 MiB on a CPU."""
-    max_num_seqs: int
+    max_num_seqs: PositiveInt
     """Most sequences that one engine decodes at the same time."""
     max_num_batched_tokens: int
     """Most tokens that one engine step computes; at least one whole sequence."""
@@ -232,57 +236,48 @@ class EngineConfig:
     """Draw every response from its own stream of random numbers, which the seed and its place among the prompts and
     their samples decide: responses do not depend on what else is sampled, in which order, or by which worker. ``false``
     leaves sampling to vLLM; then nothing can be sampled again."""
-    tensor_parallel_size: int
+    tensor_parallel_size: PositiveInt
     """Workers, consecutive in rank, that form one engine and share one copy of the model. Must divide the workers
     of a machine."""
     engine_kwargs: dict[str, Any]
     """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``; they come before what the
     options above make of them. What the trainer depends on is refused by name."""
 
-    def __post_init__(self) -> None:
-        self._check_engine_kwargs()
-        share = self.gpu_memory_utilization
-        require(0 < share < 1, "rollout.gpu_memory_utilization", share, "must be in (0, 1)")
-        require_not_negative("rollout.kv_cache_memory_mb", self.kv_cache_memory_mb)
-        require_positive("rollout.max_num_seqs", self.max_num_seqs)
-        require_positive("rollout.tensor_parallel_size", self.tensor_parallel_size)
-        require(
-            self.max_num_batched_tokens >= self.max_num_seqs,
-            "rollout.max_num_batched_tokens",
-            self.max_num_batched_tokens,
-            f"must be at least rollout.max_num_seqs={self.max_num_seqs}",
-        )
-
-    def _check_engine_kwargs(self) -> None:
-        given = self.engine_kwargs
-        for name, value in given.items():
-            field = f"rollout.engine_kwargs.{name}"
-            require(name not in RESERVED_ENGINE_KWARGS, field, value, RESERVED_ENGINE_KWARGS.get(name, ""))
-        require(
-            given.get("load_format") != "dummy",
-            "rollout.engine_kwargs.load_format",
-            "dummy",
-            "the engine gets the policy's weights in training, and reads the model's files in evaluation; leave it out",
-        )
-        further = given.get("additional_config", {})
-        field = "rollout.engine_kwargs.additional_config"
+    def check(self) -> None:
+        least = f"must be at least rollout.max_num_seqs={self.max_num_seqs}"
+        self.require(self.max_num_batched_tokens >= self.max_num_seqs, "max_num_batched_tokens", least)
+        kwargs = self.engine_kwargs
+        for name, value in kwargs.items():
+            reason = RESERVED_ENGINE_KWARGS.get(name, "")
+            require(not reason, f"engine_kwargs.{name}", value, reason)
+        fix = "engines get the policy's weights in training, and read the model's files in evaluation; leave it out"
+        require(kwargs.get("load_format") != "dummy", "engine_kwargs.load_format", "dummy", fix)
+        field, further = "engine_kwargs.additional_config", kwargs.get("additional_config", {})
         require(isinstance(further, dict), field, further, "must be a mapping, name: value")
-        require("hidden_states" not in further, field, further, "set calculator.* instead of hidden_states")
-        require("sampling_streams" not in further, field, further, "set rollout.seeded instead of sampling_streams")
+        for name, option in {"hidden_states": "calculator.*", "sampling_streams": "rollout.seeded"}.items():
+            require(name not in further, field, further, f"set {option} instead of {name}")
 
 
 _VARIABLE = re.compile(r"[A-Za-z_*][\w*]*")
 
 
 @dataclass(frozen=True)
-class MachineOptions:
-    """What a run needs to know of the machines of a cluster (docs/multinode.md)."""
+class MachineOptions(Group):
+    """The machines of a run (docs/multinode.md), and where it is logged."""
 
-    machines_timeout_s: float
+    project_name: str
+    """Name of the project in trackers."""
+    logger: list[Logger]
+    """Trackers besides ``metrics.jsonl``, which is always written (docs/metrics.md#trackers): ``console``,
+    ``tensorboard``, ``wandb``; ``mlflow`` and ``swanlab``, whose packages you install; ``file``, which writes the file
+    that ``VERL_FILE_LOGGER_PATH`` names as well. Missing packages and keys are found before anything starts."""
+    nnodes: Machines
+    """Machines of the Ray cluster to use."""
+    machines_timeout_s: Seconds
     """Seconds to wait until the cluster has ``nnodes`` machines, above 0; then the run ends and says which are
     missing. Used only with a cluster that the run does not start itself. After a failure, a run waits as long for all
     of them, and then once more for ``min_nnodes`` of them."""
-    object_store_mb: int
+    object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
     """Shared memory for what travels between driver and workers, MiB per machine, at least 75. 0: two training or
     validation batches of the longest prompts and responses, at least 256 and at most four fifths of /dev/shm. Used only
     where the run starts Ray itself; ``ray start --object-store-memory`` sets it elsewhere. What does not fit goes to
@@ -292,43 +287,32 @@ class MachineOptions:
     CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` stands for any characters. Their values come from the environment of the
     command and are never written down."""
 
-    def __post_init__(self) -> None:
-        require_seconds("trainer.machines_timeout_s", self.machines_timeout_s)
-        store = self.object_store_mb
-        require(store == 0 or store >= 75, "trainer.object_store_mb", store, "Ray needs at least 75; 0 sizes it itself")
-        for name in self.env:
-            fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
-            require(_VARIABLE.fullmatch(name) is not None, "trainer.env", name.partition("=")[0], fix)
+    def check(self) -> None:
+        fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
+        for name in self.env:  # of which a value would be written into config.yaml
+            require(_VARIABLE.fullmatch(name) is not None, "env", name.partition("=")[0], fix)
 
 
 @dataclass(frozen=True)
 class RunConfig(MachineOptions):
     """Length of a run, its workers, and its outputs."""
 
-    project_name: str
-    """Name of the project in trackers."""
     experiment_name: str
     """Name of the run in trackers."""
     default_local_dir: str
     """Folder for everything that the run writes. If it holds an unfinished run, ``resume_mode`` decides."""
-    logger: list[Logger]
-    """Trackers besides ``metrics.jsonl``, which is always written (docs/metrics.md#trackers): ``console``,
-    ``tensorboard``, ``wandb``; ``mlflow`` and ``swanlab``, whose packages you install; ``file``, which writes the file
-    that ``VERL_FILE_LOGGER_PATH`` names as well. Missing packages and keys are found before anything starts."""
-    nnodes: int
-    """Machines of the Ray cluster to use."""
-    n_gpus_per_node: int
+    n_gpus_per_node: WorkersPerMachine
     """Workers per machine: one per GPU, or this many CPU processes."""
-    total_epochs: int
+    total_epochs: PositiveInt
     """Passes over the training data. An incomplete last batch is left out."""
-    total_training_steps: int
+    total_training_steps: NotNegativeInt
     """Stop after this many steps; 0: only ``total_epochs`` counts. The run ends with whichever comes first, which one
     line says at the start, and learning rates decay until then."""
-    test_freq: int
+    test_freq: Frequency
     """Validate every so many steps and after the last; 0: only after the last; -1: never."""
-    save_freq: int
+    save_freq: Frequency
     """Save a checkpoint every so many steps and after the last; 0: only after the last; -1: never."""
-    report_freq: int
+    report_freq: Frequency
     """Write ``report.html``, the page of the run (docs/report.md), into its folder every so many steps and at its end;
     0: only at its end; -1: never. A process of its own makes it, and no step waits for it."""
     resume_mode: Literal["auto", "disable", "path"]
@@ -337,7 +321,7 @@ class RunConfig(MachineOptions):
     from a later checkpoint that the same command has written since."""
     resume_from_path: str | None
     """Folder of a checkpoint, ``.../global_step_N``, of this run or another; used with ``resume_mode=path``."""
-    max_ckpt_to_keep: int
+    max_ckpt_to_keep: NotNegativeInt
     """Keep this many of the newest checkpoints, and the best one; older ones are removed once a new one is complete.
     0: keep all."""
     save_hf_model: bool
@@ -345,28 +329,29 @@ class RunConfig(MachineOptions):
     false, ``python -m verl.trainer.main_export`` can write it later."""
     async_save: bool | None
     """Copy a checkpoint to the host's memory and write it to disk while training continues. ``null``: on GPUs."""
-    max_restarts: int
+    max_restarts: NotNegativeInt
     """How often the run starts again from its latest complete checkpoint after a worker, a machine or the network
     failed or hung; 0: it ends with the first failure. Errors of the program, and one that comes twice in a row in the
     same step and worker, always end it."""
     min_nnodes: int | None
     """Fewest machines to go on with if not all of ``nnodes`` are there a while after a failure; null: ``nnodes``."""
-    detection_s: float
+    # Below, a busy machine would count as lost at every start, and a job be requeued for ever.
+    detection_s: Annotated[float, within("[1, 86400]")]
     """Seconds of silence, from 1 to 86400, after which a machine or worker counts as lost, and after which workers that
     lost the driver exit. A machine that dies with a message is noticed at once. Ray's own time is set by its
     environment variables (docs/multinode.md)."""
-    phase_timeout_s: float
+    phase_timeout_s: SecondsOrZero
     """Most seconds for one call of the workers: generating a step's responses, one optimizer step, saving, starting.
     After that every worker's Python stacks are written to ``logs/`` and the attempt ends; 0: no limit."""
-    nccl_timeout_s: float
+    nccl_timeout_s: Seconds
     """Time limit in seconds of collective operations of torch.distributed, nccl or gloo. The others wait while worker 0
     reads the model, so it must be longer than that takes."""
-    preemption_grace_s: float
+    preemption_grace_s: SecondsOrZero
     """After SIGTERM or SIGUSR1 the step is finished and saved, and the run exits with code 75. If that takes longer
     than this many seconds, the step is abandoned and the latest checkpoint counts; 0: no limit."""
-    profile_steps: list[int]
+    profile_steps: list[Step]
     """Steps of which each worker writes a torch profiler trace to ``profile/``."""
-    peak_tflops: float
+    peak_tflops: NotNegativeFloat
     """Peak speed of one device in 10^12 operations a second at ``param_dtype``, for the model FLOPs utilisation; 0:
     looked up by the GPU's name, and nothing is logged for an unknown device."""
 
@@ -374,37 +359,17 @@ class RunConfig(MachineOptions):
         """Whether training continues while a checkpoint is written."""
         return device_type == "cuda" if self.async_save is None else self.async_save
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_place(self.nnodes, self.n_gpus_per_node)
-        require_positive("trainer.total_epochs", self.total_epochs)
-        require_not_negative("trainer.total_training_steps", self.total_training_steps)
-        for field in ("test_freq", "save_freq"):
-            value = getattr(self, field)
-            require(value >= -1, f"trainer.{field}", value, "must be -1 (never), 0 (after the last step) or greater")
-        freq = self.report_freq
-        require(freq >= -1, "trainer.report_freq", freq, "must be -1 (never), 0 (at the end of the run) or greater")
-        require(
-            (self.resume_mode == "path") == (self.resume_from_path is not None),
-            "trainer.resume_from_path",
-            self.resume_from_path,
+    def check(self) -> None:
+        from_path = self.resume_mode == "path"
+        self.require(
+            from_path == (self.resume_from_path is not None),
+            "resume_from_path",
             "trainer.resume_mode=path needs a checkpoint; name its folder, .../global_step_N"
-            if self.resume_mode == "path"
+            if from_path
             else "is used only with trainer.resume_mode=path; set that too, or leave this out",
         )
-        require_not_negative("trainer.max_ckpt_to_keep", self.max_ckpt_to_keep)
-        require_not_negative("trainer.max_restarts", self.max_restarts)
-        fewest = self.min_nnodes
         limit = f"must be from 1 to trainer.nnodes={self.nnodes}, or null"
-        require(fewest is None or 1 <= fewest <= self.nnodes, "trainer.min_nnodes", fewest, limit)
-        # Below, a busy machine would count as lost at every start, and a job be requeued for ever.
-        require(1 <= self.detection_s <= 86400, "trainer.detection_s", self.detection_s, "must be from 1 to 86400")
-        require_seconds("trainer.nccl_timeout_s", self.nccl_timeout_s)
-        for field in ("phase_timeout_s", "preemption_grace_s"):
-            require_seconds(f"trainer.{field}", getattr(self, field), zero=True)
-        positive = all(step > 0 for step in self.profile_steps)
-        require(positive, "trainer.profile_steps", self.profile_steps, "steps are counted from 1")
-        require_not_negative("trainer.peak_tflops", self.peak_tflops)
+        self.require(self.min_nnodes is None or 1 <= self.min_nnodes <= self.nnodes, "min_nnodes", limit)
 
     @property
     def place(self) -> tuple[int, int, float]:
@@ -433,27 +398,13 @@ class RunConfig(MachineOptions):
 
     def length_note(self, steps_per_epoch: int) -> str:
         """Which of ``total_epochs`` and ``total_training_steps`` ends the run, and when."""
-        steps, limit = self.num_steps(steps_per_epoch), self.total_training_steps
-        by_epochs = self.total_epochs * steps_per_epoch
-        epochs = f"trainer.total_epochs={self.total_epochs} ({by_epochs} steps, {steps_per_epoch} each)"
-        if not limit:
-            return f"the run ends after {steps} steps: {epochs}"
-        steps_alone = f"trainer.total_training_steps={limit}"
-        if limit < by_epochs:
-            return f"the run ends after {steps} steps: {steps_alone} comes before {epochs}"
-        return f"the run ends after {steps} steps: {epochs}" + ("" if limit == by_epochs else f" before {steps_alone}")
-
-
-def require_place(nnodes: int, workers_per_node: int) -> None:
-    """Raise ``ConfigError`` for numbers of machines and of workers on each that no cluster has."""
-    require(0 < nnodes <= 100_000, "trainer.nnodes", nnodes, "must be greater than 0 and at most 100000")
-    field, fix = "trainer.n_gpus_per_node", "must be greater than 0 and at most 1024"
-    require(0 < workers_per_node <= 1024, field, workers_per_node, fix)
-
-
-def require_seed(seed: int) -> None:
-    """Raise ``ConfigError`` for a seed that a random generator would refuse."""
-    require(0 <= seed < 2**32, "seed", seed, "must be from 0 to 4294967295")
+        by_epochs, limit = self.total_epochs * steps_per_epoch, self.total_training_steps
+        note = f"trainer.total_epochs={self.total_epochs} ({by_epochs} steps, {steps_per_epoch} each)"
+        if limit > by_epochs:
+            note += f" before trainer.total_training_steps={limit}"
+        elif 0 < limit < by_epochs:
+            note = f"trainer.total_training_steps={limit} comes before {note}"
+        return f"the run ends after {self.num_steps(steps_per_epoch)} steps: {note}"
 
 
 def check_truncation(prefix: str, top_p: float, top_k: int, min_p: float, repetition_penalty: float) -> None:
@@ -461,14 +412,11 @@ def check_truncation(prefix: str, top_p: float, top_k: int, min_p: float, repeti
     require(0 < top_p <= 1, f"{prefix}top_p", top_p, "must be in (0, 1]")
     require(top_k == -1 or top_k >= 1, f"{prefix}top_k", top_k, "must be -1 or at least 1")
     require(0 <= min_p <= 1, f"{prefix}min_p", min_p, "must be in [0, 1]")
-    penalty = 0.01 <= repetition_penalty <= 100
-    require(penalty, f"{prefix}repetition_penalty", repetition_penalty, "must be greater than 0, from 0.01 to 100")
 
 
 def check_temperature(field: str, temperature: float) -> None:
     """Raise ``ConfigError`` for a temperature that engines would change, or that would overflow."""
-    fix = "must be at least 0: 0 for greedy decoding, or from 0.01, the least that vLLM takes, to 1000"
-    require(temperature == 0 or 0.01 <= temperature <= 1000, field, temperature, fix)
+    TEMPERATURE(field, temperature)
 
 
 def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:

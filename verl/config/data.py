@@ -4,9 +4,16 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from verl.config.checks import require, require_not_negative, require_positive
+from verl.config.checks import (
+    NAMES_ONE,
+    CountOrAll,
+    Group,
+    NotNegativeFloat,
+    PositiveInt,
+    require,
+)
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
 """Kinds of data files that are read."""
@@ -44,14 +51,16 @@ def hub_set(name: str) -> HubSet | None:
     return HubSet(hub_id, config, split)
 
 
-def check_chat_arguments(field: str, arguments: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` naming ``field`` for an argument of ``apply_chat_template`` that VERL sets itself."""
+def _check_chat_arguments(field: str, arguments: dict[str, Any]) -> None:
     taken = sorted(CHAT_ARGUMENTS & arguments.keys())
     require(not taken, field, arguments, f"{', '.join(taken)} cannot be set here; leave it out")
 
 
+ChatArguments = Annotated[dict[str, Any], _check_chat_arguments]
+
+
 @dataclass(frozen=True)
-class CustomDatasetConfig:
+class CustomDatasetConfig(Group):
     """A class of your own that yields the records of prompts; docs/data.md has its protocol."""
 
     path: str | None
@@ -59,13 +68,13 @@ class CustomDatasetConfig:
     name: str | None
     """The class in it."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         both = (self.path is None) == (self.name is None)
-        require(both, "custom_cls.name", self.name, f"path={self.path!r}: set both path and name, or neither")
+        self.require(both, "name", f"path={self.path!r}: set both path and name, or neither")
 
 
 @dataclass(frozen=True)
-class SamplerConfig:
+class SamplerConfig(Group):
     """A class of your own that chooses the order of training prompts, such as a curriculum; docs/data.md has its
     protocol."""
 
@@ -75,25 +84,25 @@ class SamplerConfig:
     class_name: str | None
     """The class in it."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         both = (self.class_path is None) == (self.class_name is None)
         fix = f"class_path={self.class_path!r}: set both class_path and class_name, or neither"
-        require(both, "sampler.class_name", self.class_name, fix)
+        self.require(both, "class_name", fix)
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Group):
     """Prompts: where they come from and how they are batched."""
 
-    train_files: list[str]
+    train_files: Annotated[list[str], NAMES_ONE]
     """Training prompts in veRL's record layout: ``.parquet``, ``.jsonl`` or ``.json`` files, or sets of the Hugging
     Face hub as ``owner/name``, ``owner/name:split`` or ``owner/name:config:split``."""
     val_files: list[str]
     """Validation prompts, named in the same way; without any, nothing is validated."""
-    train_weights: list[float]
+    train_weights: list[NotNegativeFloat]
     """Share of each of ``train_files`` in an epoch, in any unit, at least 0. An epoch has as many prompts as all files
     together; from a file that gets more than it has, prompts are drawn again. Empty: every prompt once per epoch."""
-    train_max_samples: int
+    train_max_samples: CountOrAll
     """Train on this many prompts of all files together, drawn once with ``seed``, or with ``shuffle=false`` the first;
     -1: on all."""
     prompt_key: str
@@ -105,22 +114,22 @@ class DataConfig:
     the text as it is, for files whose prompts are already in their form. Or any other key of
     ``verl.data.templates.TEMPLATES``, as in evaluation: the text is the question. For all but ``chat`` a prompt is
     text or a single user message. The template's stop tokens and strings end responses, in training and validation."""
-    apply_chat_template_kwargs: dict[str, Any]
+    apply_chat_template_kwargs: ChatArguments
     """Arguments for the tokenizer's chat template. On the command line,
     ``+data.apply_chat_template_kwargs.enable_thinking=false`` adds one."""
-    train_batch_size: int
+    train_batch_size: PositiveInt
     """Prompts per training step, over all workers."""
-    gen_batch_size: int | None
+    gen_batch_size: PositiveInt | None
     """Prompts per generation batch of dynamic sampling (``algorithm.filter_groups``), over all workers; null:
     ``train_batch_size``. More of them find a full batch in fewer rounds. Prompts that are not needed are dropped, and
     an epoch has as many steps as batches of this size."""
-    val_batch_size: int
+    val_batch_size: PositiveInt
     """Prompts per validation batch, over all workers."""
-    val_sample_size: int
+    val_sample_size: CountOrAll
     """Validate on this many prompts, drawn once with ``seed``; -1: on all."""
-    max_prompt_length: int
+    max_prompt_length: PositiveInt
     """Longest prompt in tokens, template included."""
-    max_response_length: int
+    max_response_length: PositiveInt
     """Longest response in tokens; generation stops there."""
     truncation: Literal["error", "left", "right", "middle", "filter"]
     """What to do with a prompt that is too long: ``error`` ends the run before training, ``left`` drops the first
@@ -157,28 +166,15 @@ class DataConfig:
             order = f"data.sampler.class_name={self.sampler.class_name}"
         return order
 
-    def __post_init__(self) -> None:
-        require(len(self.train_files) > 0, "data.train_files", self.train_files, "name at least one file")
-        for field in ("train_batch_size", "val_batch_size", "max_prompt_length", "max_response_length"):
-            require_positive(f"data.{field}", getattr(self, field))
-        require_positive("data.gen_batch_size", self.prompts_per_batch)
-        for field in ("val_sample_size", "train_max_samples"):
-            value = getattr(self, field)
-            require(value == -1 or value > 0, f"data.{field}", value, "must be -1 or at least 1")
-        check_chat_arguments("data.apply_chat_template_kwargs", self.apply_chat_template_kwargs)
-        self._check_weights()
-
-    def _check_weights(self) -> None:
-        field, weights = "data.train_weights", self.train_weights
+    def check(self) -> None:
+        weights, files = self.train_weights, len(self.train_files)
         if not weights:
             return
-        for weight in weights:
-            require_not_negative(field, weight)
-        require(0 < sum(weights) < math.inf, field, weights, "needs a weight above 0, and a finite sum")
-        files = len(self.train_files)
-        require(
-            len(weights) == files, field, weights, f"data.train_files has {files} entries; name one weight for each"
-        )
-        require(self.shuffle, field, weights, "mixing draws prompts at random; set data.shuffle=true")
-        own = self.custom_cls.path is None and self.sampler.class_path is None
-        require(own, field, weights, "with data.custom_cls or data.sampler, your class does the mixing; leave it out")
+        field = "train_weights"
+        self.require(0 < sum(weights) < math.inf, field, "needs a weight above 0, and a finite sum")
+        fix = f"data.train_files has {files} entries; name one weight for each"
+        self.require(len(weights) == files, field, fix)
+        self.require(self.shuffle, field, "mixing draws prompts at random; set data.shuffle=true")
+        mixes = self.custom_cls.path is None and self.sampler.class_path is None
+        fix = "with data.custom_cls or data.sampler, your class does the mixing; leave it out"
+        self.require(mixes, field, fix)

@@ -2,36 +2,50 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl.config.calculator import CalculatorConfig
-from verl.config.checks import require, require_distinct, require_positive
+from verl.config.checks import (
+    NAMES_ONCE,
+    NAMES_ONE,
+    CountOrAll,
+    Group,
+    PositiveInt,
+    Probability,
+    Share,
+    require,
+    rule,
+)
 from verl.config.common import (
     Device,
     EngineConfig,
-    Logger,
     MachineOptions,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    WorkersPerMachine,
     check_divides,
-    check_temperature,
-    check_truncation,
-    require_place,
-    require_seed,
 )
-from verl.config.data import check_chat_arguments
+from verl.config.data import ChatArguments
 from verl.config.load import parse_config
 from verl.config.rewards import RewardScoreConfig
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
-"""Names that are part of a folder of results."""
+_is_folder_name = rule(
+    lambda name: re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) is not None,
+    "must name a folder: only letters, digits and . _ + -",
+)
+FolderName = Annotated[str, _is_folder_name]
 
 LAST = -1
 """Stands for a run's newest checkpoint in ``steps``."""
 
+CheckpointStep = Annotated[int, rule(lambda step: step >= LAST, "must be at least 0, or -1 for the newest")]
+
 
 @dataclass(frozen=True)
-class TargetConfig:
+class TargetConfig(Group):
     """What to evaluate: checkpoints of a training run, or a model by itself."""
 
     path: str | None
@@ -39,27 +53,19 @@ class TargetConfig:
     id. Null: the newest run below ``runs_dir`` that was trained from ``base``."""
     base: str | None
     """The model before training, step 0. Null: the one in the run's ``config.yaml``."""
-    steps: list[int]
+    steps: Annotated[list[CheckpointStep], NAMES_ONE]
     """Checkpoints of the run: 0 is the base model, -1 the newest. Ignored for a model by itself, which is step 0."""
     template: str
     """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` is the model's own chat template."""
-    apply_chat_template_kwargs: dict[str, Any]
+    apply_chat_template_kwargs: ChatArguments
     """Arguments for the tokenizer's chat template, such as ``{enable_thinking: false}``; for ``chat`` and
     ``chat-boxed``."""
-    max_response_length: int
+    max_response_length: PositiveInt
     """Longest response in tokens. Generation stops there, and the response counts as truncated."""
-
-    def check(self, prefix: str) -> None:
-        """Raise ``ConfigError`` naming ``<prefix>.<field>`` for a value out of range."""
-        require(len(self.steps) > 0, f"{prefix}.steps", self.steps, "name at least one; 0 is the base model")
-        for step in self.steps:
-            require(step >= LAST, f"{prefix}.steps", self.steps, "must be at least 0, or -1 for the newest")
-        require_positive(f"{prefix}.max_response_length", self.max_response_length)
-        check_chat_arguments(f"{prefix}.apply_chat_template_kwargs", self.apply_chat_template_kwargs)
 
 
 @dataclass(frozen=True)
-class BenchmarkDataConfig:
+class BenchmarkDataConfig(Group):
     """Where the problems come from."""
 
     benchmark_dir: str | None
@@ -68,18 +74,10 @@ class BenchmarkDataConfig:
     fields: dict[str, dict[str, str]]
     """Names of fields that are not recognised: benchmark -> our name, such as ``question`` or ``answer`` (all:
     ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the file's name."""
-    max_problems: int
+    max_problems: CountOrAll
     """Number of problems to evaluate of each benchmark, from its first; -1: all."""
     few_shot: bool
     """Put worked examples before each question, in the benchmarks where this is usual for base models."""
-
-    def __post_init__(self) -> None:
-        require(
-            self.max_problems == -1 or self.max_problems > 0,
-            "data.max_problems",
-            self.max_problems,
-            "must be -1 or at least 1",
-        )
 
 
 @dataclass(frozen=True)
@@ -89,64 +87,51 @@ class EvaluationEngineConfig(EngineConfig):
     trust_remote_code: bool
     """Allow code shipped inside the model folder to run."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         drafts = self.engine_kwargs.get("speculative_config") if self.seeded else None
-        field = "rollout.engine_kwargs.speculative_config"
-        require(drafts is None, field, drafts, "it draws in its own way; set rollout.seeded=false, or leave it out")
+        fix = "it draws in its own way; set rollout.seeded=false, or leave it out"
+        require(drafts is None, "engine_kwargs.speculative_config", drafts, fix)
 
 
 @dataclass(frozen=True)
 class EvaluationTrainerConfig(MachineOptions):
     """The workers and the output."""
 
-    project_name: str
-    """Project of the evaluation in trackers."""
-    experiment_name: str
+    experiment_name: FolderName
     """Name of the evaluation in trackers, and of its folder."""
     default_local_dir: str | None
     """Folder of all output. If it holds the same evaluation, finished or not, that evaluation is resumed. Null: a
     folder named after what is evaluated, in ``<runs_dir>/evaluation/<experiment_name>/``."""
-    logger: list[Logger]
-    """Trackers, as in training: ``console``, ``tensorboard``, ``wandb``, ``mlflow``, ``swanlab``, ``file``;
-    ``metrics.jsonl`` is always written."""
-    nnodes: int
-    """Machines of the Ray cluster to use."""
-    n_gpus_per_node: int | None
+    n_gpus_per_node: WorkersPerMachine | None
     """Workers per machine: GPUs, or CPU processes. Null: all GPUs of the machine that has the fewest,
     or 2 CPU processes (1 with a single core), rounded to whole engines."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_name("trainer.experiment_name", self.experiment_name)
-        require_place(self.nnodes, 1 if self.n_gpus_per_node is None else self.n_gpus_per_node)
-
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Group):
     """Everything one run of ``verl.trainer.main_eval`` depends on."""
 
     device: Device
     """``auto`` uses CUDA if there is a GPU and the CPU otherwise; ``cpu`` and ``cuda`` force one."""
-    seed: int
+    seed: Seed
     """Seed of sampling. Every sample has its own random stream, fixed by this seed, the benchmark, the problem and the
     sample's number."""
     runs_dir: str
     """Folder in which training runs are looked for and evaluations are written."""
-    benchmarks: list[str]
+    benchmarks: Annotated[list[FolderName], NAMES_ONCE]
     """Names of benchmarks in ``verl.evaluation.benchmarks.BENCHMARKS`` or of files in ``data.benchmark_dir``."""
-    n_sampling: int
+    n_sampling: PositiveInt
     """Responses per problem. If the folder holds some from an earlier evaluation, only the missing ones are generated;
     if it holds more, the first ones are used."""
-    temperatures: list[float]
+    temperatures: Annotated[list[Temperature], NAMES_ONE, NAMES_ONCE]
     """Sampling temperatures, each evaluated separately; 0 is greedy decoding."""
-    top_p: float
+    top_p: Share
     """Probability mass of nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
-    top_k: int
+    top_k: CountOrAll
     """Number of most likely tokens to keep; -1 keeps all."""
-    min_p: float
+    min_p: Probability
     """Tokens are kept whose probability is at least this share of the most likely token's, in [0, 1]; 0 keeps all."""
-    repetition_penalty: float
+    repetition_penalty: RepetitionPenalty
     """Divides positive logits of tokens that prompt or response hold already, and multiplies negative ones; above 0,
     1 is none."""
     compare_to: Literal["auto", "first", "step0"]
@@ -163,45 +148,30 @@ class EvaluationConfig:
     reward_score: RewardScoreConfig
     trainer: EvaluationTrainerConfig
 
-    def __post_init__(self) -> None:
-        require_seed(self.seed)
+    def check(self) -> None:
         fix = "name at least one, or choose a set, such as evaluation=embedded"
-        require(self.names_prompts, "benchmarks", self.benchmarks, fix)
-        if self.benchmarks:
-            require_distinct("benchmarks", self.benchmarks)
-        require_distinct("temperatures", self.temperatures)
-        for name in self.benchmarks:
-            _require_name("benchmarks", name)
-        source = self.calculator.source
-        require(source == "rollout", "calculator.source", source, "an evaluation has no actor; set it to rollout")
-        added = self.calculator.metric_indices_add
-        require(not added, "calculator.metric_indices_add", added, "an evaluation measures hidden states only; set []")
-        self.model.check("model")
+        self.require(self.names_prompts, "benchmarks", fix)
+        self.require(
+            self.calculator.source == "rollout", "calculator.source", "an evaluation has no actor; set it to rollout"
+        )
+        fix = "an evaluation measures hidden states only; set []"
+        self.require(not self.calculator.metric_indices_add, "calculator.metric_indices_add", fix)
         for alias, run in self.runs.items():
-            _require_name("runs", alias)
-            run.check(f"runs.{alias}")
+            _is_folder_name("runs", alias)
             require(run.path is not None, f"runs.{alias}.path", None, "name a training run or a model")
         named = bool(self.runs) or self.model.path is not None or self.model.base is not None
-        require(named, "model.path", None, "name a training run or a model")
-        self._check_sampling()
-        parallel, trainer = self.rollout.tensor_parallel_size, self.trainer
-        if trainer.n_gpus_per_node is not None:
-            field = "rollout.tensor_parallel_size"
-            check_divides(field, parallel, "trainer.n_gpus_per_node", trainer.n_gpus_per_node)
+        self.require(named, "model.path", "name a training run or a model")
+        greedy = 0 in self.temperatures
+        fix = "greedy decoding (temperature 0) gives one response; set n_sampling=1"
+        self.require(not greedy or self.n_sampling == 1, "n_sampling", fix)
+        parallel, workers = self.rollout.tensor_parallel_size, self.trainer.n_gpus_per_node
+        if workers is not None:
+            check_divides("rollout.tensor_parallel_size", parallel, "trainer.n_gpus_per_node", workers)
 
     @property
     def names_prompts(self) -> bool:
         """Whether there is anything to evaluate."""
         return len(self.benchmarks) > 0
-
-    def _check_sampling(self) -> None:
-        require(self.n_sampling >= 1, "n_sampling", self.n_sampling, "must be at least 1")
-        check_truncation("", self.top_p, self.top_k, self.min_p, self.repetition_penalty)
-        for temperature in self.temperatures:
-            check_temperature("temperatures", temperature)
-            repeats = temperature == 0 and self.n_sampling > 1
-            fix = "greedy decoding (temperature 0) gives one response; set n_sampling=1"
-            require(not repeats, "n_sampling", self.n_sampling, fix)
 
 
 def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
@@ -220,7 +190,3 @@ def complete_runs(tree: DictConfig) -> DictConfig:
             for alias, run in runs.items()
         }
     return tree
-
-
-def _require_name(field: str, name: str) -> None:
-    require(_NAME.fullmatch(name) is not None, field, name, "must name a folder: only letters, digits and . _ + -")

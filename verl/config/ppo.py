@@ -5,18 +5,12 @@ The dataclasses are the schema, ``configs/`` holds the values.
 
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 
-from verl.config.actor import ActorConfig
+from verl.config.actor import ActorConfig, LearnerConfig
 from verl.config.calculator import CalculatorConfig, name_of
-from verl.config.checks import require, require_positive
-from verl.config.common import (
-    Device,
-    ModelConfig,
-    OptimConfig,
-    check_divides,
-    check_workers,
-    require_seed,
-)
+from verl.config.checks import Group, PositiveFloat, require
+from verl.config.common import Device, ModelConfig, Seed, check_divides, check_workers
 from verl.config.data import DataConfig
 from verl.config.rewards import RewardManagerConfig, RewardModelConfig, RewardScoreConfig
 from verl.config.rollout import RolloutConfig
@@ -25,7 +19,7 @@ from verl.config.trainer import TrainerConfig
 
 
 @dataclass(frozen=True)
-class ReferenceConfig:
+class ReferenceConfig(Group):
     """The reference policy: the model before training, loaded if a KL divergence is used. With LoRA it is the policy
     without its adapters."""
 
@@ -35,47 +29,25 @@ class ReferenceConfig:
 
 
 @dataclass(frozen=True)
-class CriticConfig:
+class CriticConfig(LearnerConfig):
     """The critic of ``algorithm.adv_estimator=gae``, and how it learns; other estimators do not load it."""
 
     model: ModelConfig
     """A causal language model with the policy's tokenizer, whose output head is replaced by a value head that starts at
     0; or a saved critic or reward model, whose head is kept. ``transformers`` must have a token classification class of
     its architecture whose head is called ``score``, as for Llama, Mistral and Qwen."""
-    ppo_mini_batch_size: int
-    """Prompts per optimizer step, over all workers; at most ``data.train_batch_size``, which it need not divide."""
-    ppo_epochs: int
-    """Passes over each rollout batch."""
-    micro_batch_size_per_gpu: int
-    """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient. Need not
-    divide the worker's share of a mini-batch."""
-    use_dynamic_bsz: bool
-    """Fill micro-batches by their number of tokens instead of responses, and balance tokens over workers."""
-    ppo_max_token_len_per_gpu: int
-    """Most tokens, prompt and response, per forward pass on one worker with ``use_dynamic_bsz``; as the actor's."""
-    cliprange_value: float
+    cliprange_value: PositiveFloat
     """Clip range of the value loss, in units of reward, above 0: a value farther from its old one is not pushed
     further."""
-    optim: OptimConfig
-
-    def __post_init__(self) -> None:
-        for field in (
-            "ppo_mini_batch_size",
-            "ppo_epochs",
-            "micro_batch_size_per_gpu",
-            "ppo_max_token_len_per_gpu",
-            "cliprange_value",
-        ):
-            require_positive(f"critic.{field}", getattr(self, field))
 
 
 @dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(Group):
     """Everything one run of ``verl.trainer.main_ppo`` depends on."""
 
     device: Device
     """``auto``: CUDA with nccl if there is a GPU, else the CPU with gloo; ``cpu`` and ``cuda`` force one."""
-    seed: int
+    seed: Seed
     """Seed of every random choice: prompt order, sampling, initialisation."""
     data: DataConfig
     model: ModelConfig
@@ -90,51 +62,12 @@ class PPOConfig:
     reward_manager: RewardManagerConfig
     trainer: TrainerConfig
 
-    def __post_init__(self) -> None:
-        require_seed(self.seed)
-        n, batch, mini = self.rollout.n, self.data.train_batch_size, self.actor.ppo_mini_batch_size
-        estimator = self.algorithm.adv_estimator
-        if estimator == "grpo_passk":
-            require(n >= 2, "rollout.n", n, "grpo_passk compares the two best responses to a prompt; set rollout.n>=2")
-        minis = {"actor": mini} | ({"critic": self.critic.ppo_mini_batch_size} if self.uses_critic else {})
-        for learner, size in minis.items():
-            limit = f"must be at most data.train_batch_size={batch}"
-            require(size <= batch, f"{learner}.ppo_mini_batch_size", size, limit)
-        require(
-            self.uses_critic or self.trainer.critic_warmup == 0,
-            "trainer.critic_warmup",
-            self.trainer.critic_warmup,
-            f"{estimator} has no critic; set it to 0",
-        )
-        require(
-            bool(self.data.val_files) or not self.trainer.val_only,
-            "trainer.val_only",
-            True,
-            "there are no validation prompts; set data.val_files",
-        )
+    def check(self) -> None:
+        self._check_batches()
         self._check_filtering()
-        overlong = self.reward_score.overlong_buffer
-        require(
-            not overlong.enable or overlong.len < self.data.max_response_length,
-            "reward_score.overlong_buffer.len",
-            overlong.len,
-            f"must be below data.max_response_length={self.data.max_response_length}",
-        )
-        control = self.algorithm.kl_ctrl.type
-        require(
-            control == "fixed" or self.algorithm.use_kl_in_reward,
-            "algorithm.kl_ctrl.type",
-            control,
-            "adaptive control needs the KL divergence in the reward; set algorithm.use_kl_in_reward=true",
-        )
-        horizon = self.algorithm.kl_ctrl.horizon
-        require(
-            control == "fixed" or batch * n < 5 * horizon,
-            "algorithm.kl_ctrl.horizon",
-            horizon,
-            f"adaptive control would overshoot with {batch * n} responses per step; set it above {batch * n / 5:g}",
-        )
-        self._check_engine()
+        self._check_rewards()
+        self._check_models()
+        self._check_token_budgets()
         self._check_rank_signal()
 
     @property
@@ -209,86 +142,93 @@ class PPOConfig:
         per_pass = math.ceil(self.data.train_batch_size / self.critic.ppo_mini_batch_size)
         return total_steps * self.critic.ppo_epochs * per_pass
 
+    def _check_batches(self) -> None:
+        estimator, batch = self.algorithm.adv_estimator, self.data.train_batch_size
+        fix = "grpo_passk compares the two best responses to a prompt; set rollout.n>=2"
+        self.require(estimator != "grpo_passk" or self.rollout.n >= 2, "rollout.n", fix)
+        limit = f"must be at most data.train_batch_size={batch}"
+        self.require(self.actor.ppo_mini_batch_size <= batch, "actor.ppo_mini_batch_size", limit)
+        if self.uses_critic:
+            self.require(self.critic.ppo_mini_batch_size <= batch, "critic.ppo_mini_batch_size", limit)
+        else:
+            fix = f"{estimator} has no critic; set it to 0"
+            self.require(self.trainer.critic_warmup == 0, "trainer.critic_warmup", fix)
+        fix = "there are no validation prompts; set data.val_files"
+        self.require(bool(self.data.val_files) or not self.trainer.val_only, "trainer.val_only", fix)
+
     def _check_filtering(self) -> None:
         """Check the options of dynamic sampling."""
-        n, batch, filtering = self.rollout.n, self.data.train_batch_size, self.algorithm.filter_groups
+        batch, filtering = self.data.train_batch_size, self.algorithm.filter_groups
         field, generated = "data.gen_batch_size", self.data.prompts_per_batch
         if not filtering.enable:
             fix = (
                 f"without algorithm.filter_groups a step samples data.train_batch_size={batch} prompts; set it to null"
             )
-            require(generated == batch, field, generated, fix)
+            self.require(generated == batch, field, fix)
             return
         fix = "algorithm.filter_groups compares the responses to one prompt; set rollout.n>=2"
-        require(n >= 2, "rollout.n", n, fix)
+        self.require(self.rollout.n >= 2, "rollout.n", fix)
         limit = filtering.max_num_gen_batches
-        require(
-            limit <= 0 or limit * generated >= batch,
-            "algorithm.filter_groups.max_num_gen_batches",
-            limit,
-            f"so many batches of {field}={generated} prompts do not fill data.train_batch_size={batch}; raise either",
-        )
-        require(
-            filtering.metric != "seq_final_reward" or not self.algorithm.use_kl_in_reward,
-            "algorithm.filter_groups.metric",
-            filtering.metric,
-            "the KL penalty of algorithm.use_kl_in_reward makes every reward differ; set seq_reward",
-        )
+        fix = f"so many batches of {field}={generated} prompts do not fill data.train_batch_size={batch}; raise either"
+        enough = limit <= 0 or limit * generated >= batch
+        self.require(enough, "algorithm.filter_groups.max_num_gen_batches", fix)
+        known = filtering.metric != "seq_final_reward" or not self.algorithm.use_kl_in_reward
+        fix = "the KL penalty of algorithm.use_kl_in_reward makes every reward differ; set seq_reward"
+        self.require(known, "algorithm.filter_groups.metric", fix)
 
-    def _check_engine(self) -> None:
-        """Check the parts of the training engine against each other and against the number of workers."""
-        longest = self.max_sequence_length
-        parallel = self.rollout.tensor_parallel_size
-        per_machine = self.trainer.n_gpus_per_node
+    def _check_rewards(self) -> None:
+        """Check the overlong penalty and the KL divergence in the reward."""
+        overlong, longest = self.reward_score.overlong_buffer, self.data.max_response_length
+        fix = f"must be below data.max_response_length={longest}"
+        self.require(not overlong.enable or overlong.len < longest, "reward_score.overlong_buffer.len", fix)
+        control, responses = self.algorithm.kl_ctrl, self.data.train_batch_size * self.rollout.n
+        if control.type == "adaptive":
+            fix = "adaptive control needs the KL divergence in the reward; set algorithm.use_kl_in_reward=true"
+            self.require(self.algorithm.use_kl_in_reward, "algorithm.kl_ctrl.type", fix)
+            fix = f"adaptive control would overshoot with {responses} responses per step; set it above"
+            self.require(responses < 5 * control.horizon, "algorithm.kl_ctrl.horizon", f"{fix} {responses / 5:g}")
+
+    def _check_models(self) -> None:
+        """Check what is loaded against the number of workers."""
+        parallel, per_machine = self.rollout.tensor_parallel_size, self.trainer.n_gpus_per_node
         check_divides("rollout.tensor_parallel_size", parallel, "trainer.n_gpus_per_node", per_machine)
-        require(
-            self.rollout.name == "vllm" or parallel == 1,
-            "rollout.tensor_parallel_size",
-            parallel,
-            "rollout.name=hf has no tensor parallelism; set it to 1",
-        )
+        fix = "rollout.name=hf has no tensor parallelism; set it to 1"
+        self.require(self.rollout.name == "vllm" or parallel == 1, "rollout.tensor_parallel_size", fix)
         for prefix, model in self.models.items():
             for workers in self.trainer.world_sizes:
                 check_workers(model, prefix, workers)
-            adapter = model.lora_adapter_path
             fix = "only the policy starts from an adapter; merge it into the model, and set this to null"
-            require(adapter is None or prefix == "model", f"{prefix}.lora_adapter_path", adapter, fix)
-        if self.uses_reward_model:
-            rank = self.reward_model.model.lora.rank
-            require(rank == 0, "reward_model.model.lora.rank", rank, "a reward model is not trained; set it to 0")
-        budgets = []
+            starts = model.lora_adapter_path is None or prefix == "model"
+            self.require(starts, f"{prefix}.lora_adapter_path", fix)
+        untrained = not self.uses_reward_model or self.reward_model.model.lora.rank == 0
+        self.require(untrained, "reward_model.model.lora.rank", "a reward model is not trained; set it to 0")
+
+    def _check_token_budgets(self) -> None:
+        """Check that each forward pass filled by tokens holds the longest sequence."""
+        budgets: dict[str, ModelConfig] = {}
         if self.actor.use_dynamic_bsz:
-            budgets += [("actor.ppo_max_token_len_per_gpu", self.actor.ppo_max_token_len_per_gpu, self.model)]
-            budgets += [("actor.log_prob_max_token_len_per_gpu", self.actor.log_prob_max_token_len_per_gpu, self.model)]
+            budgets["actor.ppo_max_token_len_per_gpu"] = self.model
+            budgets["actor.log_prob_max_token_len_per_gpu"] = self.model
         if self.uses_critic and self.critic.use_dynamic_bsz:
-            budgets += [("critic.ppo_max_token_len_per_gpu", self.critic.ppo_max_token_len_per_gpu, self.critic.model)]
-        for field, budget, model in budgets:
-            sequence = model.ulysses_sequence_parallel_size
+            budgets["critic.ppo_max_token_len_per_gpu"] = self.critic.model
+        for field, model in budgets.items():
+            sequence, longest = model.ulysses_sequence_parallel_size, self.max_sequence_length
             together = f", split over {sequence} workers" if sequence > 1 else ""
-            require(
-                budget * sequence >= longest,
-                field,
-                budget,
-                f"must hold one sequence{together}: data.max_prompt_length+data.max_response_length={longest}",
-            )
+            sum_of = f"data.max_prompt_length+data.max_response_length={longest}"
+            holds = attrgetter(field)(self) * sequence >= longest
+            self.require(holds, field, f"must hold one sequence{together}: {sum_of}")
 
     def _check_rank_signal(self) -> None:
-        if not self.reward_manager.active:
+        manager, calculator = self.reward_manager, self.calculator
+        if not manager.active:
             return
-        require(
-            self.calculator.enable,
-            "calculator.enable",
-            False,
-            "rank shaping needs rank metrics; set calculator.enable=true, or reward_manager.add_reward=false and "
-            "reward_manager.add_adv=false",
+        fix = "rank shaping needs rank metrics; set calculator.enable=true, or reward_manager.add_reward=false and "
+        self.require(calculator.enable, "calculator.enable", f"{fix}reward_manager.add_adv=false")
+        available = [*calculator.metric_names, *map(name_of, calculator.token_metrics)]
+        fix = (
+            f"is not computed, but {available} are; extend calculator.metric_indices or "
+            "calculator.metric_indices_add, or set calculator.compute_diff=true"
         )
-        available = [*self.calculator.metric_names, *map(name_of, self.calculator.token_metrics)]
-        named = [("reward_manager.indicator_names", name) for name in self.reward_manager.indicator_names]
-        for field, name in [*named, ("reward_manager.guidance_metric", self.reward_manager.guide)]:
-            require(
-                name in available,
-                field,
-                name,
-                f"is not computed, but {available} are; extend calculator.metric_indices or "
-                "calculator.metric_indices_add, or set calculator.compute_diff=true",
-            )
+        for name in manager.indicator_names:
+            require(name in available, "reward_manager.indicator_names", name, fix)
+        require(manager.guide in available, "reward_manager.guidance_metric", manager.guide, fix)

@@ -1,43 +1,49 @@
 """Groups that make rewards: ``reward_score`` (verifiers), ``reward_model`` and ``reward_manager`` (rank shaping)."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from verl.config.checks import require, require_literals, require_not_negative, require_positive, require_seconds
+from verl.config.checks import (
+    NAMES_ONE,
+    Group,
+    NotNegativeFloat,
+    PositiveInt,
+    Seconds,
+    Share,
+    require,
+    rule,
+    within,
+)
 from verl.config.common import ModelConfig
 
 ScoreMode = Literal["independent", "mix"]
 
 
 @dataclass(frozen=True)
-class OverlongBufferConfig:
+class OverlongBufferConfig(Group):
     """Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13): the score falls before a response is cut off."""
 
     enable: bool
     """Lower the score of responses that reach into the last ``len`` tokens of ``data.max_response_length``."""
-    len: int
+    len: PositiveInt
     """Length of that range in tokens, at least 1 and below ``data.max_response_length``."""
-    penalty_factor: float
+    penalty_factor: NotNegativeFloat
     """Penalty of a response of full length, at least 0; within the range it grows linearly from 0."""
-
-    def __post_init__(self) -> None:
-        require_positive("reward_score.overlong_buffer.len", self.len)
-        require_not_negative("reward_score.overlong_buffer.penalty_factor", self.penalty_factor)
 
 
 @dataclass(frozen=True)
-class RewardScoreConfig:
+class RewardScoreConfig(Group):
     """How verifiers turn a response into a score."""
 
     mode: ScoreMode
     """``independent``: 1 correct and boxed, 0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed; ``mix``: 1 or
     0."""
-    num_workers: int
+    num_workers: Annotated[int, within("[0, 4096]")]
     """Verifier processes, at most 4096. 0: as many as this machine's cores leave beside the workers, at least 1 and at
     most 32; a worker on a GPU counts as one core, one on a CPU as its threads."""
-    timeout_s: float
+    timeout_s: Seconds
     """Seconds per response; a verifier that takes longer is killed, and the response counts as wrong."""
-    memory_limit_mb: int
+    memory_limit_mb: PositiveInt
     """Memory in MiB that one verifier process may allocate."""
     overlong_buffer: OverlongBufferConfig
     custom_functions: list[str]
@@ -54,43 +60,32 @@ class RewardScoreConfig:
     custom_kwargs: dict[str, Any]
     """Further keyword arguments of ``custom_functions``, the same for each response and each function."""
 
-    def __post_init__(self) -> None:
-        workers = self.num_workers
-        require(0 <= workers <= 4096, "reward_score.num_workers", workers, "must be from 0 to 4096")
-        require_seconds("reward_score.timeout_s", self.timeout_s)
-        require_positive("reward_score.memory_limit_mb", self.memory_limit_mb)
-        field, own = "reward_score.custom_kwargs", ("data_source", "solution_str", "ground_truth", "extra_info")
+    def check(self) -> None:
+        arguments = ("data_source", "solution_str", "ground_truth", "extra_info")
         for name, value in self.custom_kwargs.items():
-            require(name.isidentifier() and name not in own, f"{field}.{name}", value, "must be a name of your own")
-        require(
-            not self.custom_kwargs or bool(self.custom_functions),
-            field,
-            self.custom_kwargs,
-            "are used only with reward_score.custom_functions; set that",
-        )
+            free = name.isidentifier() and name not in arguments
+            require(free, f"custom_kwargs.{name}", value, "must be a name of your own")
+        used = bool(self.custom_functions) or not self.custom_kwargs
+        self.require(used, "custom_kwargs", "are used only with reward_score.custom_functions; set that")
         self.paths_of_custom_functions()
 
     def paths_of_custom_functions(self) -> dict[str, str]:
         """``custom_functions`` as data source -> path of the function. Raises ``ConfigError`` for a malformed entry."""
-        field, paths = "reward_score.custom_functions", dict[str, str]()
+        field, paths = "custom_functions", dict[str, str]()
         for entry in self.custom_functions:
             source, _, path = entry.partition("=")
             module, _, function = path.rpartition(":")
             importable = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
             well_formed = bool(source.strip()) and importable and function.isidentifier()
-            require(
-                well_formed,
-                field,
-                entry,
-                "must have the form data_source=module:function, or file.py:function",
-            )
+            fix = "must have the form data_source=module:function, or file.py:function"
+            require(well_formed, field, entry, fix)
             require(source not in paths, field, entry, f"{source} already has {paths.get(source)}; name one function")
             paths[source] = path
         return paths
 
 
 @dataclass(frozen=True)
-class RewardModelConfig:
+class RewardModelConfig(Group):
     """A learned reward model, used together with the verifiers."""
 
     enable: bool
@@ -99,9 +94,9 @@ class RewardModelConfig:
     """A sequence classification model with one output (``AutoModelForSequenceClassification``, ``num_labels=1``) whose
     head is called ``score``, as in Llama, Mistral and Qwen. It uses its own tokenizer and chat template, so it may be
     of another family than the policy. ``none``: no model."""
-    micro_batch_size_per_gpu: int
+    micro_batch_size_per_gpu: PositiveInt
     """Responses per forward pass on one worker; changes memory and speed, never the scores."""
-    max_length: int
+    max_length: PositiveInt
     """Most tokens of prompt and response, by its own tokenizer; longer texts lose their first tokens."""
     rule_weight: float
     """Weight of the verifier's score in the reward. At 0 the policy learns from the reward model alone; verifiers still
@@ -109,15 +104,13 @@ class RewardModelConfig:
     weight: float
     """Weight of the reward model's score in the reward."""
 
-    def __post_init__(self) -> None:
-        for field in ("micro_batch_size_per_gpu", "max_length"):
-            require_positive(f"reward_model.{field}", getattr(self, field))
-        weights = (self.rule_weight, self.weight)
-        require(not self.enable or any(weights), "reward_model.weight", self.weight, "both weights are 0; set one")
+    def check(self) -> None:
+        weighs = self.rule_weight != 0 or self.weight != 0
+        self.require(weighs or not self.enable, "weight", "both weights are 0; set one")
 
 
 @dataclass(frozen=True)
-class RewardManagerConfig:
+class RewardManagerConfig(Group):
     """Rank shaping: how rank metrics become the auxiliary signal Phi and where Phi goes."""
 
     add_reward: bool
@@ -134,7 +127,7 @@ class RewardManagerConfig:
     release: baselines and score average start at 0, so the first step has no signal and in the second every deviation
     is at its limit of 5; each step then moves the baselines, after its signal, towards the batch of the previous
     step."""
-    indicator_names: list[str]
+    indicator_names: Annotated[list[str], NAMES_ONE]
     """Metrics that enter Phi; the first one (the acceleration) is the guide, unless ``guidance_metric`` names it."""
     guidance_metric: str | None
     """The guide, the metric whose deviation sets beta; it need not be among ``indicator_names``. null: the first of
@@ -147,29 +140,20 @@ class RewardManagerConfig:
     """``PlanB``: beta = sigmoid(gain * d_guide); ``FixTwo``: beta = 0.5; ``FixOne``: w = w_explore + w_exploit."""
     gain: float
     """Slope of the sigmoid in ``PlanB``."""
-    kappa: float
+    kappa: Annotated[float, rule(lambda kappa: kappa >= 1, "must be at least 1")]
     """The bonus is at most |A| / kappa, so that no advantage changes its sign; at least 1."""
-    ema_alpha: float
+    ema_alpha: Share
     """Weight of the newest batch mean in the baselines mu and in the score average, in (0, 1]."""
     aux_reward_global_weight: float
     """The constant c in Phi."""
     aux_fix: bool
     """Keep c constant; false multiplies c by 1 - (ema_score + 1) / 2, so that Phi fades as the score rises."""
 
-    def __post_init__(self) -> None:
-        require_literals("reward_manager", self)
+    def check(self) -> None:
         names = self.indicator_names
-        require(len(names) > 0, "reward_manager.indicator_names", names, "name at least the guide")
+        fix = f"needs one weight per indicator, {len(names)}: {names}"
         for field in ("w_explore", "w_exploit"):
-            weights = getattr(self, field)
-            require(
-                len(weights) == len(names),
-                f"reward_manager.{field}",
-                weights,
-                f"needs one weight per indicator, {len(names)}: {names}",
-            )
-        require(self.kappa >= 1, "reward_manager.kappa", self.kappa, "must be at least 1")
-        require(0 < self.ema_alpha <= 1, "reward_manager.ema_alpha", self.ema_alpha, "must be in (0, 1]")
+            self.require(len(getattr(self, field)) == len(names), field, fix)
 
     @property
     def guide(self) -> str:

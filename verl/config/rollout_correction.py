@@ -1,9 +1,9 @@
 """The group ``algorithm.rollout_correction``: which tokens the rollout engine and the trainer disagree on too much."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from verl.config.checks import require, require_choice, require_distinct
+from verl.config.checks import NAMES_ONCE, Group, require, require_choice, within
 
 RejectionRule = Literal[
     "token_k1",
@@ -29,7 +29,7 @@ class Rejection(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RolloutCorrectionConfig:
+class RolloutCorrectionConfig(Group):
     """Rejection of tokens and responses whose probabilities in the rollout engine and in the trainer differ too much,
     under veRL's names. ``actor.tis_level`` weights them instead, and both can be used together. What is rejected enters
     no loss and no denominator of a loss: means are over the tokens and responses that are left. It still counts in the
@@ -43,14 +43,11 @@ class RolloutCorrectionConfig:
     rollout_rs_threshold: list[Any] | None
     """For each rule, or for all of them, the largest value that passes. For k1 rules the bounds of the ratio itself,
     ``"0.5_2.0"``, or its upper one, 2.0, whose inverse is the lower one; for the others an upper bound in nats."""
-    rollout_token_veto_threshold: float | None
+    rollout_token_veto_threshold: Annotated[float, within("[1e-8, 1)")] | None
     """Reject a response with a token whose ratio p_trainer / p_rollout is below this, in (0, 1) and at least 1e-8, such
     as 1e-4; null: none. In the log the rule is called ``seq_max_k1``."""
 
-    def __post_init__(self) -> None:
-        veto = self.rollout_token_veto_threshold
-        field = "algorithm.rollout_correction.rollout_token_veto_threshold"
-        require(veto is None or 1e-8 <= veto < 1, field, veto, "must be in [1e-8, 1), or null")
+    def check(self) -> None:
         # Raises for values that are out of range.
         assert self.rejections is not None
 
@@ -61,16 +58,16 @@ class RolloutCorrectionConfig:
         return [*self._listed(), *([] if veto is None else [Rejection("seq_max_k1", None, 1 / veto)])]
 
     def _listed(self) -> list[Rejection]:
-        field = "algorithm.rollout_correction.rollout_rs"
+        field = "rollout_rs"
         rules, bounds = _entries(self.rollout_rs), _entries(self.rollout_rs_threshold)
         if not rules:
-            require(not bounds, f"{field}_threshold", self.rollout_rs_threshold, f"is used only with {field}; set that")
+            self.require(not bounds, f"{field}_threshold", "is used only with rollout_rs; set that")
             return []
-        require_distinct(field, rules)
+        NAMES_ONCE(field, rules)
         for rule in rules:
             require_choice(field, rule, get_args(RejectionRule))
         count = f"needs one threshold, or one for each of the {len(rules)} rules"
-        require(len(bounds) in (1, len(rules)), f"{field}_threshold", self.rollout_rs_threshold, count)
+        self.require(len(bounds) in (1, len(rules)), f"{field}_threshold", count)
         bounds = bounds * len(rules) if len(bounds) == 1 else bounds
         return [_rejection(f"{field}_threshold", *pair) for pair in zip(rules, bounds, strict=True)]
 

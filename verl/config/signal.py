@@ -5,14 +5,15 @@ home.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from verl.config.checks import (
-    require,
-    require_known,
-    require_not_negative,
+    Group,
+    NotNegativeFloat,
+    PositiveFloat,
+    Probability,
+    own_or,
     require_own_options,
-    require_positive,
 )
 from verl.config.rollout_correction import RolloutCorrectionConfig
 
@@ -40,34 +41,26 @@ the user's own decides for itself how many it needs."""
 
 
 @dataclass(frozen=True)
-class KLControlConfig:
+class KLControlConfig(Group):
     """The weight of the KL divergence in the reward."""
 
     type: Literal["fixed", "adaptive"]
     """``fixed``, or ``adaptive``: the weight grows while the divergence is above its target, and shrinks below it."""
-    kl_coef: float
+    kl_coef: NotNegativeFloat
     """The weight; with ``adaptive`` the weight at the start."""
-    target_kl: float
+    target_kl: PositiveFloat
     """Target of ``adaptive``: the divergence per response token, in nats."""
-    horizon: float
+    horizon: PositiveFloat
     """Responses after which ``adaptive`` has changed the weight by a fifth, if the divergence is off by 20% or more;
     larger is slower."""
 
-    def __post_init__(self) -> None:
-        require_not_negative("algorithm.kl_ctrl.kl_coef", self.kl_coef)
-        require_positive("algorithm.kl_ctrl.target_kl", self.target_kl)
-        require_positive("algorithm.kl_ctrl.horizon", self.horizon)
-        if self.type == "adaptive":
-            require(
-                self.kl_coef > 0,
-                "algorithm.kl_ctrl.kl_coef",
-                self.kl_coef,
-                "adaptive control multiplies it, so it must be above 0",
-            )
+    def check(self) -> None:
+        fix = "adaptive control multiplies it, so it must be above 0"
+        self.require(self.type == "fixed" or self.kl_coef > 0, "kl_coef", fix)
 
 
 @dataclass(frozen=True)
-class FilterGroupsConfig:
+class FilterGroupsConfig(Group):
     """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): groups without a learning signal are replaced."""
 
     enable: bool
@@ -84,25 +77,22 @@ class FilterGroupsConfig:
 
 
 @dataclass(frozen=True)
-class PFPPOConfig:
+class PFPPOConfig(Group):
     """Which responses ``algorithm.use_pf_ppo`` draws."""
 
     reweight_method: Literal["pow", "max_min", "max_random"]
     """Weight of a response of reward r: ``pow``, abs(r) to the power of ``weight_pow``; ``max_min``, 1 for the largest
     and the smallest reward of the batch and hardly anything for others; ``max_random``, 0.4 for the largest, 0.1 for
     others."""
-    weight_pow: float
+    weight_pow: NotNegativeFloat
     """Exponent of ``pow``, at least 0."""
-
-    def __post_init__(self) -> None:
-        require_not_negative("algorithm.pf_ppo.weight_pow", self.weight_pow)
 
 
 @dataclass(frozen=True)
-class AlgorithmConfig:
+class AlgorithmConfig(Group):
     """How rewards become advantages."""
 
-    adv_estimator: str
+    adv_estimator: Annotated[str, own_or(get_args(AdvEstimator))]
     """Advantage estimator: ``grpo``, ``rloo``, ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``remax``
     (the baseline is the greedy response, one more response per prompt), ``gae`` (PPO, with the critic of the group
     ``critic``), ``gpg`` (centred, and scaled by the share of scores that are not 0; arXiv 2504.02546), ``opo`` (centred
@@ -115,13 +105,13 @@ class AlgorithmConfig:
     """Keyword arguments of your own ``adv_estimator``."""
     norm_adv_by_std_in_grpo: bool
     """Divide the group-centred score by the group's standard deviation (``grpo``, ``grpo_passk``); false is Dr.GRPO."""
-    gamma: float
+    gamma: Probability
     """Discount per token of ``reinforce_plus_plus`` and ``gae``, in [0, 1]."""
-    lam: float
+    lam: Probability
     """Lambda of ``gae``, in [0, 1]: 0 trusts the critic alone, 1 the rewards alone."""
     use_kl_in_reward: bool
     """Subtract the KL divergence from the reference policy from every token's reward."""
-    kl_penalty: str
+    kl_penalty: Annotated[str, own_or(get_args(KLType))]
     """Estimator of that divergence, as ``actor.kl_loss_type``; rewards have no gradient, so a ``+`` changes nothing."""
     kl_penalty_kwargs: dict[str, Any]
     """Keyword arguments of your own ``kl_penalty``."""
@@ -133,12 +123,8 @@ class AlgorithmConfig:
     arXiv 2409.06957); with ``gae``."""
     pf_ppo: PFPPOConfig
 
-    def __post_init__(self) -> None:
-        require_known("algorithm.adv_estimator", self.adv_estimator, get_args(AdvEstimator))
-        require_known("algorithm.kl_penalty", self.kl_penalty, get_args(KLType))
-        require_own_options("algorithm.adv_estimator", self.adv_estimator, self.adv_estimator_kwargs)
-        require_own_options("algorithm.kl_penalty", self.kl_penalty, self.kl_penalty_kwargs)
-        require(0 <= self.gamma <= 1, "algorithm.gamma", self.gamma, "must be in [0, 1]")
-        require(0 <= self.lam <= 1, "algorithm.lam", self.lam, "must be in [0, 1]")
+    def check(self) -> None:
+        require_own_options("adv_estimator", self.adv_estimator, self.adv_estimator_kwargs)
+        require_own_options("kl_penalty", self.kl_penalty, self.kl_penalty_kwargs)
         drawn = not self.use_pf_ppo or self.adv_estimator == "gae"
-        require(drawn, "algorithm.use_pf_ppo", True, "belongs to algorithm.adv_estimator=gae; set it to false")
+        self.require(drawn, "use_pf_ppo", "belongs to algorithm.adv_estimator=gae; set it to false")

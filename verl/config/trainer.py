@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from verl.config.checks import require, require_not_negative, require_own
+from verl.config.checks import NotNegativeInt, Step, require_own
 from verl.config.common import RunConfig
 from verl.config.samples import SamplesConfig
 
@@ -22,10 +22,10 @@ class TrainerConfig(RunConfig):
     """Validate the initial policy (step 0)."""
     val_only: bool
     """Validate the initial policy, or the one resumed from, and end the run."""
-    except_save: list[int]
+    except_save: list[Step]
     """Further steps to save a checkpoint after, besides those of ``save_freq``; ``max_ckpt_to_keep`` never removes
     these."""
-    critic_warmup: int
+    critic_warmup: NotNegativeInt
     """Number of first steps in which only the critic learns; ``gae`` only. veRL's policy learns from step
     ``critic_warmup`` on, so there one step fewer is the critic's alone. The policy's learning rate starts with its own
     first update, here and in veRL."""
@@ -40,21 +40,16 @@ class TrainerConfig(RunConfig):
     log_release_names: bool
     """Also log metrics under the names of the paper's release; docs/metrics.md lists them."""
     samples: SamplesConfig
-    log_samples: int
+    log_samples: NotNegativeInt
     """Show this many responses of every kept training step and validation on the console and, as tables, in wandb and
     TensorBoard; spread over the batch, so that every validation shows the same prompts. 0: none."""
+
+    def check(self) -> None:
+        require_own("method", self.method, self.method_kwargs)
 
     def deals_by_counts(self, device_type: str) -> bool:
         """Whether ``deterministic`` holds."""
         return device_type == "cpu" if self.deterministic is None else self.deterministic
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_own("trainer.method", self.method, self.method_kwargs)
-        require_not_negative("trainer.critic_warmup", self.critic_warmup)
-        require_not_negative("trainer.log_samples", self.log_samples)
-        positive = all(step > 0 for step in self.except_save)
-        require(positive, "trainer.except_save", self.except_save, "steps are counted from 1")
 
     def saves_nothing(self, total_steps: int) -> bool:
         """Whether a training run of ``total_steps`` ends without a checkpoint."""

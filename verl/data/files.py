@@ -79,46 +79,26 @@ def _read_parquet(path: Path) -> list[Row]:
         # Also text that is not UTF-8, damaged pages, and dates that Python does not have.
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{path}: cannot be read as parquet: {reason:.200}{_unreadable_place(path)}; get or write the file again "
+            f"{path}: cannot be read as parquet: {reason:.200}{_unreadable_rows(path)}; get or write the file again "
             "(scripts/prepare_data.py writes such files)"
         ) from error
     return rows
 
 
-def _unreadable_place(path: Path) -> str:
-    """The first column and row, or rows, of a parquet file that cannot be read; empty if that is all of them."""
+def _unreadable_rows(path: Path) -> str:
+    """The first row group of a parquet file that cannot be read; empty if that is not known."""
     try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
-        first = 0
+        file, first = pq.ParquetFile(path, page_checksum_verification=True), 0
         for group in range(file.num_row_groups):
-            size = file.metadata.row_group(group).num_rows
-            for name in dict.fromkeys(file.schema_arrow.names):
-                place = _unreadable_in_column(file, group, name)
-                if place is not None:
-                    rows = (
-                        f"rows {first} to {first + size - 1}"
-                        if place < 0 < size - 1
-                        else f"row {first + max(place, 0)}"
-                    )
-                    return f" ({rows}, column {name})"
-            first += size
+            end = first + file.metadata.row_group(group).num_rows
+            try:
+                file.read_row_group(group).to_pylist()
+            except UNREADABLE_PARQUET:
+                return f" (rows {first} to {end - 1})"
+            first = end
     except UNREADABLE_PARQUET:
         pass  # the file as a whole
     return ""
-
-
-def _unreadable_in_column(file: pq.ParquetFile, group: int, name: str) -> int | None:
-    """The first row of a row group whose entry in a column cannot be read; -1: any of them; None: all can."""
-    try:
-        column = file.read_row_group(group, columns=[name])[name]
-    except UNREADABLE_PARQUET:
-        return -1
-    for number, entry in enumerate(column):
-        try:
-            entry.as_py()
-        except UNREADABLE_PARQUET:
-            return number
-    return None
 
 
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:

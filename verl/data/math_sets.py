@@ -27,28 +27,16 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Example:
-    """One problem of a set, independent of the set's field names."""
-
-    question: str
-    ground_truth: str
-    """The final answer; empty if the set has none."""
-    solution: str
-    """A worked solution, or empty."""
-    category: str
-    """The set's level label, or empty."""
-
-
-@dataclass(frozen=True)
 class MathSet:
     """Where a set is on the hub and how its rows are read."""
 
-    data_source: str
-    """Verifier name, a key of ``verl.rewards.registry.VERIFIERS``."""
     hub_id: str
-    config: str
-    """Configuration name on the hub, or empty for the default one."""
-    read: Callable[[Row], Example]
+    """Also the ``data_source`` of its records, which names their verifier."""
+    config: str | None
+    """Configuration name on the hub; None for the default one."""
+    read: Callable[[Row], dict[str, str]]
+    """The ``question`` and ``ground_truth`` of a row, and its ``solution`` and ``category`` if it has them; empty
+    texts for what is missing."""
 
 
 def load_math_set(
@@ -64,66 +52,52 @@ def load_math_set(
     require_choice("data set", name, list(MATH_SETS))
     math_set = MATH_SETS[name]
     rows = _local_rows(local_dir, split) if local_dir else _hub_rows(math_set, split, subset)
+    common = {"data_source": math_set.hub_id, "split": split, "instruction": instruction}
     records = []
     for index, row in enumerate(rows):
-        example = math_set.read(row)
-        require(bool(example.question), f"{name} {split} row {index}", dict(row), "has no question")
-        if example.ground_truth:
-            records.append(
-                rl_record(
-                    data_source=math_set.data_source,
-                    question=example.question,
-                    ground_truth=example.ground_truth,
-                    split=split,
-                    index=index,
-                    instruction=instruction,
-                    solution=example.solution,
-                    category=example.category,
-                )
-            )
+        problem = math_set.read(row)
+        require(bool(problem["question"]), f"{name} {split} row {index}", dict(row), "has no question")
+        if problem["ground_truth"]:
+            records.append(rl_record(index=index, **common, **problem))
     return records
 
 
 def _local_rows(folder: Path, split: str) -> Iterable[Row]:
     # A file as published comes before its conversion.
-    suffixes = (".jsonl", ".json", ".parquet")
-    for suffix in suffixes:
-        path = folder / f"{split}{suffix}"
-        if path.exists():
-            return read_rows(str(path))
-    raise ValueError(f"local_dir={str(folder)!r}: needs one of {', '.join(split + suffix for suffix in suffixes)}")
+    paths = [folder / f"{split}{suffix}" for suffix in (".jsonl", ".json", ".parquet")]
+    existing = [path for path in paths if path.exists()]
+    if not existing:
+        raise ValueError(f"local_dir={str(folder)!r}: needs one of {', '.join(path.name for path in paths)}")
+    return read_rows(str(existing[0]))
 
 
 def _hub_rows(math_set: MathSet, split: str, subset: str) -> Iterable[Row]:
-    if subset:
-        rows: Iterable[Row] = load_dataset(
-            math_set.hub_id, data_files={split: f"{subset}/{split}.parquet"}, split=split
-        )
-    else:
-        rows = load_dataset(math_set.hub_id, math_set.config or None, split=split)
+    files = {"data_files": {split: f"{subset}/{split}.parquet"}} if subset else {}
+    rows: Iterable[Row] = load_dataset(math_set.hub_id, math_set.config, split=split, **files)
     return rows
 
 
-def _read_gsm8k(row: Row) -> Example:
-    return Example(row["question"], extract_gsm8k(row["answer"]) or "", row["answer"], "")
+def _read_gsm8k(row: Row) -> dict[str, str]:
+    answer = row["answer"]
+    return {"question": row["question"], "ground_truth": extract_gsm8k(answer) or "", "solution": answer}
 
 
-def _read_math(row: Row) -> Example:
+def _read_math(row: Row) -> dict[str, str]:
     answer = row.get("answer") or extract_boxed(row["solution"]) or ""
-    return Example(row["problem"], str(answer), row["solution"], str(row.get("level") or ""))
+    level = str(row.get("level") or "")
+    return {"question": row["problem"], "ground_truth": str(answer), "solution": row["solution"], "category": level}
 
 
-def _read_simplerl(row: Row) -> Example:
-    extra = row.get("extra_info") or {}
-    question = row.get("question") or extra.get("question") or ""
+def _read_simplerl(row: Row) -> dict[str, str]:
+    question = row.get("question") or (row.get("extra_info") or {}).get("question") or ""
     answer = row.get("gt_answer") or (row.get("reward_model") or {}).get("ground_truth") or ""
     level = row.get("level")
-    return Example(question, str(answer), "", "" if level is None else str(level))
+    return {"question": question, "ground_truth": str(answer), "category": "" if level is None else str(level)}
 
 
 MATH_SETS = {
-    "gsm8k": MathSet("openai/gsm8k", "openai/gsm8k", "main", _read_gsm8k),
-    "math": MathSet("DigitalLearningGmbH/MATH-lighteval", "DigitalLearningGmbH/MATH-lighteval", "", _read_math),
-    "simplerl-zoo": MathSet("hkust-nlp/SimpleRL-Zoo-Data", "hkust-nlp/SimpleRL-Zoo-Data", "", _read_simplerl),
+    "gsm8k": MathSet("openai/gsm8k", "main", _read_gsm8k),
+    "math": MathSet("DigitalLearningGmbH/MATH-lighteval", None, _read_math),
+    "simplerl-zoo": MathSet("hkust-nlp/SimpleRL-Zoo-Data", None, _read_simplerl),
 }
 """Name on the command line -> set."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
-from verl.data.chats import read_chat
+from verl.data.records import read_chat
 from verl.data.templates import (
     check_template,
     find_template,

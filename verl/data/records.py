@@ -1,4 +1,4 @@
-"""Record layouts of prompt data (veRL's) and of supervised data, and how their parquet files are written."""
+"""Record layouts of prompt data (veRL's) and of supervised data: how files are written, and how chats are read."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl.config.errors import ConfigError
 from verl.utils.files import replacing
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -87,3 +88,31 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.S
     with replacing(path) as temporary:
         # With checksums, a reader notices a damaged page.
         pq.write_table(table, temporary, write_page_checksum=True)
+
+
+def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt") -> list[dict[str, Any]]:
+    """The chat in the column ``key``, a list of messages; ``what`` it is called in messages.
+
+    Raises:
+        ConfigError: it has another form or is empty; names ``where``, the column and ``option``, which names the
+            column.
+    """
+    if not isinstance(value, list) or not all(
+        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value
+    ):
+        raise ConfigError(
+            f"{where}: {key}={value!r:.80}: must be {'text or ' * (what == 'prompt')}a list of messages, each with "
+            f"role and content; set {option} if the {what} is in another column"
+        )
+    for message in value:
+        for part in ("role", "content"):
+            if not (isinstance(message[part], str) and is_unicode(message[part])):
+                raise ConfigError(f"{where}: {key}: the {part} of a message must be text: {message[part]!r:.80}")
+    if not any(message["content"].strip() for message in value):
+        raise ConfigError(f"{where}: {key}: the {what} is empty; remove the row")
+    return value
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: JSON may hold half of a surrogate pair, which no tokenizer takes."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

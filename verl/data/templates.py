@@ -44,10 +44,21 @@ class Template:
 
 
 _QWEN_END = ("<|im_end|>", "<|endoftext|>")
-_QWEN_USER = "<|im_start|>user\n{question}"
-_QWEN_ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
-_LLAMA_USER = "<|start_header_id|>user<|end_header_id|>\n\n{question}"
-_LLAMA_ANSWER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+_BOXED_QUESTION = f"{{question}}\n{BOXED}"
+
+
+def _qwen(system: str, user: str = "{question}") -> Template:
+    turn = f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
+    return Template(turn, f"<|im_start|>system\n{system}<|im_end|>\n", "<|im_end|>\n", _QWEN_END)
+
+
+def _llama(user: str = "{question}") -> Template:
+    turn = f"<|start_header_id|>user<|end_header_id|>\n\n{user}<|eot_id|>"
+    answer = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    return Template(turn + answer, joint="<|eot_id|>", stops=("<|eot_id|>", "<|start_header_id|>"))
+
+
+_ASSISTANT = "You are a helpful assistant."
 _R1_ZERO = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
     "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
@@ -65,30 +76,10 @@ TEMPLATES: dict[str, Template] = {
     "plain-boxed": Template(f"{{question}}\n{BOXED}\n", stops=_NEXT_QUESTION),
     "question-answer": Template("Question: {question}\nAnswer:", stops=_NEXT_QUESTION),
     "step-by-step": Template("Question: {question}\nAnswer: Let's think step by step.", stops=_NEXT_QUESTION),
-    "qwen": Template(
-        f"{_QWEN_USER}{_QWEN_ANSWER}",
-        head="<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n",
-        joint="<|im_end|>\n",
-        stops=_QWEN_END,
-    ),
-    "qwen-boxed": Template(
-        f"{_QWEN_USER}\n{BOXED}{_QWEN_ANSWER}",
-        head="<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n",
-        joint="<|im_end|>\n",
-        stops=_QWEN_END,
-    ),
-    "qwen25": Template(
-        f"{_QWEN_USER}{_QWEN_ANSWER}",
-        head="<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n",
-        joint="<|im_end|>\n",
-        stops=_QWEN_END,
-    ),
-    "qwen25-math-cot": Template(
-        f"{_QWEN_USER}{_QWEN_ANSWER}",
-        head=f"<|im_start|>system\n{BOXED}<|im_end|>\n",
-        joint="<|im_end|>\n",
-        stops=_QWEN_END,
-    ),
+    "qwen": _qwen(_ASSISTANT),
+    "qwen-boxed": _qwen(_ASSISTANT, _BOXED_QUESTION),
+    "qwen25": _qwen(f"You are Qwen, created by Alibaba Cloud. {_ASSISTANT}"),
+    "qwen25-math-cot": _qwen(BOXED),
     "abel": Template(
         "Question:\n{question}\nAnswer:\nLet's think step by step.\n", stops=("\nQuestion:", *_QWEN_END, "</s>")
     ),
@@ -101,10 +92,8 @@ TEMPLATES: dict[str, Template] = {
     "r1-zero": Template(f"{_R1_ZERO} User: {{question}}. Assistant:", stops=("User:", "Assistant:")),
     "mathstral": Template(f"{{question}}\n{BOXED}", stops=("</s>", "[INST]")),
     "mistral": Template(f"[INST] {{question}}\n{BOXED} [/INST]", joint="</s>", stops=("</s>", "[INST]")),
-    "llama": Template(f"{_LLAMA_USER}{_LLAMA_ANSWER}", joint="<|eot_id|>", stops=("<|eot_id|>", "<|start_header_id|>")),
-    "llama-boxed": Template(
-        f"{_LLAMA_USER}\n{BOXED}{_LLAMA_ANSWER}", joint="<|eot_id|>", stops=("<|eot_id|>", "<|start_header_id|>")
-    ),
+    "llama": _llama(),
+    "llama-boxed": _llama(_BOXED_QUESTION),
 }
 """Name -> template."""
 

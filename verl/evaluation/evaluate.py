@@ -13,10 +13,10 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from verl.checkpoint.attempts import run_lock
+from verl.checkpoint.run_start import require_folder
 from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
-from verl.config.load import require_folder
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.generation import generate_missing
 from verl.evaluation.progress import EvaluationDisplay
@@ -92,7 +92,7 @@ def run_evaluation(config: EvaluationConfig) -> None:
         ConfigError: the config does not fit the machine, or another run is using the folder.
         SystemExit: with 1 if some evaluations failed; with 130 after an interrupt.
     """
-    own_measures(config.calculator.own_metrics)  # what is wrong with them is found before an engine starts
+    own_measures(config.calculator.own_metrics)  # checked before an engine starts
     run_to_end(lambda display, failures: _evaluate(config, display, failures), "samples")
 
 
@@ -116,14 +116,14 @@ def run_to_end(job: Callable[[EvaluationDisplay, Failures], None], kept: str) ->
 
 @dataclass(frozen=True)
 class Job:
-    """The parts of an evaluation or an analysis that were found and fit this machine."""
+    """An evaluation or an analysis, checked and loaded, before its engines start."""
 
     folder: Path
-    """Where the results go."""
+    """Folder of the results."""
     session: RaySession
     benchmarks: Mapping[str, list[Problem]]
     tokenizers: Mapping[Target, PreTrainedTokenizerBase]
-    """Of every target."""
+    """Tokenizer of each target."""
 
 
 def prepare(

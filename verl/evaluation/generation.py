@@ -50,15 +50,15 @@ def generate_missing(
     def take(reply: FinishedSamples) -> tuple[int, int]:
         problems_done = 0
         arrived: dict[EvaluationTask, list[StoredSample]] = defaultdict(list)
-        for found in reply.samples:
-            task, problem, i = samples[found.key]
+        for sample in reply.samples:
+            task, problem, i = samples[sample.key]
             left_of_problem[task, problem] -= 1
             problems_done += left_of_problem[task, problem] == 0
-            text, length, cut = found.response, found.num_tokens, found.truncated
-            arrived[task].append(StoredSample(problem, i, text, length, cut, found.metrics, found.token_ids))
+            text, length, cut = sample.response, sample.num_tokens, sample.truncated
+            arrived[task].append(StoredSample(problem, i, text, length, cut, sample.metrics, sample.token_ids))
         for task, new in arrived.items():
             stores[task].append(new)
-        display.generated(problems_done, len(reply.samples), sum(found.num_tokens for found in reply.samples))
+        display.generated(problems_done, len(reply.samples), sum(sample.num_tokens for sample in reply.samples))
         return reply.num_ended, reply.num_waiting
 
     serve(RequestQueue(len(samples), rooms), engines, message, take, deterministic)

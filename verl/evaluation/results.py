@@ -54,7 +54,7 @@ class ScoredSample:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Rank metrics of the response by name; not finite if undefined."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """What a user's reward function returned besides the score: JSON values by name."""
+    """Values that a user's reward function returned besides the score: JSON values by name."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class StoredVerdict:
     answer: str
     reason: str
     reward_extra_info: dict[str, Any]
-    """What else a user's function returned."""
+    """Further values that a user's function returned."""
 
 
 def score_samples(

@@ -97,8 +97,8 @@ class SampleStore:
         path = self.folder / SETTINGS_FILE
         if path.is_file():
             try:
-                found = json.loads(path.read_text())
-                old_settings, old_digests = found["settings"], found["prompts"]
+                record = json.loads(path.read_text())
+                old_settings, old_digests = record["settings"], record["prompts"]
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ConfigError(f"{path} is damaged; {FIX}") from error
             if not isinstance(old_settings, dict) or not isinstance(old_digests, list):

@@ -2,15 +2,15 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from verl.checkpoint.folders import POINTER, latest_checkpoint
+from verl.checkpoint.run_start import require_model
 from verl.config.errors import ConfigError
 from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
-from verl.config.load import require_model
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 
 CHECKPOINT = re.compile(r"global_step_(\d+)")
@@ -42,13 +42,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a configuration names."""
+    """The models that a configuration names."""
 
     targets: list[Target]
     errors: list[str]
-    """What was not found, one line each."""
+    """A line for each model or step that is missing."""
     notes: list[str]
-    """What the user should know."""
+    """Remarks for the user."""
     folder_name: str
     """Name of the folder of results."""
 
@@ -72,17 +72,14 @@ def select_targets(config: EvaluationConfig) -> Selection:
 
 def newest_run(runs_dir: Path, base: str) -> Path | None:
     """The training run below ``runs_dir`` from the model ``base`` that has the newest checkpoint."""
-    wanted = Path(base).resolve()
-    runs = [run for run in _runs(runs_dir) if Path(_run_text(run, "model", "path")).resolve() == wanted]
-    return max(runs, key=lambda run: (run / POINTER).stat().st_mtime, default=None)
-
-
-def _runs(folder: Path) -> Iterator[Path]:
-    """Folders of training runs with a complete checkpoint."""
-    for parent, folders, files in os.walk(folder):
+    runs = []
+    for parent, folders, files in os.walk(runs_dir):
         if POINTER in files:
             folders.clear()
-            yield Path(parent)
+            runs.append(Path(parent))
+    wanted = Path(base).resolve()
+    runs = [run for run in runs if Path(_run_text(run, "model", "path")).resolve() == wanted]
+    return max(runs, key=lambda run: (run / POINTER).stat().st_mtime, default=None)
 
 
 def _newest_or_base(runs_dir: str, entry: TargetConfig, notes: list[str]) -> str:
@@ -93,8 +90,7 @@ def _newest_or_base(runs_dir: str, entry: TargetConfig, notes: list[str]) -> str
             f"{runs_dir}/ holds no training run from {entry.base} with a checkpoint; evaluating that model alone "
             "(`bash train.sh` trains it)"
         )
-        return entry.base
-    return str(run)
+    return entry.base if run is None else str(run)
 
 
 def _targets_of(alias: str, path: str, entry: TargetConfig, errors: list[str]) -> tuple[list[Target], str]:
@@ -117,11 +113,11 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, errors: list[str]) -
     models: dict[int, str] = {}
     for step in steps:
         try:
-            found, model = _find_step(root, step, option, entry.base)
+            number, model = _find_step(root, step, option, entry.base)
         except ConfigError as error:
             errors.append(str(error))
             continue
-        models.setdefault(found, model)
+        models.setdefault(number, model)
     targets = [
         Target(alias or own_name, step, model, entry.template, entry.max_response_length, arguments)
         for step, model in models.items()
@@ -146,17 +142,17 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
     known = sorted(_step_of(folder) for folder in root.glob("global_step_*") if CHECKPOINT.fullmatch(folder.name))
     if not known:
         raise ConfigError(f"{field}.steps={step}: {root} has no checkpoint yet; name only 0, the base model")
-    found = step
+    number = step
     if step == LAST:
         newest = latest_checkpoint(root)
-        found = known[-1] if newest is None else _step_of(newest)
-    folder = root / f"global_step_{found}" / MODEL_IN_CHECKPOINT
+        number = known[-1] if newest is None else _step_of(newest)
+    folder = root / f"global_step_{number}" / MODEL_IN_CHECKPOINT
     if not (folder / "config.json").is_file():
         shards = (folder.parent / "shards").is_dir()
         export = "; `python -m verl.trainer.main_export` creates it" if shards else ""
         steps = ", ".join(map(str, known))
         raise ConfigError(f"{field}.steps={step}: no model in {folder}{export}; the run's steps are {steps}")
-    return found, _full_path(str(folder))
+    return number, _full_path(str(folder))
 
 
 def _full_path(model: str) -> str:
@@ -172,9 +168,9 @@ def _checkpoint_of(path: Path) -> Path | None:
 
 
 def _step_of(checkpoint: Path) -> int:
-    found = CHECKPOINT.fullmatch(checkpoint.name)
-    assert found is not None, checkpoint
-    return int(found.group(1))
+    match = CHECKPOINT.fullmatch(checkpoint.name)
+    assert match is not None, checkpoint
+    return int(match.group(1))
 
 
 def _run_option(root: Path, group: str, option: str) -> Any:

@@ -54,7 +54,7 @@ class EvaluationTask:
     """Whether the prompts end in ``<think>``."""
     folder: Path
     settings: dict[str, Any]
-    """Everything besides the prompts that the samples depend on."""
+    """All inputs of the samples besides the prompts."""
     unanswered: frozenset[int] = frozenset()
     """Places of the problems whose prompts are longer than the model takes: they have no samples."""
 
@@ -176,7 +176,7 @@ def few_shot_examples(benchmark: str) -> list[tuple[str, str]]:
 
 
 def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig, limit: int | None) -> EngineModel:
-    """What the engines load for ``tasks``, which are of one target; ``limit``: the model's longest sequence, if any."""
+    """The model as engines load it for ``tasks`` of one target; ``limit``: the model's longest sequence, if any."""
     target, settings = tasks[0].target, tasks[0].settings
     prompts = [ids for task in tasks for i, ids in enumerate(task.prompts) if i not in task.unanswered]
     longest = max(map(len, prompts)) + target.max_response_length

@@ -1,4 +1,4 @@
-"""The page of a run while it trains: made in a process of its own, so that no step waits for it."""
+"""Writes the page of a run while it trains, in a separate process, so that no step waits for it."""
 
 import subprocess
 import sys
@@ -11,11 +11,11 @@ from verl.run.sinks import Sink
 from verl_pages import PAGE
 
 LAST_PAGE_S = 120.0
-"""Most seconds that the end of a run waits for its page."""
+"""Seconds that the end of a run waits for its page."""
 
 
 class PageWriter:
-    """Writes ``report.html`` into a run's folder every so many steps, and at its end. Whatever fails is one line."""
+    """Writes ``report.html`` into a run's folder every ``freq`` steps and at its end; reports failures in one line."""
 
     def __init__(self, folder: Path, freq: int, say: Callable[[str], None]) -> None:
         """
@@ -41,11 +41,11 @@ class PageWriter:
             raise
 
     def sink(self) -> Sink:
-        """The place among a tracker's that starts the page after a step was recorded."""
+        """A sink of the tracker that updates the page after each recorded step."""
         return Sink(lambda step, metrics: self.after_step(step), self.stop)
 
     def after_step(self, step: int) -> None:
-        """Start to write the page if it is due, unless the one before is not finished yet."""
+        """Start to write the page if it is due, unless the previous one is still being written."""
         self._behind = True
         if self._freq > 0 and step > 0 and step % self._freq == 0:
             if self._process is not None and self._process.poll() is None:
@@ -53,7 +53,7 @@ class PageWriter:
             self._start()
 
     def finish(self) -> None:
-        """Write the page of the whole run, and say where it is."""
+        """Write the page of the whole run and report its path."""
         self._behind = False
         self.stop()
         if self._freq < 0:
@@ -71,7 +71,7 @@ class PageWriter:
             self._say(f"warning: the page was not written; `verl-report {self._folder}` makes it, and says why not")
 
     def stop(self) -> None:
-        """End the process, if one runs; the page stays as it was."""
+        """End the process if it is running; the page stays as it was."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.kill()

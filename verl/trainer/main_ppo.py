@@ -7,12 +7,12 @@ options.
 import os
 import sys
 
+from verl.checkpoint.run_start import parse_run_config
 from verl.cli.hydra_app import run_hydra
 from verl.cli.release_analysis import analysis_arguments
 from verl.cli.release_flags import translate
 from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
-from verl.config.load import parse_run_config
 from verl.config.ppo import PPOConfig
 from verl.utils.process import loading
 

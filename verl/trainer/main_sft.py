@@ -1,7 +1,7 @@
 """Entry point of supervised fine-tuning: ``python -m verl.trainer.main_sft [hydra overrides]``."""
 
+from verl.checkpoint.run_start import parse_run_config
 from verl.cli.hydra_app import run_hydra
-from verl.config.load import parse_run_config
 from verl.config.sft import SFTConfig
 from verl.utils.process import loading
 

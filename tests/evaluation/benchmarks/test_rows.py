@@ -180,7 +180,7 @@ def test_fields_that_are_not_recognised(row: dict, mapping: dict[str, str] | Non
         *(
             (
                 {"question": "?", "answer": "5", "error": error},
-                rf"tolerance='{error}': must be a number from 0 to below",
+                rf"extra_info.tolerance='{error}': must be a number from 0 to below",
             )
             for error in (math.nan, math.inf, -0.5, "Infinity", "NaN", "1e999", "some")
         ),

@@ -44,11 +44,11 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
         where, numbered = f"benchmark {name} from {benchmark.hub_id}", _read_hub(benchmark)
     if not numbered:
         raise ConfigError(f"{where}: holds no problem at all")
-    found = recognise_fields([row for _, row in numbered], fields or benchmark.fields, name, where)
+    columns = recognise_fields([row for _, row in numbered], fields or benchmark.fields, name, where)
     problems = []
     for index, (number, row) in enumerate(numbered):
         try:
-            problem = read_problem(row, index, found, benchmark)
+            problem = read_problem(row, index, columns, benchmark)
         except ValueError as error:
             raise ConfigError(f"{where}, line {number}: {error}") from error
         problems.append(replace(problem, place=f"{where}, line {number}"))
@@ -66,9 +66,9 @@ def local_file(name: str, folder: Path | None) -> Path | None:
 
 
 def _unknown(name: str, folder: Path | None) -> str:
-    own = [] if folder is None else [path.stem for path in folder.glob("*.jsonl")]
-    own += [] if folder is None else [path.parent.name for path in folder.glob("*/test.jsonl")]
-    known = [*BENCHMARKS, *sorted(set(own) - BENCHMARKS.keys())]
+    local = [] if folder is None else [path.stem for path in folder.glob("*.jsonl")]
+    local += [] if folder is None else [path.parent.name for path in folder.glob("*/test.jsonl")]
+    known = [*BENCHMARKS, *sorted(set(local) - BENCHMARKS.keys())]
     # Wrong case is the most common mistake, and get_close_matches counts every such letter as wrong.
     near = {known_name.lower(): known_name for known_name in known}
     matches = get_close_matches(name.lower(), list(near), n=1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl.config.errors import ConfigError
-from verl.data.chats import is_unicode
+from verl.data.records import is_unicode
 from verl.evaluation.benchmarks.registry import CHOICE, Benchmark
 from verl.rewards.answers import TAIL_CHARS, extract_boxed, extract_gsm8k
 from verl.rewards.multiple_choice import letters_in, read_options
@@ -89,14 +89,14 @@ def recognise_fields(
         ConfigError: ``mapping`` names a field that no row has, or no field can be the question or the answer; the
             message begins with ``where``, the rows' source, and lists their fields.
     """
-    found = list(dict.fromkeys(name for row in rows for name in row))
+    names_in_rows = list(dict.fromkeys(name for row in rows for name in row))
     for ours, theirs in (mapping or {}).items():
         if ours not in FIELD_NAMES:
             raise ConfigError(f"{where}: maps {ours!r}, which is not one of {', '.join(FIELD_NAMES)}")
-        if theirs not in found:
-            raise ConfigError(f"{where}: has no field {theirs!r}; its fields are {', '.join(found)}")
+        if theirs not in names_in_rows:
+            raise ConfigError(f"{where}: has no field {theirs!r}; its fields are {', '.join(names_in_rows)}")
     taken = set((mapping or {}).values())
-    by_lower = {name.lower(): name for name in reversed(found) if name not in taken}
+    by_lower = {name.lower(): name for name in reversed(names_in_rows) if name not in taken}
     fields = {ours: [by_lower[name] for name in names if name in by_lower] for ours, names in FIELD_NAMES.items()}
     fields |= {ours: [theirs] for ours, theirs in (mapping or {}).items()}
     if set(fields["question"]) - set(fields["context"]):
@@ -108,7 +108,7 @@ def recognise_fields(
     if missing:
         raise ConfigError(
             f"{where}: cannot tell which field holds the {' and the '.join(missing)}; its fields are "
-            f"{', '.join(found)}; map them: +data.fields.{benchmark}.{missing[0]}=<field>"
+            f"{', '.join(names_in_rows)}; map them: +data.fields.{benchmark}.{missing[0]}=<field>"
         )
     return fields
 
@@ -169,7 +169,7 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
 
 def inline_options(question: str) -> dict[str, str]:
     """Letter -> text of the options at the end of a question, ``A. 1 B. 2`` or ``(A) 1 (B) 2``; may be empty."""
-    labels = [(found.group(found.lastindex or 0), found) for found in _INLINE_LABEL.finditer(question)]
+    labels = [(match.group(match.lastindex or 0), match) for match in _INLINE_LABEL.finditer(question)]
     places: dict[str, list[int]] = {}
     for place, (letter, _) in enumerate(labels):
         places.setdefault(letter, []).append(place)
@@ -178,7 +178,7 @@ def inline_options(question: str) -> dict[str, str]:
         for start in reversed(places.get(order[0], [])):
             chain = [labels[place][1] for place in _ascending(start, [places.get(letter, []) for letter in order[1:]])]
             if len(chain) >= 2:
-                ends = [found.start() for found in chain[1:]] + [len(question)]
+                ends = [match.start() for match in chain[1:]] + [len(question)]
                 texts = [_option_text(question[a.end() : b]) for a, b in zip(chain, ends, strict=True)]
                 return dict(zip(order, texts, strict=False))
     return {}
@@ -205,8 +205,8 @@ def _option_text(text: str) -> str:
 def _strip_option(text: str) -> str:
     """``text`` without blanks around it, and without line breaks and opening brackets at its end."""
     end = len(text)
-    while found := _AFTER_OPTION.search(text, max(0, end - len(r"\qquad")), end):
-        end = found.start()
+    while match := _AFTER_OPTION.search(text, max(0, end - len(r"\qquad")), end):
+        end = match.start()
     before = _BEFORE_OPTION.match(text, 0, end)
     return text[before.end() if before else 0 : end]
 

@@ -33,13 +33,8 @@ def bootstrap_means(values: Tensor, num_draws: int = DRAWS, seed: int = 0) -> Te
     """Means over problems drawn with replacement: ``values [P, K]`` -> float64 ``[D, K]``.
 
     All columns share the draws. To compare two runs on the same problems, pass the differences.
-
-    Raises:
-        ValueError: no problems.
     """
     num_problems = len(values)
-    if num_problems == 0:
-        raise ValueError("values: no problems to draw from")
     generator = torch.Generator().manual_seed(seed)
     block = max(1, min(num_draws, MAX_BLOCK // num_problems))
     means = []
@@ -50,14 +45,6 @@ def bootstrap_means(values: Tensor, num_draws: int = DRAWS, seed: int = 0) -> Te
         times.scatter_add_(1, drawn, torch.ones_like(times))
         means.append(times @ values.double() / num_problems)
     return torch.cat(means)
-
-
-def percentile_interval(means: Tensor, level: float = LEVEL) -> Tensor:
-    """The central interval that contains ``level`` of the draws: ``means [D, K]`` -> low and high, ``[2, K]``."""
-    if not 0 < level < 1:
-        raise ValueError(f"level={level}: must be between 0 and 1")
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    return means.quantile(ends, dim=0)
 
 
 def mean_estimates(values: Tensor, num_draws: int = DRAWS, seed: int = 0) -> list[Estimate]:
@@ -75,5 +62,6 @@ def macro_estimates(benchmarks: Sequence[Tensor], seeds: Sequence[int], num_draw
     if any(len(values) == 1 for values in benchmarks):
         return [Estimate(mean, math.nan, math.nan) for mean in means.tolist()]
     draws = [bootstrap_means(values, num_draws, seed) for values, seed in zip(benchmarks, seeds, strict=True)]
-    low, high = percentile_interval(torch.stack(draws).mean(dim=0))
+    ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
+    low, high = torch.stack(draws).mean(dim=0).quantile(ends, dim=0)
     return [Estimate(*row) for row in torch.stack([means, low, high], dim=1).tolist()]

@@ -208,36 +208,36 @@ def _seed_of(benchmark: str, seed: int) -> int:
 
 
 def _baseline(scores: _Scores, group: Mapping[str, _Scores], compare_to: str, first: TaskResult) -> _Scores | None:
-    """What ``scores`` is compared with on its benchmark; None if it is the baseline itself or there is none."""
-    own = scores.result
+    """The baseline of ``scores`` on its benchmark; None if it is the baseline itself or there is none."""
+    result = scores.result
 
     def find(run: str, step: int, temperatures: set[float]) -> _Scores | None:
-        found = [s for s in group.values() if (s.result.run, s.result.step) == (run, step)]
-        return next((s for s in found if s.result.temperature in temperatures), None)
+        of_checkpoint = [s for s in group.values() if (s.result.run, s.result.step) == (run, step)]
+        return next((s for s in of_checkpoint if s.result.temperature in temperatures), None)
 
-    if compare_to != "first" and own.step != 0:
-        untrained = find(own.run, 0, {own.temperature})
+    if compare_to != "first" and result.step != 0:
+        untrained = find(result.run, 0, {result.temperature})
         if untrained is not None:
             return untrained
     if compare_to == "step0":
         return None
-    of_first = (own.run, own.step) == (first.run, first.step)
-    temperatures = {s.result.temperature for s in group.values()} if of_first else {own.temperature}
+    of_first = (result.run, result.step) == (first.run, first.step)
+    temperatures = {s.result.temperature for s in group.values()} if of_first else {result.temperature}
     leading = find(first.run, first.step, temperatures)
     return None if leading is scores else leading
 
 
 def _compared(row: SummaryRow, pairs: Sequence[tuple[_Scores, _Scores | None]], seed: int) -> SummaryRow:
     """``row`` with its differences. ``pairs``: for each of its benchmarks, its values and those of the baseline."""
-    found = [(scores, baseline) for scores, baseline in pairs if baseline is not None]
-    labels = {baseline.label for _, baseline in found}
-    if len(found) < len(pairs) or len(labels) != 1:
+    compared = [(scores, baseline) for scores, baseline in pairs if baseline is not None]
+    labels = {baseline.label for _, baseline in compared}
+    if len(compared) < len(pairs) or len(labels) != 1:
         return row
-    ks = [k for k in found[0][0].ks if all(k in scores.ks and k in baseline.ks for scores, baseline in found)]
-    changes = [_changes(scores, baseline, ks) for scores, baseline in found]
+    ks = [k for k in compared[0][0].ks if all(k in scores.ks and k in baseline.ks for scores, baseline in compared)]
+    changes = [_changes(scores, baseline, ks) for scores, baseline in compared]
     if not ks or not all(len(change) for change in changes):
         return row
-    estimates = macro_estimates(changes, [_seed_of(scores.result.benchmark, seed) for scores, _ in found])
+    estimates = macro_estimates(changes, [_seed_of(scores.result.benchmark, seed) for scores, _ in compared])
     num_changed = (torch.cat(changes) != 0).sum(dim=0).tolist()
     differences = {}
     for k, estimate, count in zip(ks, estimates, num_changed, strict=True):
@@ -247,11 +247,11 @@ def _compared(row: SummaryRow, pairs: Sequence[tuple[_Scores, _Scores | None]], 
 
 
 def _changes(scores: _Scores, baseline: _Scores, ks: Sequence[int]) -> Tensor:
-    """By how much pass@k is higher than the baseline's, on the problems that both have: ``[P, len(ks)]``."""
+    """Differences of pass@k from the baseline, on the problems that both have: ``[P, len(ks)]``."""
     places = {problem: i for i, problem in enumerate(baseline.problems)}
     both = [(i, places[problem]) for i, problem in enumerate(scores.problems) if problem in places]
-    own, other = scores.columns(ks), baseline.columns(ks)
-    return (own[[i for i, _ in both]] - other[[i for _, i in both]])[:, : len(ks)]
+    values, baselines = scores.columns(ks), baseline.columns(ks)
+    return (values[[i for i, _ in both]] - baselines[[i for _, i in both]])[:, : len(ks)]
 
 
 def _average(label: str, pairs: Sequence[tuple[_Scores, _Scores | None]], seed: int) -> SummaryRow:

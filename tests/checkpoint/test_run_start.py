@@ -1,0 +1,127 @@
+"""What must be in place before a run starts: its model, its data, and a folder that it may write."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl.checkpoint.attempts import run_lock
+from verl.checkpoint.run_start import parse_run_config, require_folder
+from verl.config import CONFIG_DIR, ConfigError, SFTConfig
+
+
+@pytest.fixture
+def run_tree(tmp_path: Path):
+    """A config whose model, data and run folder are in order, as the tree that Hydra hands over."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "train.parquet").touch()
+    config = OmegaConf.load(CONFIG_DIR / "sft.yaml")
+    del config["defaults"], config["hydra"]
+    config.model = OmegaConf.merge(
+        *(OmegaConf.load(CONFIG_DIR / path) for path in ("engine/default.yaml", "model/tiny.yaml"))
+    )
+    config.model.path = str(tmp_path / "model")
+    config.data.train_files = [str(tmp_path / "train.parquet")]
+    config.data.val_files = []
+    config.trainer.default_local_dir = str(tmp_path / "run")
+    return config
+
+
+@pytest.mark.parametrize("field", ["train_files", "val_files"])
+def test_a_missing_data_file_is_named(run_tree, field: str):
+    run_tree.data[field] = ["nowhere/x.parquet"]
+    with pytest.raises(
+        ConfigError,
+        match=rf"^data\.{field}='nowhere/x\.parquet': no such file; name a parquet, jsonl or json file, or a hub",
+    ):
+        parse_run_config(SFTConfig, run_tree)
+
+
+def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run_tree.model.path = "Qwen/Qwen2.5-1.5B"
+    assert parse_run_config(SFTConfig, run_tree).model.path == "Qwen/Qwen2.5-1.5B"
+    run_tree.model.path = str(tmp_path)
+    with pytest.raises(ConfigError, match=r"^model\.path='.*': no config\.json there; .* or a hub id such as"):
+        parse_run_config(SFTConfig, run_tree)
+    # The same spelling is a folder as soon as its parent exists here; data/ is one even if it was deleted.
+    (tmp_path / "Qwen").mkdir()
+    for path in ("Qwen/Qwen2.5-1.5B", "data/tiny_model"):
+        run_tree.model.path = path
+        restore = "restore the shipped model with `git checkout data`, or " if path.startswith("data/") else ""
+        message = rf"^model\.path='{path}': no config\.json there; {restore}name a folder"
+        with pytest.raises(ConfigError, match=message):
+            parse_run_config(SFTConfig, run_tree)
+
+
+@pytest.mark.parametrize(
+    ("mode", "source", "files", "message"),
+    [
+        ("disable", None, "config.yaml", "already holds a run; name another folder or remove it"),
+        (
+            "auto",
+            None,
+            "metrics.jsonl",
+            r"already exists and is not a run folder \(it has no config\.yaml\); name another",
+        ),
+        (
+            "path",
+            "other/global_step_4",
+            "config.yaml global_step_5",
+            "already holds a run other than that of trainer.res",
+        ),
+        ("path", "other/global_step_4", "config.yaml summary.json", "already holds a run other than"),
+        # Killed before its first checkpoint: the same command starts again from the one that was named.
+        ("path", "other/global_step_4", "config.yaml metrics.jsonl", None),
+        # Requeued: it started from there too, and has its own by now.
+        ("path", "other/global_step_4", "config.yaml=other/global_step_4 global_step_5", None),
+        ("path", "other/global_step_4", "config.yaml=other/global_step_3 global_step_5", "already holds a run other"),
+        ("auto", None, ".lock", None),
+        # Killed while it wrote its first file.
+        ("auto", None, ".lock .config.yaml.unfinished", None),
+        ("auto", None, "config.yaml metrics.jsonl global_step_4", None),
+        ("path", "run/global_step_4", "config.yaml global_step_4", None),
+        ("path", "other/global_step_4", "", None),
+        ("auto", None, "", None),
+        ("disable", None, ".lock", None),
+    ],
+)
+def test_a_run_does_not_overwrite_another(run_tree, tmp_path: Path, mode, source, files, message):
+    (tmp_path / "run").mkdir()
+    for name, _, started_from in (entry.partition("=") for entry in files.split()):
+        text = f"trainer:\n  resume_from_path: {tmp_path / started_from}\n" if started_from else ""
+        (tmp_path / "run" / name).write_text(text)
+    run_tree.trainer.resume_mode = mode
+    run_tree.trainer.resume_from_path = None if source is None else str(tmp_path / source)
+    refused = pytest.raises(ConfigError, match=rf"^trainer\.default_local_dir='.*/run': {message}")
+    with refused if message else nullcontext():
+        assert parse_run_config(SFTConfig, run_tree).trainer.resume_mode == mode
+
+
+LONG_NAME = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("file/run", "/file is a file; name a folder that can be made and written"),
+        (LONG_NAME, "File name too long; name a folder that can be made and written"),
+        ("  ", "is empty; name a folder that can be made and written"),
+        ("/proc/1/run", None),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_found_at_once(tmp_path: Path, folder: str, message: str | None):
+    (tmp_path / "file").write_text("")
+    path = folder if folder.startswith((" ", "/")) else str(tmp_path / folder)
+    if message is None:  # nobody can write there, but on some systems only trying shows it, as the lock of the run does
+        with pytest.raises(ConfigError, match="cannot be written"):
+            require_folder("trainer.default_local_dir", path)
+            with run_lock(Path(path)):
+                pass
+        return
+    with pytest.raises(ConfigError) as caught:
+        require_folder("trainer.default_local_dir", path)
+    assert str(caught.value).startswith("trainer.default_local_dir=") and str(caught.value).endswith(message)
+    assert not (tmp_path / LONG_NAME[:5]).exists()

@@ -1,0 +1,164 @@
+"""What must be in place before a run starts: its model, its data, and a folder that it may write."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig
+
+from verl.checkpoint.attempts import ATTEMPT, LOCK
+from verl.config.common import RunConfig
+from verl.config.data import DataConfig, hub_set
+from verl.config.errors import ConfigError
+from verl.config.load import parse_config
+from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
+
+ConfigT = TypeVar("ConfigT")
+
+
+def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
+    """As ``parse_config``; also checks that the model and the data exist and that the run may use its folder.
+
+    Raises:
+        ConfigError: as ``parse_config``; a file or model is missing; the folder holds something this run cannot resume.
+    """
+    config: Any = parse_config(schema, tree)
+    require_model("model.path", config.model.path)
+    # A class of your own may read anything.
+    own_reader = isinstance(config.data, DataConfig) and config.data.custom_cls.path is not None
+    if not own_reader:
+        _require_files("data.train_files", config.data.train_files)
+        _require_files("data.val_files", config.data.val_files)
+    _require_run_folder(config.trainer)
+    # Workers on a cluster have working directories of their own.
+    folder = str(Path(config.trainer.default_local_dir).resolve())
+    config = replace(config, model=_absolute(config.model), trainer=replace(config.trainer, default_local_dir=folder))
+    for group in ("critic", "reward_model"):
+        if getattr(config, f"uses_{group}", False):
+            part = getattr(config, group)
+            require_model(f"{group}.model.path", part.model.path)
+            config = replace(config, **{group: replace(part, model=_absolute(part.model))})
+    return config  # type: ignore[no-any-return]
+
+
+def _absolute(model: Any) -> Any:
+    """The model's config with a local folder's full path; a hub id stays as it is."""
+    folder = Path(model.path)
+    return replace(model, path=str(folder.resolve())) if folder.exists() else model
+
+
+def _require_files(field: str, paths: Sequence[str]) -> None:
+    for path in paths:
+        if hub_set(path) is None and not Path(path).is_file():
+            shipped = (
+                "restore the shipped data with `git checkout data`, or " if Path(path).parts[:1] == ("data",) else ""
+            )
+            raise ConfigError(
+                f"{field}={path!r}: no such file; {shipped}name a parquet, jsonl or json file, or a hub set such as "
+                "owner/name:config:split"
+            )
+
+
+def _require_run_folder(trainer: RunConfig) -> None:
+    """Check that no run is overwritten: the folder is new, or holds the run that ``trainer.resume_mode`` resumes.
+
+    A run that ended before its first checkpoint has nothing to overwrite.
+    """
+    folder = Path(trainer.default_local_dir)
+    require_folder("trainer.default_local_dir", trainer.default_local_dir)
+    if not folder.exists() or (folder.is_dir() and all(map(_is_temporary, folder.iterdir()))):
+        return
+    field = f"trainer.default_local_dir={trainer.default_local_dir!r}"
+    fix = "name another folder or remove it"
+    if trainer.resume_mode == "disable":
+        raise ConfigError(f"{field}: already holds a run; {fix}")
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"{field}: already exists and is not a run folder (it has no config.yaml); {fix}")
+    source = Path(trainer.resume_from_path).resolve().parent if trainer.resume_from_path else None
+    holds_results = (folder / "summary.json").exists() or any(folder.glob("global_step_*"))
+    other = source != folder.resolve() and not is_requeued(trainer)
+    if trainer.resume_mode == "path" and other and holds_results:
+        raise ConfigError(
+            f"{field}: already holds a run other than that of trainer.resume_from_path={trainer.resume_from_path!r}; "
+            "name another folder, or resume this run with trainer.resume_mode=auto trainer.resume_from_path=null"
+        )
+
+
+def require_folder(field: str, path: str) -> None:
+    """Raise ``ConfigError`` for a folder that could not be made, or not be written into; makes nothing itself."""
+    fix = "name a folder that can be made and written"
+    if not path.strip():
+        raise ConfigError(f"{field}={path!r}: is empty; {fix}")
+    try:
+        # The nearest part that is there decides.
+        existing = next(part for part in [Path(path).absolute(), *Path(path).absolute().parents] if _is_there(part))
+    except OSError as error:
+        raise ConfigError(f"{field}={path!r:.200}: {error.strerror}; {fix}") from error
+    if not existing.is_dir():
+        raise ConfigError(f"{field}={path!r:.200}: {existing} is a file; {fix}")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{field}={path!r:.200}: {existing} cannot be written; {fix}")
+
+
+def _is_there(path: Path) -> bool:
+    """As ``exists``, but raises ``OSError`` for names that no file can have."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def is_requeued(trainer: RunConfig) -> bool:
+    """Whether the folder holds this very run, begun from the same ``resume_from_path``: its own checkpoints count."""
+    if trainer.resume_mode != "path":
+        return False
+    try:
+        saved = read_run_config(Path(trainer.default_local_dir) / RUN_CONFIG)
+    except ConfigError:
+        return False
+    return bool(run_option(saved, "trainer", "resume_from_path") == trainer.resume_from_path)
+
+
+def _is_temporary(path: Path) -> bool:
+    """Whether an entry of a run's folder is its lock or attempt, or was being written when the run was killed."""
+    return path.name in (LOCK, ATTEMPT) or (path.name.startswith(".") and path.name.endswith(".unfinished"))
+
+
+def require_model(field: str, path: str) -> None:
+    """Raise ``ConfigError`` naming ``field`` for a folder without a model; a hub id (``owner/name``) is accepted.
+
+    A name below ``data/`` is a folder even if that is missing: the shipped model lies there.
+    """
+    folder = Path(path)
+    hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
+    hub_id = hub_id and not _in_data(folder)
+    _refuse_shards_of_verl(field, folder)
+    if not hub_id and not (folder / "config.json").is_file():
+        shipped = "restore the shipped model with `git checkout data`, or " if _in_data(folder) else ""
+        raise ConfigError(
+            f"{field}={path!r}: no config.json there; {shipped}name a folder saved by save_pretrained or a hub id such "
+            "as Qwen/Qwen2.5-1.5B"
+        )
+
+
+def _refuse_shards_of_verl(field: str, folder: Path) -> None:
+    """Raise ``ConfigError`` if the model in a checkpoint of veRL has not been merged from its shards."""
+    if any(folder.glob("*.safetensors")):
+        return
+    for part in (folder.parent, folder, folder / "actor"):
+        if any(part.glob("model_world_size_*_rank_0.pt")) and not any((part / "huggingface").glob("*.safetensors")):
+            raise ConfigError(
+                f"{field}={str(folder)!r}: a checkpoint of veRL whose model is in shards; merge them with `verl-export "
+                f"merge --backend fsdp --local_dir {part} --target_dir merged`, and name merged"
+            )
+    for exported in (folder / "huggingface", folder / "actor" / "huggingface"):
+        if not (folder / "config.json").is_file() and (exported / "config.json").is_file():
+            raise ConfigError(f"{field}={str(folder)!r}: is part of a checkpoint; name its model, {exported}")
+
+
+def _in_data(path: Path) -> bool:
+    """Whether the path is below ``data/``, where the shipped data and model are."""
+    return path.parts[:1] == ("data",)
