@@ -1,7 +1,6 @@
 """The contract of ``Method``: what the trainer calls, what may be returned, what errors say, and what is saved."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from conftest import changed
 from tests.extending.examples import example
 from tests.method.batches import RECORDS, batch_of, method_of
 from verl.batch import Batch
-from verl.config import ConfigError
+from verl.config import ConfigError, PPOConfig, load_config
 from verl.method import StepOutcome
 from verl.method.calls import MethodCalls
 
@@ -216,11 +215,12 @@ def test_mistakes_are_reported_before_training(make, name, kwargs, message):
 
 
 def test_options_that_exclude_each_other(make, small_config, tmp_path):
-    trainer = small_config.trainer
-    with pytest.raises(ConfigError, match=r"^trainer.method_kwargs=\{'a': 1\}: are for your own"):
-        replace(trainer, method_kwargs={"a": 1})
-    with pytest.raises(ConfigError, match="^trainer.method='NearHalf': an import path is module:attribute or"):
-        replace(trainer, method="NearHalf")
+    for option, message in (
+        ("+trainer.method_kwargs.a=1", r"^trainer.method_kwargs=\{'a': 1\}: are for your own"),
+        ("trainer.method=NearHalf", "^trainer.method='NearHalf': an import path is module:attribute or"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_config(PPOConfig, "ppo_trainer", [option])
     with pytest.raises(ConfigError, match="^algorithm.adv_estimator='remax': .* overrides learn_from"):
         method_of(changed(small_config, algorithm={"adv_estimator": "remax"}), f"{tmp_path}/mine.py:Part")
     with pytest.raises(ConfigError, match="^rollout.seeded=False: .* overrides sampling"):
