@@ -184,6 +184,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_complete_runs_are_neither_repeated_nor_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -223,6 +224,7 @@ def is_free(lock: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_study_that_is_ended_ends_its_training(tmp_path: Path, number: signal.Signals):
     process, arm = started(tmp_path, SLEEPING)
@@ -233,6 +235,7 @@ def test_a_study_that_is_ended_ends_its_training(tmp_path: Path, number: signal.
     assert is_free(arm / "lock") and not (arm / "seed_1/study.json").exists()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_training_that_ignores_the_first(tmp_path: Path):
     process, arm = started(tmp_path, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + SLEEPING)
     process.terminate()
@@ -242,6 +245,7 @@ def test_a_second_signal_ends_a_training_that_ignores_the_first(tmp_path: Path):
     assert process.wait(60) == 128 + signal.SIGTERM and is_free(arm / "lock")
 
 
+@pytest.mark.slow
 def test_the_next_study_waits_for_a_training_whose_study_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     waiting = """
 import pathlib, time
@@ -259,6 +263,7 @@ while not pathlib.Path("GO").exists():
     assert Run("a", 1, arm / "seed_1", ["seed=1"]).train()
 
 
+@pytest.mark.slow
 def test_a_prepared_folder_is_complete_or_absent(tmp_path: Path):
     made = tmp_path / "made"
     code = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir(); sys.exit(int(sys.argv[2]))"
@@ -293,6 +298,7 @@ def test_shuffled_metrics_stay_in_their_group():
         metrics(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_study_of_one_step(tmp_path: Path):
     train = ["model.path=data/tiny_model", "data.train_batch_size=4", "actor.ppo_mini_batch_size=4", "rollout.n=2"]

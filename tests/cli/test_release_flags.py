@@ -111,21 +111,13 @@ def test_the_shipped_command_becomes_the_config_it_means(capsys: pytest.CaptureF
 
 OTHERS = {
     "learning_rate": ("1e-6", "actor.optim.lr=1e-6"),
-    "kl_loss_type": ("mse", "actor.kl_loss_type=mse"),
-    "temperature": ("0.7", "rollout.temperature=0.7"),
-    "kl_coef": ("0.01", "algorithm.kl_ctrl.kl_coef=0.01"),
     "remove_clip": ("TRUE", "trainer.remove_clip=true"),
     "remove_previous_ckpt": ("true", "trainer.max_ckpt_to_keep=1"),
     "val_only": ("True", "trainer.val_only=true"),
     "compute_log_effective_rank": ("True", "calculator.metric_indices=[1,4]"),
-    "hypothesis_type": ("FixTwo", "reward_manager.hypothesis_type=FixTwo"),
-    "svd_rank": ("50", "calculator.svd_rank=50"),
-    "zeroth_order_svd_method": ("lowrank", "calculator.zeroth_order_svd_method=lowrank"),
-    "diff_svd_method": ("lowrank", "calculator.diff_svd_method=lowrank"),
     "diff_calculator_method": ("original", "calculator.diff_calculator_method=original"),
     "metric_indices_add": ("['avg_log_probs']", "calculator.metric_indices_add=['avg_log_probs']"),
     "except_save": ("40,80", "trainer.except_save=[40,80]"),
-    "save_freq": ("-1", "trainer.save_freq=-1"),
     "test_freq": ("-1", "trainer.test_freq=-1"),
     "logger_config": ("console", "trainer.logger=['console']"),
 }

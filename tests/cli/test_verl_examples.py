@@ -16,73 +16,55 @@ from tests.cli.verl_command import ACTOR, CORRECTION, EXAMPLES, REF, ROLLOUT, co
 
 HERE = Path(__file__).parent
 
-# veRL's option -> ours, and how the value is read from its text; apart from the translator's own table.
-NUMBERS = {
-    "data.train_batch_size": "data.train_batch_size",
-    "data.max_prompt_length": "data.max_prompt_length",
-    "data.max_response_length": "data.max_response_length",
-    f"{ACTOR}.optim.lr": "actor.optim.lr",
-    f"{ACTOR}.optim.weight_decay": "actor.optim.weight_decay",
-    f"{ACTOR}.ppo_mini_batch_size": "actor.ppo_mini_batch_size",
+# veRL's group, ours, and names that are the same in both; apart from the translator's own table.
+SAME_NAMES = [
+    ("data", "data", "train_batch_size max_prompt_length max_response_length truncation filter_overlong_prompts"),
+    (
+        ACTOR,
+        "actor",
+        "optim.lr optim.weight_decay ppo_mini_batch_size ppo_max_token_len_per_gpu clip_ratio_high entropy_coeff "
+        "kl_loss_coef kl_loss_type use_kl_loss use_dynamic_bsz",
+    ),
+    (ACTOR, "model", "ulysses_sequence_parallel_size"),
+    (f"{ACTOR}.fsdp_config", "model.fsdp", "fsdp_size param_offload optimizer_offload"),
+    (f"{REF}.fsdp_config", "ref", "param_offload"),
+    ("actor_rollout_ref.model", "model", "path use_remove_padding lora_adapter_path"),
+    (ROLLOUT, "rollout", "n temperature name gpu_memory_utilization val_kwargs.n val_kwargs.top_p"),
+    ("algorithm", "algorithm", "kl_ctrl.kl_coef adv_estimator use_kl_in_reward filter_groups.enable"),
+    (CORRECTION, CORRECTION, "rollout_token_veto_threshold"),
+    ("critic", "critic", "optim.lr model.path model.use_remove_padding"),
+    ("critic.model.fsdp_config", "critic.model.fsdp", "param_offload"),
+    ("reward_model", "reward_model", "enable model.path"),
+    ("+reward_model.reward_kwargs.overlong_buffer_cfg", "reward_score.overlong_buffer", "enable len penalty_factor"),
+    (
+        "trainer",
+        "trainer",
+        "n_gpus_per_node nnodes save_freq total_epochs total_training_steps experiment_name project_name "
+        "val_before_train",
+    ),
+]
+OURS = {f"{theirs}.{name}": f"{ours}.{name}" for theirs, ours, names in SAME_NAMES for name in names.split()} | {
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": "actor.micro_batch_size_per_gpu",
-    f"{ACTOR}.ppo_max_token_len_per_gpu": "actor.ppo_max_token_len_per_gpu",
-    f"{ACTOR}.clip_ratio_high": "actor.clip_ratio_high",
-    f"{ACTOR}.entropy_coeff": "actor.entropy_coeff",
-    f"{ACTOR}.kl_loss_coef": "actor.kl_loss_coef",
-    f"{ACTOR}.fsdp_config.fsdp_size": "model.fsdp.fsdp_size",
-    f"{ACTOR}.ulysses_sequence_parallel_size": "model.ulysses_sequence_parallel_size",
     "actor_rollout_ref.model.lora_rank": "model.lora.rank",
-    f"{ROLLOUT}.n": "rollout.n",
-    f"{ROLLOUT}.temperature": "rollout.temperature",
-    f"{ROLLOUT}.gpu_memory_utilization": "rollout.gpu_memory_utilization",
-    f"{ROLLOUT}.tensor_model_parallel_size": "rollout.tensor_parallel_size",
-    f"{ROLLOUT}.val_kwargs.n": "rollout.val_kwargs.n",
-    f"{ROLLOUT}.val_kwargs.top_p": "rollout.val_kwargs.top_p",
-    "algorithm.kl_ctrl.kl_coef": "algorithm.kl_ctrl.kl_coef",
-    "critic.optim.lr": "critic.optim.lr",
-    "critic.ppo_micro_batch_size_per_gpu": "critic.micro_batch_size_per_gpu",
-    "+reward_model.reward_kwargs.overlong_buffer_cfg.len": "reward_score.overlong_buffer.len",
-    "+reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": "reward_score.overlong_buffer.penalty_factor",
-    f"{CORRECTION}.rollout_is_threshold": "actor.tis_cap",
-    f"{CORRECTION}.rollout_token_veto_threshold": f"{CORRECTION}.rollout_token_veto_threshold",
-    "trainer.n_gpus_per_node": "trainer.n_gpus_per_node",
-    "trainer.nnodes": "trainer.nnodes",
-    "trainer.save_freq": "trainer.save_freq",
-    "trainer.total_epochs": "trainer.total_epochs",
-    "trainer.total_training_steps": "trainer.total_training_steps",
-}
-WORDS = {
-    "actor_rollout_ref.model.path": "model.path",
-    "algorithm.adv_estimator": "algorithm.adv_estimator",
-    f"{ACTOR}.kl_loss_type": "actor.kl_loss_type",
-    f"{ROLLOUT}.name": "rollout.name",
-    "critic.model.path": "critic.model.path",
-    "reward_model.model.path": "reward_model.model.path",
-    "data.truncation": "data.truncation",
-    "actor_rollout_ref.model.lora_adapter_path": "model.lora_adapter_path",
-    "trainer.experiment_name": "trainer.experiment_name",
-    "trainer.project_name": "trainer.project_name",
-    f"{CORRECTION}.rollout_is": "actor.tis_level",
-}
-SWITCHES = {
-    f"{ACTOR}.use_kl_loss": "actor.use_kl_loss",
-    f"{ACTOR}.use_dynamic_bsz": "actor.use_dynamic_bsz",
-    f"{ACTOR}.fsdp_config.param_offload": "model.fsdp.param_offload",
-    f"{ACTOR}.fsdp_config.optimizer_offload": "model.fsdp.optimizer_offload",
-    f"{REF}.fsdp_config.param_offload": "ref.param_offload",
     "actor_rollout_ref.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
-    "actor_rollout_ref.model.use_remove_padding": "model.use_remove_padding",
-    "algorithm.use_kl_in_reward": "algorithm.use_kl_in_reward",
-    f"{CORRECTION}.bypass_mode": "actor.bypass_mode",
+    f"{ROLLOUT}.tensor_model_parallel_size": "rollout.tensor_parallel_size",
+    "critic.ppo_micro_batch_size_per_gpu": "critic.micro_batch_size_per_gpu",
+    f"{CORRECTION}.rollout_is": "actor.tis_level",
+    f"{CORRECTION}.rollout_is_threshold": "actor.tis_cap",
     f"{CORRECTION}.rollout_is_batch_normalize": "actor.tis_normalize",
-    "algorithm.filter_groups.enable": "algorithm.filter_groups.enable",
-    "critic.model.use_remove_padding": "critic.model.use_remove_padding",
-    "critic.model.fsdp_config.param_offload": "critic.model.fsdp.param_offload",
-    "data.filter_overlong_prompts": "data.filter_overlong_prompts",
-    "reward_model.enable": "reward_model.enable",
-    "+reward_model.reward_kwargs.overlong_buffer_cfg.enable": "reward_score.overlong_buffer.enable",
-    "trainer.val_before_train": "trainer.val_before_train",
+    f"{CORRECTION}.bypass_mode": "actor.bypass_mode",
 }
+"""veRL's option -> ours, which has the value that a command names."""
+
+
+def read(text: str) -> bool | float | str:
+    """A value as a person reads it."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 @cache
@@ -103,13 +85,10 @@ def test_there_are_examples_of_every_kind():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_published_command_gives_the_values_it_names(name: str):
     found, options = example_leaves(name), EXAMPLES[name]
-    checked = 0
-    for table, read in ((NUMBERS, float), (WORDS, str), (SWITCHES, lambda text: text.lower() == "true")):
-        for theirs, ours in table.items():
-            if theirs in options and options[theirs] != "null":
-                assert found[ours] == read(options[theirs]), (theirs, ours)
-                checked += 1
-    assert checked >= 17
+    named = {theirs: ours for theirs, ours in OURS.items() if options.get(theirs, "null") != "null"}
+    assert len(named) >= 17
+    for theirs, ours in named.items():
+        assert found[ours] == read(options[theirs]), (theirs, ours)
     assert found["data.train_files"] == [
         part.strip("' ") for part in options["data.train_files"].strip("[]").split(",")
     ]

@@ -1,5 +1,7 @@
 """What the shipped experiments and presets set, against literal tables."""
 
+from dataclasses import replace
+
 import pytest
 
 from verl.config import PPOConfig, load_config
@@ -100,8 +102,21 @@ def test_a_clip_range_of_tokens_is_told_from_one_of_responses():
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", ["grpo", "verl_ppo"])
 def test_presets_fit_every_machine(experiment: str, gpus: int):
     config = load("preset=paper", f"experiment={experiment}", "model=qwen2.5_7b", f"trainer=gpus{gpus}")
     assert config.trainer.world_size == gpus
     assert config.model.path == config.critic.model.path == "Qwen/Qwen2.5-7B"
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "on_cpu", "on_cuda"),
+    [("saves_in_background", "async_save", False, True), ("deals_by_counts", "deterministic", True, False)],
+)
+def test_null_is_decided_by_the_device(method: str, field: str, on_cpu: bool, on_cuda: bool):
+    trainer = load().trainer
+    assert getattr(trainer, field) is None
+    assert (getattr(trainer, method)("cpu"), getattr(trainer, method)("cuda")) == (on_cpu, on_cuda)
+    for wanted in (True, False):
+        chosen = replace(trainer, **{field: wanted})
+        assert getattr(chosen, method)("cpu") is getattr(chosen, method)("cuda") is wanted

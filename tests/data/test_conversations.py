@@ -8,7 +8,7 @@ from tiny_tokenizer import make_tiny_tokenizer
 from verl.config import ConfigError, SFTDataConfig
 from verl.data.conversations import (
     ConversationDataset,
-    collate_conversations,
+    conversation_batch,
     conversation_loader,
     tokenize_conversation,
 )
@@ -118,13 +118,11 @@ def test_truncation_must_leave_something_to_learn(tmp_path: Path):
         ConversationDataset([path], TOKENIZER, data_config(max_length=4, truncation="right"))
 
 
-def test_batches_are_padded_on_the_right():
-    conversations = [([5, 3, 6], [0, 0, 1]), ([5, 6, 26, 26, 3], [0, 0, 1, 1, 1])]
-    # Padding with the end-of-turn token, as many models do, must not make real tokens look like padding.
-    batch = collate_conversations(conversations, pad_token_id=3)
-    assert batch.input_ids.tolist() == [[5, 3, 6, 3, 3], [5, 6, 26, 26, 3]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
-    assert batch.loss_mask.tolist() == [[0, 0, 1, 0, 0], [0, 0, 1, 1, 1]]
+def test_first_tokens_are_read_and_never_learned():
+    batch = conversation_batch([([5, 3, 6], [0, 0, 1]), ([5, 6, 26, 26, 3], [0, 0, 1, 1, 1])])
+    assert batch.tokens.tolist() == [5, 3, 6, 5, 6, 26, 26, 3]
+    assert (batch.prompt_lengths.tolist(), batch.response_lengths.tolist()) == ([1, 1], [2, 4])
+    assert batch.learn_mask.tolist() == [False, True, False, True, True, True]
 
 
 def test_fewer_conversations_than_a_batch_are_an_error(tmp_path: Path):
@@ -132,4 +130,4 @@ def test_fewer_conversations_than_a_batch_are_an_error(tmp_path: Path):
     with pytest.raises(ConfigError, match="the files contain no conversations"):
         ConversationDataset([write_chats(tmp_path / "b.parquet", [])], TOKENIZER, data_config())
     with pytest.raises(ConfigError, match="^data.train_batch_size=2: there are only 1 conversations; lower it$"):
-        conversation_loader(dataset, 2, pad_token_id=0, seed=0)
+        conversation_loader(dataset, 2, seed=0)

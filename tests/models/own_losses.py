@@ -61,10 +61,22 @@ def of_one_response(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def learn(
-    config: PPOConfig, rows: Batch, size: StepSize, model: dict[str, Any], batching: dict[str, Any]
-) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """What a rank logs of an update on its share of ``rows``, and the whole gradient."""
+    config: PPOConfig,
+    rows: Batch,
+    size: StepSize,
+    model: dict[str, Any],
+    batching: dict[str, Any],
+    on_policy: bool = False,
+) -> tuple[Any, dict[str, Tensor]]:
+    """What the actor returns of an update on a rank's share of ``rows``, and the whole gradient."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     actor = Actor(replace(config.actor, **batching), replace(config.model, **model), mesh, 0.8, 10, size.max_length)
     mine = share(rows, model.get("ulysses_sequence_parallel_size", 1))
-    return gradients_of(actor.learner, lambda: actor.update(mine, size.num_tokens, size.num_sequences))
+    update = actor.update_on_policy if on_policy else actor.update
+    return gradients_of(actor.learner, lambda: update(mine, size.num_tokens, size.num_sequences))
+
+
+def score(config: PPOConfig, rows: Batch) -> Batch:
+    """What the policy says of the rows, on one rank."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    return Actor(config.actor, config.model, mesh, 0.8, 10, rows.width).compute_logprobs(rows)

@@ -56,17 +56,21 @@ WAYS = {
     "chunks of 5, the last of 2": {"logits_chunk_size": 5},
     "packed": {"logits_chunk_size": 0, "use_remove_padding": True},
     "packed, one chunk": {"logits_chunk_size": 1000, "use_remove_padding": True},
+    "packed, prompts once": {"logits_chunk_size": 0, "use_remove_padding": True, "share_prompts": True},
+    "packed, prompts once, chunks of 3": {"logits_chunk_size": 3, "use_remove_padding": True, "share_prompts": True},
 }
 
-EPISODES = Batch(torch.tensor([4, 6, 1, 5]), torch.tensor([4, 6, 2, 5]))
-"""Padded on both sides, on none, and on each by different amounts."""
-EPISODES.fill(tokens=torch.randint(1, 101, (33,), generator=torch.Generator().manual_seed(0)))
-WANTED = torch.arange(17) < 12
+PROMPTS, RESPONSES = (
+    [ids.tolist() for ids in torch.arange(1, 101).roll(shift).split([4, 6, 1, 5, 7, 77])] for shift in (0, 37)
+)
+EPISODES = Batch.of([PROMPTS[i] for i in (0, 1, 0, 2, 1)], [RESPONSES[0], RESPONSES[1], RESPONSES[2], [], RESPONSES[3]])
+"""Two groups whose rows alternate, and a prompt without a response; padded on both sides, on none and on each."""
+WANTED = torch.arange(16) < 11
 """Nothing is wanted of the last row."""
 
 
 def config(**changes: object) -> ModelConfig:
-    own = {"path": "tiny", "param_dtype": "float32", "use_remove_padding": False}
+    own = {"path": "tiny", "param_dtype": "float32", "use_remove_padding": False, "share_prompts": False}
     return replace(load_config(PPOConfig, "ppo_trainer").model, **own | changes)
 
 
@@ -176,7 +180,7 @@ def test_entropy_carries_a_gradient_on_request_alone(chunk: int):
 @torch.no_grad()
 def test_a_model_scored_in_chunks_still_generates():
     model = build(ARCHITECTURES["qwen2"], config(logits_chunk_size=0))
-    prompt, mask = EPISODES[:2].rows()
+    prompt, mask = Batch.of(PROMPTS[:2], [[], []]).rows()
     options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = model.generate(prompt, **options)
     for changes in WAYS.values():
@@ -243,7 +247,7 @@ def test_models_that_cannot_be_scored_this_way_are_refused(kind, architecture, c
 
 
 def test_kernels_without_packed_rows_are_refused():
-    with pytest.raises(ValueError, match=r"^model.attn_implementation='flex_attention': must be one of sdpa, eager"):
+    with pytest.raises(ValueError, match=r"^attn_implementation='flex_attention': must be one of sdpa, eager"):
         config(use_remove_padding=True, attn_implementation="flex_attention")
 
 

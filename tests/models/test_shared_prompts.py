@@ -1,18 +1,14 @@
 """Prompts that are read once for several responses: the numbers are those of whole rows."""
 
 from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from verl.batch import Batch
 from verl.models import attention
-from verl.models.attention import packed_attention, packed_name
-from verl.models.forward import LogprobForward
+from verl.models.attention import packed_attention
 from verl.models.shared_prompts import ROUND_TO, SharedPrompts, shared_prompt_layout
 
 EPISODES = Batch.of([[11, 12], [21, 22, 23], [11, 12], [21, 22, 23]], [[31], [41, 42], [51], []])
@@ -75,41 +71,3 @@ def test_rows_without_prompt_or_response():
     assert found.isfinite().all()
     # The first token of the prompt, and that of the response without one, see themselves alone.
     assert torch.equal(found[0, [0, 2], 0], states[0, 0, [0, 2]])
-
-
-def forward_of(tiny_model: Path, share: bool, chunk: int) -> LogprobForward:
-    name = packed_name("sdpa") if share else "sdpa"
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=name, dtype=torch.float64)
-    options = {"use_remove_padding": share, "shares_prompts": share, "logits_chunk_size": chunk}
-    config = SimpleNamespace(
-        **options, logits_dtype="auto", ulysses_sequence_parallel_size=1, param_dtype="float32", path=str(tiny_model)
-    )
-    return LogprobForward(model, config, "cpu")
-
-
-@pytest.mark.parametrize("chunk", [0, 3])
-def test_logprobs_and_gradients_are_those_of_padded_rows(tiny_model: Path, chunk: int):
-    """Two groups whose rows alternate, one response empty; products in float64."""
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(5, 200, (length,), generator=generator).tolist() for length in (4, 6)]
-    responses = [torch.randint(5, 200, (length,), generator=generator).tolist() for length in (7, 4, 1, 0, 5)]
-    batch = Batch.of([prompts[row % 2] for row in range(5)], responses)
-    weights = torch.randn(17, generator=generator, dtype=torch.float64)
-    found = []
-    for share in (False, True):
-        forward = forward_of(tiny_model, share, chunk)
-        scored = forward.logprobs(batch, 0.7, differentiable_entropy=True, layers=[1])
-        (scored.logprobs * weights + 0.1 * scored.entropy).sum().backward()
-        gradients = torch.cat([p.grad.flatten() for p in forward.model.parameters()])
-        found.append((scored.logprobs, scored.entropy, torch.cat(scored.states), gradients))
-    for padded, shared in zip(*found, strict=True):
-        # Log-probabilities are rounded to float32.
-        torch.testing.assert_close(shared, padded, rtol=1e-6, atol=1e-6)
-
-
-def test_nothing_to_score_still_reaches_the_head(tiny_model: Path):
-    forward = forward_of(tiny_model, share=True, chunk=3)
-    scored = forward.logprobs(EPISODES, 1.0, torch.zeros(4, dtype=torch.bool))
-    scored.logprobs.sum().backward()
-    head = forward.model.get_output_embeddings().weight
-    assert not scored.logprobs.any() and head.grad is not None and not head.grad.any()

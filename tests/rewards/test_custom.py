@@ -1,4 +1,3 @@
-import json
 import math
 import multiprocessing
 import subprocess
@@ -108,20 +107,6 @@ def old_style(solution_str, ground_truth):
 """
 
 
-FILE = """
-from dataclasses import dataclass
-
-
-@dataclass
-class Result:
-    score: "float"
-
-
-def score(data_source, solution_str, ground_truth, extra_info=None):
-    return Result({score}).score
-"""
-
-
 @pytest.fixture(autouse=True)
 def no_functions_remain() -> Iterator[None]:
     yield
@@ -132,8 +117,6 @@ def no_functions_remain() -> Iterator[None]:
 def my_rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("custom")
     (folder / "my_rewards.py").write_text(MODULE)
-    (folder / "my_broken_rewards.py").write_text("1 / 0")
-    (folder / "my_exiting_rewards.py").write_text("raise SystemExit(0)")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         yield folder
@@ -161,17 +144,12 @@ def verdict_of(returned: object) -> Verdict:
         ({"score": -1, "correctness": True}, -1.0, True),
         ({"score": 1.0, "acc": 0.0}, 1.0, False),
         ({"score": 1.0, "correctness": False, "acc": True}, 1.0, False),
-        ({"score": 1.0, "correctness": None}, 1.0, True),
+        ({"score": 1.0, "correctness": None, "pred": "5", "parts": [1, {"a": 2}]}, 1.0, True),
     ],
 )
 def test_what_a_function_may_return(returned: object, score: float, correct: bool):
-    assert verdict_of(returned) == Verdict(correct, True, "custom", score=score)
-
-
-def test_what_else_it_returns_is_kept():
-    returned = {"score": 1.0, "acc": 1, "correctness": None, "pred": "5", "format_reward": 0.25, "parts": [1, {"a": 2}]}
-    extras = {"pred": "5", "format_reward": 0.25, "parts": [1, {"a": 2}]}
-    assert verdict_of(returned) == Verdict(True, True, "custom", score=1.0, extras=extras)
+    extras = {key: returned[key] for key in ("pred", "parts") if isinstance(returned, dict) and key in returned}
+    assert verdict_of(returned) == Verdict(correct, True, "custom", score=score, extras=extras)
 
 
 @pytest.mark.parametrize("truth", ["7", 7, 7.5, True, None, [7, "seven"], {"target": 7, "numbers": [3, 4]}])
@@ -183,18 +161,11 @@ def test_it_gets_the_response_and_the_ground_truth_as_they_are(truth: object):
 
 
 def test_a_function_in_a_file(my_rewards: Path, monkeypatch: pytest.MonkeyPatch):
-    # Of the same name as a library, and with a dataclass, which looks its own module up.
-    for name, score in {"one": 0.5, "two": 0.75}.items():
-        (my_rewards / name).mkdir()
-        (my_rewards / name / "json.py").write_text(FILE.format(score=score))
     monkeypatch.chdir(my_rewards)
-    paths = {"a": "one/json.py:score", "b": f"{my_rewards}/two/json.py:score"}
+    paths = {"a": "my_rewards.py:length", "b": f"{my_rewards}/my_rewards.py:length"}
     assert config(*(f"{source}={path}" for source, path in paths.items())).paths_of_custom_functions() == paths
     use_custom_functions(paths)
-    assert [compute_score(source, "", "")["score"] for source in paths] == [0.5, 0.75]
-    assert json.loads("1") == 1
-    with pytest.raises(ConfigError, match="'one/none.py:score': no such file; name a .py file or a module"):
-        load_function("one/none.py:score")
+    assert [compute_score(source, "12345", "")["score"] for source in paths] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -222,9 +193,6 @@ def test_what_it_may_not_return(returned: object, message: str):
     ("path", "message"),
     [
         ("no_such_module:f", "importing it raised ModuleNotFoundError: No module named 'no_such_module'"),
-        ("my_broken_rewards:f", "importing it raised ZeroDivisionError: division by zero"),
-        ("my_exiting_rewards:f", "importing it raised SystemExit: 0"),
-        ("my_rewards:f", "my_rewards has no function or class 'f'"),
         ("my_rewards:LIMIT", "my_rewards has no function or class 'LIMIT'"),
         (
             "my_rewards:old_style",
@@ -321,21 +289,17 @@ def test_in_the_pool(mode: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("solution", "message"),
-    [
-        ("timeout", "raised TimeoutError: no network"),
-        ("exit", "raised SystemExit: 3"),
-        ("nan", "returned=nan; it must"),
-    ],
-)
-def test_an_error_in_a_function_ends_the_run(solution: str, message: str):
+def test_an_error_in_a_function_ends_the_run():
     where = r"reward_score.custom_functions: my_rewards:misbehave on data_source='any source' "
     with VerifierPool(config("*=my_rewards:misbehave")) as pool:
-        infos = [{"returns": math.nan}, {"returns": math.nan}] if solution == "nan" else None
-        with pytest.raises(CustomFunctionError, match=where + message):
-            pool.score_batch(["any source"] * 2, [solution, solution], ["7"] * 2, infos)
-        assert pool.score_batch(["any source"], ["7"], ["7"])[0]["score"] == 0.75
+        for solution, info, message in (
+            ("timeout", None, "raised TimeoutError: no network"),
+            ("exit", None, "raised SystemExit: 3"),
+            ("nan", {"returns": math.nan}, "returned=nan; it must"),
+        ):
+            with pytest.raises(CustomFunctionError, match=where + message):
+                pool.score_batch(["any source"] * 2, [solution] * 2, ["7"] * 2, [info] * 2)
+            assert pool.score_batch(["any source"], ["7"], ["7"])[0]["score"] == 0.75
 
 
 @pytest.mark.slow

@@ -40,21 +40,6 @@ def test_unify(text: str, unified: str):
 
 
 @pytest.mark.parametrize(
-    ("text", "squeezed"),
-    [
-        ("1 1/2", "1 1/2"),
-        ("12  34", "12 34"),
-        ("1 000", "1000"),
-        ("1 234/5", "1 234/5"),
-        (r"\{ 1 , {2} \}", "{1,2}"),
-        ("2 x + 3 y", "2x+3y"),
-    ],
-)
-def test_squeeze(text: str, squeezed: str):
-    assert squeeze(text) == squeezed
-
-
-@pytest.mark.parametrize(
     ("text", "quantity"),
     [
         ("18", Quantity(Decimal(18), "", False)),

@@ -118,16 +118,6 @@ def test_a_response_may_begin_in_a_thought_that_its_prompt_opened(pool: Verifier
         assert [score["correctness"] for score in scores] == correct
 
 
-def test_ground_truths_of_every_type(pool: VerifierPool):
-    truths = [12, 0.5, ["7", r"\frac{x}{2}"], {"target": 3, "numbers": [1, 2]}, {"Al": "knave"}]
-    solutions = ["12", r"\boxed{1/2}", r"\boxed{0.5x}", "<answer>1+2</answer>", "<answer>Al is a knave</answer>"]
-    sources = ["gsm8k", "math", "math", "countdown", "kk"]
-    assert [score["correctness"] for score in pool.score_batch(sources, solutions, truths)] == [True] * 5
-    assert [score["correctness"] for score in pool.score_batch(sources, solutions[1:] + solutions[:1], truths)] == [
-        False
-    ] * 5
-
-
 def test_hostile_values_are_refused_before_they_are_sent(pool: VerifierPool):
     deep: list[Any] = []
     for _ in range(10**5):

@@ -9,8 +9,8 @@ from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
 from vllm.platforms import current_platform
 
 from verl.config import ConfigError
-from verl.rollout.vllm_engine import checked_engine_kwargs
-from verl.rollout.vllm_rollout import check_own_classes
+from verl.rollout.vllm_engine import check_engine_kwargs
+from verl.rollout.vllm_rollout import check_native_class
 from verl.rollout.weight_sync import EngineDtype, reload_weights
 
 
@@ -100,16 +100,16 @@ def test_models_that_vllm_borrows_from_transformers_are_refused():
         config = SimpleNamespace(model_type="olmo2")
 
     runner = Runner()
-    check_own_classes(engine_with(runner), "folder")
+    check_native_class(engine_with(runner), "folder")
     runner.model = TransformersForCausalLM()
     message = r"^model.path='folder': vLLM .* has no native class for olmo2 .* rollout.name=hf$"
     with pytest.raises(ValueError, match=message):
-        check_own_classes(engine_with(runner), "folder")
+        check_native_class(engine_with(runner), "folder")
 
 
 def test_an_engine_argument_that_vllm_does_not_have_is_named_with_the_nearest():
     known = {"block_size": 32, "quantization": None, "compilation_config": {"level": 0}}
-    assert checked_engine_kwargs(known) == known
+    assert check_engine_kwargs(known) == known
     message = r"^rollout\.engine_kwargs\.blocksize=32: vLLM .* has no such argument; did you mean block_size\?$"
     with pytest.raises(ConfigError, match=message):
-        checked_engine_kwargs({"blocksize": 32})
+        check_engine_kwargs({"blocksize": 32})

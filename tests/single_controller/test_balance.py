@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl.single_controller.balance import balanced_order, dealt_groups
+from verl.single_controller.balance import balanced_order, deal_groups
 
 
 def test_the_longest_are_dealt_out_first():
@@ -28,11 +28,11 @@ def test_shares_are_as_equal_as_one_row_allows(lengths: list[int], shares: int):
 def test_groups_are_dealt_whole_and_filled_up_to_one_size():
     # Groups 4 (rows 0, 2, 5), 1 (rows 1, 3) and 8 (row 4), of 9, 11 and 1 tokens, in two shares.
     ids, lengths = torch.tensor([4, 1, 4, 1, 8, 4]), torch.tensor([3, 5, 2, 6, 1, 4])
-    units = dealt_groups(ids, lengths, 2, balance=False)
+    units = deal_groups(ids, lengths, 2, balance=False)
     assert units.rows.tolist() == [0, 2, 5, 1, 3, 1, 4, 4, 4, 4, 4, 4]
     assert units.copied.tolist() == [False] * 5 + [True, False] + [True] * 5
     assert units.unit.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
-    balanced = dealt_groups(ids, lengths, 2, balance=True)
+    balanced = deal_groups(ids, lengths, 2, balance=True)
     # 16 and 3 tokens with the copies, against 9 and 3.
     assert [balanced.rows[share].tolist() for share in (slice(6), slice(6, None))] == [
         [1, 3, 1, 4, 4, 4],
@@ -47,7 +47,7 @@ def test_groups_are_dealt_whole_and_filled_up_to_one_size():
 )
 def test_every_row_of_a_group_is_in_one_share_once(groups: list[int], shares: int, balance: bool):
     lengths = torch.arange(len(groups)) % 7 + 1
-    units = dealt_groups(torch.tensor(groups), lengths, shares, balance)
+    units = deal_groups(torch.tensor(groups), lengths, shares, balance)
     assert len(units.rows) % shares == 0 and sorted(units.rows[~units.copied].tolist()) == list(range(len(groups)))
     per_share = len(units.rows) // shares
     for group in set(groups):

@@ -6,16 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from groups import gradients_of  # beside this file, which a worker imports by itself
 from torch import Tensor
 
 from verl.batch import Batch
-from verl.config.actor import ActorConfig
 from verl.config.calculator import CalculatorConfig
 from verl.config.ppo import PPOConfig
 from verl.models.fsdp import full_parameters
 from verl.models.packing import position_ids
-from verl.models.policy import scoring_batches
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout.base import Rollout, RolloutSetup
 from verl.rollout.decoding import StopStrings
@@ -23,31 +20,14 @@ from verl.utils.distributed import WorkerPlace
 from verl.workers import hybrid
 from verl.workers.actor import Actor
 from verl.workers.hybrid import HybridWorker
-from verl.workers.policy_loss import PolicyLoss
 
 
 class ProbeWorker(HybridWorker):
     """Called by name through a ``WorkerGroup``."""
 
-    def gradients(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, Tensor]:
-        """Full gradients of one update of the policy, without applying it."""
-        return gradients_of(self.actor.learner, lambda: self.actor.update(batch, num_tokens, num_sequences))[1]
-
-    def gradients_on_policy(self, batch: Batch, num_tokens: int, num_sequences: int) -> tuple[dict[str, Tensor], Batch]:
-        """The same of an update that finds the old log-probabilities by itself, and what it says of the responses."""
-        (_, scores), gradients = gradients_of(
-            self.actor.learner, lambda: self.actor.update_on_policy(batch, num_tokens, num_sequences)
-        )
-        return gradients, scores
-
     def measure_states(self, calculator: CalculatorConfig | None) -> None:
         """Have the policy measure rank metrics, as with ``calculator.source=actor``."""
         self.calculator = None if calculator is None else RepresentationMetricsCalculator(calculator)
-
-    def configure_actor(self, config: ActorConfig, changes: dict[str, Any]) -> None:
-        self.actor.config = replace(config, **changes)
-        self.actor.loss = PolicyLoss(self.actor.config)
-        self.actor.scoring = scoring_batches(self.actor.config, self.actor.model_config)
 
     def parameters(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in full_parameters(self.actor.model)}

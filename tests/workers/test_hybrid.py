@@ -10,13 +10,12 @@ from conftest import changed
 from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
-from tests.workers.groups import all_prompts, policy_batch, relative_difference, sample, scored, start_group
+from tests.workers.groups import all_prompts, sample, scored, start_group
 from verl.config import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout import end_tokens
 from verl.rollout.queue import EngineRoom
-from verl.single_controller.roles import RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.workers.hybrid import HybridWorker
 
@@ -90,91 +89,6 @@ def test_responses_end_at_the_stop_tokens_of_the_prompts_template(small_config):
     # No text shows a special token, so that a string to stop at would never be found.
     asked = changed(small_config, rollout={"stop": ["<|endoftext|>", "\nQuestion:"]})
     assert end_tokens(asked, tokenizer) == [2, 263]
-
-
-VARIANTS = {
-    "ppo_clip": {},
-    "dual clip, tokens reweighed": {"clip_ratio_c": 1.5, "tis_level": "token", "tis_cap": 1.1},
-    "gspo, sequence mean": {"policy_loss": "gspo", "loss_agg_mode": "seq-mean-token-mean"},
-    "cispo, sequence sum": {"policy_loss": "cispo", "loss_agg_mode": "seq-mean-token-sum", "tis_level": "sequence"},
-    "straight-through KL, weighted": {
-        "use_kl_loss": True,
-        "kl_loss_coef": 1.0,
-        "kl_loss_type": "k3+",
-        "use_unbiased_kl": True,
-    },
-    "constant length, entropy": {"loss_agg_mode": "seq-mean-token-sum-norm", "entropy_coeff": 0.01},
-}
-
-BY_TOKENS = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 90, "log_prob_max_token_len_per_gpu": 200}
-SPLITS = [
-    ("one", {"micro_batch_size_per_gpu": 64}),
-    ("one", {"micro_batch_size_per_gpu": 3, "log_prob_micro_batch_size_per_gpu": 7}),
-    ("one", BY_TOKENS),
-    ("two", {"micro_batch_size_per_gpu": 64}),
-    ("two", {"micro_batch_size_per_gpu": 5}),
-    ("two", BY_TOKENS),
-]
-"""Workers, and how large their micro-batches are; all with the first variant, with the others the first and last."""
-
-
-def test_gradient_does_not_depend_on_micro_batches_or_ranks(one, two, prompts, small_config):
-    rollout = sample(one, prompts, small_config.rollout.train_kwargs, 1)
-    policy = scored(one, rollout)
-    logprobs, entropy = policy.logprobs, policy.entropy
-    assert (entropy > 0).all()
-    # Far enough from the old policy for clipping to matter.
-    torch.manual_seed(1)
-    batch = policy_batch(rollout, logprobs + 0.3 * torch.randn(logprobs.shape))
-    num_tokens = len(logprobs)
-    first = None
-    for name, changes in VARIANTS.items():
-        gradients = []
-        for group, split in SPLITS if first is None else SPLITS[:: len(SPLITS) - 1]:
-            workers, balance = {"one": one, "two": two}[group], "use_dynamic_bsz" in split
-            workers.run("configure_actor", small_config.actor, changes | split)
-            role = RoleWorkers(workers, balance=balance)
-            gradients.append(role.run_update("gradients", batch, num_tokens, len(batch)))
-            found = role.map_rows("compute_logprobs", rollout)
-            torch.testing.assert_close(found.logprobs, logprobs, atol=1e-5, rtol=0)
-        assert max(g.abs().max() for g in gradients[0].values()) > 0
-        # So few rows that the second worker gets one to fill its share, or nothing else.
-        few = batch[:5] if first is None else batch[:1]
-        sizes = (len(few.learn_mask), len(few))
-        alone, shared = (RoleWorkers(group).run_update("gradients", few, *sizes) for group in (one, two))
-        assert relative_difference(alone, shared) < 1e-5, name
-        for other in gradients[1:]:
-            assert relative_difference(gradients[0], other) < 1e-5, name
-        first = first or gradients[0]
-        assert name == "ppo_clip" or relative_difference(first, gradients[0]) > 1e-3, name
-    for group in (one, two):
-        group.run("configure_actor", small_config.actor, {})
-
-
-def test_the_first_update_needs_no_pass_of_its_own_for_old_log_probabilities(one, two, prompts, small_config):
-    rollout = sample(one, prompts, small_config.rollout.train_kwargs, 1)
-    old = scored(one, rollout)
-    known = policy_batch(rollout, old.logprobs)
-    # Half of the second response, and the whole of the third, are not learned from; they are scored all the same.
-    kept = known.padded("learn_mask")
-    kept[1, known.response_lengths[1] // 2 :] = False
-    kept[2] = False
-    known.fill(learn_mask=kept)
-    unknown = known.without("old_logprobs")
-    counts = (int(known.learn_mask.sum()), len(known) - 1)
-    losses = [{"policy_loss": "ppo_clip", "tis_level": "sequence"}, {"policy_loss": "gspo", "entropy_coeff": 0.1}]
-    for group, split in (("one", {}), ("two", {"micro_batch_size_per_gpu": 5}), ("two", BY_TOKENS)):
-        workers = {"one": one, "two": two}[group]
-        for loss in losses:
-            workers.run("configure_actor", small_config.actor, loss | split)
-            role = RoleWorkers(workers, balance="use_dynamic_bsz" in split)
-            expected = role.run_update("gradients", known, *counts)
-            found, scores = role.run_scoring_update("gradients_on_policy", unknown, *counts)
-            assert relative_difference(expected, found) < 1e-5, (group, loss)
-            torch.testing.assert_close(scores.logprobs, old.logprobs, atol=1e-5, rtol=0)
-            torch.testing.assert_close(scores.entropy, old.entropy, atol=1e-5, rtol=0)
-    for workers in (one, two):
-        workers.run("configure_actor", small_config.actor, {})
 
 
 def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, prompts, small_config, monkeypatch):

@@ -149,8 +149,9 @@ def _joined(*parts: str) -> str:
 
 def load_table(file: str, functions: Mapping[str, Function], convert: str) -> dict[str, Option]:
     """The rows of a file beside this module by name; ``convert``: the conversion of rows without ``as``."""
-    # BaseLoader keeps every scalar as text: true, null and 1 are values as users type them.
-    groups = yaml.load(Path(__file__).with_name(file).read_text(), yaml.BaseLoader)["groups"]
+    # BaseLoader keeps every scalar as text: true, null and 1 are values as users type them. In C it takes a sixth.
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    groups = yaml.load(Path(__file__).with_name(file).read_text(), loader)["groups"]
     options = {}
     for group in groups:
         texts = {"theirs": group["group"], "ours": group.get("ours", ""), "above": group.get("above", "")}

@@ -8,7 +8,7 @@ from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask
 from verl.rollout.queue import EngineRoom, RequestQueue
 from verl.rollout.requests import FinishedSamples, SampleRequest, sample_stream
-from verl.single_controller.exchange import Messages
+from verl.single_controller.exchange import Exchange
 from verl.single_controller.generation import serve
 
 STEPS_PER_CALL = 64
@@ -19,7 +19,7 @@ def generate_missing(
     stores: Mapping[EvaluationTask, SampleStore],
     n: int,
     seed: int,
-    engines: Messages,
+    engines: Exchange,
     rooms: Sequence[EngineRoom],
     deterministic: bool,
     display: EvaluationDisplay,

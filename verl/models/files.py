@@ -12,7 +12,7 @@ from verl.models.info import ModelInfo
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 OLDER = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Weights without a header that could be read alone."""
+"""Weight files whose header cannot be read separately."""
 
 
 def check_weights(info: ModelInfo, where: str) -> None:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from verl.config.common import ModelConfig
-from verl.models.gather import WeightDtype, as_it_is, gathered
+from verl.models.gather import WeightDtype, gather_parameters, keep_dtype
 from verl.models.info import VALUE_HEAD
 from verl.models.lora import (
     adapter_of,
@@ -107,9 +107,9 @@ def reshard(model: nn.Module) -> None:
 
 
 def full_parameters(
-    model: nn.Module, dtype: WeightDtype = as_it_is, bucket_bytes: int = 0
+    model: nn.Module, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter by name, adapters merged, as by :func:`verl.models.gather.gathered`.
+    """Every parameter by name, adapters merged, as by :func:`verl.models.gather.gather_parameters`.
 
     A weight with an adapter is merged in float32, and cast afterwards.
     """
@@ -126,7 +126,7 @@ def full_parameters(
         return value.dtype if is_adapter(name) or is_adapted(name) else dtype(base_parameter_name(name), value)
 
     factors: list[Tensor] = []
-    for name, value in gathered(parts(), travels, bucket_bytes):
+    for name, value in gather_parameters(parts(), travels, bucket_bytes):
         if is_adapter(name):
             factors.append(value)
             continue

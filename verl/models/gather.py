@@ -35,13 +35,13 @@ class _Shard(NamedTuple):
     """Of a full shard."""
 
 
-def as_it_is(name: str, value: Tensor) -> torch.dtype:
+def keep_dtype(name: str, value: Tensor) -> torch.dtype:
     """The :data:`WeightDtype` that changes nothing."""
     return value.dtype
 
 
-def gathered(
-    parameters: Iterable[tuple[str, Tensor]], dtype: WeightDtype = as_it_is, bucket_bytes: int = 0
+def gather_parameters(
+    parameters: Iterable[tuple[str, Tensor]], dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
     """Whole parameters by name, in their order; all ranks must iterate over it together.
 

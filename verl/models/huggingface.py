@@ -21,7 +21,7 @@ from transformers.core_model_loading import (
 from transformers.dynamic_module_utils import custom_object_save
 
 from verl.models.fsdp import full_parameters
-from verl.models.gather import WeightDtype, as_it_is
+from verl.models.gather import WeightDtype, keep_dtype
 from verl.models.info import ModelInfo
 from verl.models.lora import base_parameter_name, is_adapter
 
@@ -63,7 +63,7 @@ def saved_buffers(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def checkpoint_parameters(
-    model: PreTrainedModel, dtype: WeightDtype = as_it_is, bucket_bytes: int = 0
+    model: PreTrainedModel, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
     """Everything that the model's files hold, one tensor at a time; all ranks must iterate over it together.
 

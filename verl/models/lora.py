@@ -22,23 +22,16 @@ from verl.config.common import ALL_LINEAR, LoraConfig, ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.info import VALUE_HEAD
 from verl.models.offload import full_tensor
-from verl.models.saved_adapters import WEIGHTS, load_saved_adapter, read_saved_adapter
+from verl.models.saved_adapters import WEIGHTS, linear_layers, load_saved_adapter, read_saved_adapter
 from verl.utils.files import FileRecord, file_record, write_recorded
 
 ADAPTER = "default"
 """peft's name of the one adapter."""
 
 
-def linear_layer_names(model: PreTrainedModel) -> set[str]:
-    """Names, without their path, of the linear layers that can have an adapter: all but the output head."""
-    head = model.get_output_embeddings() or getattr(model, VALUE_HEAD, None)
-    layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
-    return {name.rpartition(".")[2] for name in layers}
-
-
 def target_modules(model: PreTrainedModel, config: LoraConfig, prefix: str = "lora") -> list[str]:
     """The names of the layers that the option asks for; raises ``ConfigError`` if the model does not have them."""
-    available = linear_layer_names(model)
+    available = {name.rpartition(".")[2] for name in linear_layers(model)}
     if config.target_modules == [ALL_LINEAR] and available:
         return sorted(available)
     unknown = sorted(set(config.target_modules) - available)

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from verl.config.errors import ConfigError
+from verl.models.info import VALUE_HEAD
 
 OPTIONS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_OPTIONS_BYTES = 1 << 20
@@ -47,7 +48,7 @@ def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.
     where = f"{field}={folder!r}"
     options = _read_options(Path(folder), where)
     rank, targets = options["r"], options["target_modules"]
-    layers = {name: layer for name, layer in _linear_layers(model).items() if _is_target(name, targets)}
+    layers = {name: layer for name, layer in linear_layers(model).items() if _is_target(name, targets)}
     unmatched = [target for target in targets if not any(_is_target(name, [target]) for name in layers)]
     if unmatched:
         raise ConfigError(f"{where}: {type(model).__name__} has no linear layers called {', '.join(unmatched)}")
@@ -130,9 +131,9 @@ def _shapes(folder: Path, where: str) -> dict[str, list[int]]:
         raise ConfigError(f"{where}: {WEIGHTS} is broken: {error}") from None
 
 
-def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
     """The linear layers that can have an adapter, all but the output head, by name."""
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings() or getattr(model, VALUE_HEAD, None)
     return {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
     }

@@ -24,7 +24,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _LATEX = [LatexExtractionConfig()]
 
-EXACT_DIGITS, DECIMAL_DIGITS = 100, 15
+EXACT_DIGITS, DECIMAL_DIGITS = 30, 15
 """math-verify's ``numeric_precision``: differences below it count as zero."""
 
 _NUMBER_IN_TEXT = re.compile(rf"{TEXT}\{{([^{{}}A-Za-z\u4e00-\u9fff]{{1,99}})\}}")

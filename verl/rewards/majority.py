@@ -59,7 +59,8 @@ def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float
     sizes = [supporters, *rivals, n - supporters - sum(rivals)]
     if math.comb(n, k) <= DRAWS:
         chosen = np.array(list(combinations(np.repeat(np.arange(len(sizes)), sizes), k)))
-        counts = (chosen[:, :, None] == np.arange(len(sizes))).sum(axis=1)
+        places = chosen + len(sizes) * np.arange(len(chosen))[:, None]
+        counts = np.bincount(places.ravel(), minlength=len(sizes) * len(chosen)).reshape(-1, len(sizes))
     else:
         counts = np.random.default_rng(SEED).multivariate_hypergeometric(sizes, k, DRAWS, method="count")
     votes = counts[:, :-1]  # the last did not vote

@@ -53,8 +53,8 @@ class StopStrings:
         # some room is left for special tokens, which have none.
         self.window = 16 + max(len(string.encode()) for string in strings)
 
-    def found(self, token_ids: Tensor) -> Tensor:
-        """Whether the texts of responses [B, t] hold one, [B] bool on the CPU; none did before its last token."""
+    def matches(self, token_ids: Tensor) -> Tensor:
+        """Whether the texts of responses [B, t] hold one, [B] bool on the CPU. None did before their last tokens."""
         tails = token_ids[:, -self.window :].tolist()
         texts = self.tokenizer.batch_decode(tails, skip_special_tokens=True)
         return torch.tensor([any(string in text for string in self.strings) for text in texts], dtype=torch.bool)
@@ -122,7 +122,7 @@ def decode(
         ends_here = torch.isin(tokens, ends) & ~ended
         if stops is not None:
             open_rows = (~(ended | ends_here)).nonzero().flatten()
-            ends_here[open_rows] = stops.found(token_ids[open_rows, : step + 1]).to(device)
+            ends_here[open_rows] = stops.matches(token_ids[open_rows, : step + 1]).to(device)
         lengths[ends_here] = step + 1
         ended |= ends_here
         if ended.all():

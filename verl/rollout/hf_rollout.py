@@ -13,7 +13,7 @@ from torch import Tensor
 from verl.batch import Batch, RankMetrics
 from verl.config.rollout import SamplingConfig
 from verl.models.fsdp import keep_unsharded
-from verl.models.gather import as_it_is
+from verl.models.gather import keep_dtype
 from verl.models.policy import Policy
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout.base import EngineReply, RolloutSetup, prompt_stream
@@ -31,7 +31,7 @@ class HFRollout:
     """
 
     needs_weights = False
-    weight_dtype = staticmethod(as_it_is)
+    weight_dtype = staticmethod(keep_dtype)
 
     def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
         """``policy``: the one that this worker trains."""

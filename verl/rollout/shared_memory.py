@@ -14,7 +14,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 @contextmanager
-def own_shared_memory(place: WorkerPlace) -> Iterator[None]:
+def private_shared_memory(place: WorkerPlace) -> Iterator[None]:
     """While a CPU engine starts, give the memory that its workers share a name that no other engine uses.
 
     vLLM gives workers that it did not launch the same name in every engine, so engines on one machine, or the leftovers

@@ -82,7 +82,7 @@ def engine_options(
         # kernel with which vLLM fuses all-reduce and normalisation on some GPUs needs the same.
         options["disable_custom_all_reduce"] = True
         options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
-    options |= checked_engine_kwargs(config.engine_kwargs)
+    options |= check_engine_kwargs(config.engine_kwargs)
     plugin: dict[str, Any] = {}
     if calculator is not None:
         plugin["hidden_states"] = capture_options(calculator)
@@ -134,7 +134,7 @@ def naming_own_metrics() -> Iterator[None]:
         raise ConfigError(option + what) from error
 
 
-def checked_engine_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
+def check_engine_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
     """``rollout.engine_kwargs``; raises ``ConfigError`` for a name that the installed ``vllm.LLM`` does not have."""
     known = {*inspect.signature(vllm.LLM.__init__).parameters, *(field.name for field in fields(EngineArgs))}
     for name, value in given.items():
@@ -187,7 +187,7 @@ def num_waiting(engine: LLMEngine) -> int:
     return int(waiting)
 
 
-def measured(completion: CompletionOutput) -> dict[str, Tensor]:
+def rank_metrics_row(completion: CompletionOutput) -> dict[str, Tensor]:
     """What the engine measured of a response's hidden states, a row of :class:`verl.batch.RankMetrics`.
 
     Raises:

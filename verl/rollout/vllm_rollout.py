@@ -20,16 +20,16 @@ from verl.models.policy import Policy
 from verl.rollout.base import EngineReply, RolloutSetup, prompt_stream
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
-from verl.rollout.shared_memory import own_shared_memory
+from verl.rollout.shared_memory import private_shared_memory
 from verl.rollout.sleep import EngineSleep
 from verl.rollout.vllm_engine import (
     check_streams,
     engine_options,
     engine_room,
     from_stream,
-    measured,
     naming_layers,
     num_waiting,
+    rank_metrics_row,
     run_steps,
 )
 from verl.rollout.weight_sync import EngineDtype, reload_weights
@@ -64,7 +64,7 @@ class VLLMRollout:
             setup.config.seed,
             setup.calculator,
         )
-        with own_shared_memory(place), naming_layers(setup.calculator):
+        with private_shared_memory(place), naming_layers(setup.calculator):
             self.engine = LLM(
                 local_folder(model.path),
                 # Log-probabilities of the sampled distribution: after penalties, temperature, top-p, top-k and min-p.
@@ -73,7 +73,7 @@ class VLLMRollout:
                 hf_overrides=partial(override_engine_config, model) if model.override_config else {},
                 **options,
             )
-        check_own_classes(self.engine, model.path)
+        check_native_class(self.engine, model.path)
         self.seeded = config.seeded
         if self.seeded:
             check_streams(self.engine)
@@ -143,7 +143,7 @@ class VLLMRollout:
         ]
         metrics = RankMetrics.none(len(outputs))
         if self.setup.calculator is not None:
-            metrics = RankMetrics.from_rows(list(map(measured, completions)), self.max_response_length)
+            metrics = RankMetrics.from_rows(list(map(rank_metrics_row, completions)), self.max_response_length)
         return Batch.of(
             [output.prompt_token_ids or [] for output in outputs],
             [completion.token_ids for completion in completions],
@@ -154,7 +154,7 @@ class VLLMRollout:
         )
 
 
-def check_own_classes(engine: LLM, path: str) -> None:
+def check_native_class(engine: LLM, path: str) -> None:
     """Check that vLLM runs the model at ``path`` with a native class.
 
     Without one it uses the class of ``transformers`` and prepares it for compilation. Instances created earlier, such

@@ -49,7 +49,7 @@ class Units(NamedTuple):
     """[B'] int64, the unit of each: 0, 0, ..., 1, 1, ..."""
 
 
-def dealt_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bool) -> Units:
+def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bool) -> Units:
     """Whole groups dealt to shares, as many to each, all of one size; what is missing are copies of the shortest rows.
 
     Args:

@@ -1,27 +1,15 @@
 """Calls of engines, each at its own pace."""
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from verl.single_controller.worker_group import WorkerGroup
 
 
-class Messages(Protocol):
-    """Messages to engines and their replies; an engine has at most one message at a time."""
-
-    def send(self, engine: int, *arguments: Any) -> None:
-        """Give ``engine``, which must be idle, a message."""
-
-    def receive(self, from_all: bool) -> list[tuple[int, Any]]:
-        """The engines that have replied, in their order, with their replies: one at least, or all that are busy."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a reply is to come."""
-
-
 class Exchange:
-    """The :class:`Messages` of a worker group, each a call of ``method`` on the workers of an engine.
+    """Messages to the engines of a worker group and their replies; an engine has at most one message at a time.
+
+    A message is a call of ``method`` on the workers of an engine.
 
     Args:
         copies: neighbouring workers that form one engine. All get the same message; the first one's reply counts.

@@ -11,7 +11,7 @@ from verl.data.prompt_rows import PromptRecord
 from verl.rollout.base import EngineReply
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests, ResponseSettings
-from verl.single_controller.exchange import Exchange, Messages
+from verl.single_controller.exchange import Exchange
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 32
@@ -78,7 +78,7 @@ def generate_responses(
 
 def serve(
     queue: RequestQueue,
-    engines: Messages,
+    engines: Exchange,
     message: Callable[[Sequence[int]], tuple[Any, ...]],
     take: Callable[[Any], tuple[int, int]],
     deterministic: bool,

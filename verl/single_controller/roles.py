@@ -15,7 +15,7 @@ from verl.config.rollout import SamplingConfig
 from verl.config.sft import SFTConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.requests import ResponseSettings
-from verl.single_controller.balance import balanced_order, dealt_groups
+from verl.single_controller.balance import balanced_order, deal_groups
 from verl.single_controller.generation import generate_responses
 from verl.single_controller.worker_group import WorkerGroup
 
@@ -102,7 +102,7 @@ class PolicyWorkers(RoleWorkers):
         """With ``whole_groups`` each stays together, and copies are in none: their ``group`` is -1."""
         if not self.whole_groups:
             return super()._to_learn(batch)
-        units = dealt_groups(batch.group, batch.lengths, self._num_shares, self.balance)
+        units = deal_groups(batch.group, batch.lengths, self._num_shares, self.balance)
         rows = _unlearned(batch[units.rows], units.copied)
         return rows.fill(group=rows.group.masked_fill(units.copied, -1), unit=units.unit), units.rows
 

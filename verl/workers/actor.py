@@ -129,7 +129,7 @@ class Actor(Policy):
             policy_loss = POLICY_LOSSES[config.policy_loss]
             per_token, metrics = policy_loss(logprobs, old, advantages, mask, **config.loss_options)
         else:
-            per_token, metrics = self.loss.losses(self.loss.inputs(micro, size, scored), self.loss.copied(micro))
+            per_token, metrics = self.loss.losses(self.loss.inputs(micro, size, scored), self.loss.copies(micro))
         # 3. Its weight, for the distance between policy and engine. With bypass_mode the old log-probabilities are the
         # engine's.
         if config.tis_level != "none":

@@ -14,15 +14,15 @@ from verl.models.hub import local_folder
 from verl.models.tokenizer import load_tokenizer
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import EngineModel, FinishedSample, FinishedSamples, SampleRequest
-from verl.rollout.shared_memory import own_shared_memory
+from verl.rollout.shared_memory import private_shared_memory
 from verl.rollout.vllm_engine import (
     check_streams,
     engine_options,
     engine_room,
     from_stream,
-    measured,
     naming_layers,
     num_waiting,
+    rank_metrics_row,
     run_steps,
 )
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
@@ -51,7 +51,7 @@ class EvaluationWorker:
         self.model = model
         self.measures = calculator is not None
         self.is_first = place.rank % config.tensor_parallel_size == 0
-        with own_shared_memory(place), naming_layers(calculator):
+        with private_shared_memory(place), naming_layers(calculator):
             llm = LLM(local_folder(model.path), **options)
         self.engine = llm.llm_engine
         self.seeded = config.seeded
@@ -110,7 +110,7 @@ class EvaluationWorker:
 
 def _scalars(completion: CompletionOutput) -> dict[str, float]:
     """Rank metrics of one response; those that are not finite are left out."""
-    metrics = RankMetrics.from_rows([measured(completion)], len(completion.token_ids))
+    metrics = RankMetrics.from_rows([rank_metrics_row(completion)], len(completion.token_ids))
     return {
         name if metrics.num_layers == 1 else f"layer_{layer + 1}/{name}": value
         for name in metrics.metric_names

@@ -92,10 +92,10 @@ class PolicyLoss:
             statistics,
             {name: batch.padded(name) for name in needs.old_statistics},
             {name: batch.padded(name) for name in batch.names if name not in Batch.KINDS},
-            **{name: _in_float32(batch.padded(COLUMNS[name])) for name in needs.columns},
+            **{name: _in_float32(batch.padded(COLUMNS[name])) for name in needs.fields},
         )
 
-    def copied(self, micro: Batch) -> Tensor | None:
+    def copies(self, micro: Batch) -> Tensor | None:
         """[B] bool, rows that only fill up this worker's share; None for a loss that may see them."""
         return micro.group < 0 if self.needs.whole_groups else None
 

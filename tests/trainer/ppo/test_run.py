@@ -53,7 +53,7 @@ def refused(tiny_model: Path, arithmetic_prompts: Path, tmp_path: Path) -> Calla
     [
         (
             "reward_score.custom_functions=['*=no_such_module:score']",
-            "importing it raised ModuleNotFound",
+            "importing it raised ModuleNotFoundError: No module named .no_such_module",
         ),
         ("trainer.logger=[console,mlflow]", "^trainer.logger='mlflow': mlflow is not installed; `pip install mlflow`"),
         ("algorithm=gae trainer.critic_warmup=2", "^trainer.critic_warmup=2: the run has 2 steps, which leaves none"),
