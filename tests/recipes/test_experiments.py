@@ -7,7 +7,6 @@ import pytest
 from conftest import ROOT, small_overrides
 
 from verl.config import PPOConfig, load_config
-from verl.config.load import compose_config, parse_run_config
 from verl.method.calls import MethodCalls
 from verl.rank.reward_manager import RewardManager
 from verl.trainer.ppo.advantages import AdvantageEstimation
@@ -38,5 +37,6 @@ def test_an_experiment_composes_with_every_preset(path: Path, tiny_tokenizer):
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_experiment_fits_the_embedded_task(path: Path, tiny_model, arithmetic_prompts, tmp_path):
     overrides = [f"experiment={path.stem}", *small_overrides(tiny_model, arithmetic_prompts, tmp_path / "run")]
-    overrides.append("data.max_response_length=64")  # more than the overlong buffer of dapo
-    parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", overrides))
+    # More than the overlong buffer of dapo.
+    config = load_config(PPOConfig, "ppo_trainer", [*overrides, "data.max_response_length=64"])
+    assert config.data.train_files
