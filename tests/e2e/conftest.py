@@ -1,11 +1,12 @@
-"""What holds for every test that starts processes."""
+"""One run that several files read, and the end of every process that a test starts."""
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import STARTED
+from tests.e2e.runs import STARTED, Run, six_steps
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,3 +23,15 @@ def nothing_outlives_its_test() -> Iterator[None]:
     yield
     while STARTED:
         STARTED.pop().kill()
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of six steps that nothing interrupted, with a page and an exported model."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    overrides = six_steps(tiny_model, arithmetic_prompts, folder)
+    overrides += ["trainer.async_save=false", "trainer.report_freq=1", "trainer.save_hf_model=true"]
+    run = Run(overrides, folder.with_name("log"))
+    assert run.finish() == 0, run.log.read_text()
+    run.assert_nothing_left(folder)
+    return folder

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, small_overrides
 
 from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
 from verl.run.tracking import TIMING_PREFIXES
@@ -66,22 +66,22 @@ class Job:
 
     def processes(self) -> dict[int, str]:
         """Living processes of this job: id -> command line."""
-        found = {}
+        living = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if f"{MARKER}={self.identity}".encode() in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+                    living[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
-        return found
+        return living
 
     def survivors(self, besides: tuple[str, ...] = ()) -> list[str]:
         """Command lines of the processes that live on after a while, but for those that begin with ``besides``."""
         deadline = time.monotonic() + 30
         while True:
-            found = [command for command in self.processes().values() if not command.startswith(besides)]
-            if not found or time.monotonic() > deadline:
-                return found
+            living = [command for command in self.processes().values() if not command.startswith(besides)]
+            if not living or time.monotonic() > deadline:
+                return living
             time.sleep(0.2)
 
     def kill(self) -> None:
@@ -116,15 +116,34 @@ class Run(Job):
     def assert_nothing_left(self, folder: Path) -> None:
         """No process lives on, and no checkpoint is there that is not complete."""
         assert self.survivors() == []
-        assert not list(folder.glob(".*unfinished"))
-        for step, checkpoint in checkpoints(folder).items():
-            verify_checkpoint(checkpoint)
-            assert read_state(checkpoint)["step"] == step > 0
+        assert_checkpoints_complete(folder)
+
+
+def assert_checkpoints_complete(folder: Path) -> None:
+    """Every checkpoint of a run is complete, and nothing else is left of any."""
+    assert not list(folder.glob(".*unfinished"))
+    for step, checkpoint in checkpoints(folder).items():
+        verify_checkpoint(checkpoint)
+        assert read_state(checkpoint)["step"] == step > 0
 
 
 def records(folder: Path) -> list[dict[str, float]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    """What a run has recorded so far, timing aside."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [
         {name: value for name, value in json.loads(line).items() if not name.startswith(TIMING_PREFIXES)}
         for line in lines
+        if line.endswith("\n")
+    ]
+
+
+def six_steps(model: Path, prompts: Path, folder: Path) -> list[str]:
+    """A run in which every step changes the weights and is saved: where no answer is right, rank shaping rewards."""
+    return [
+        *small_overrides(model, prompts, folder),
+        *("reward_manager.add_reward=true", "actor.optim.lr=1e-3", "trainer.total_training_steps=6"),
+        *("trainer.save_freq=1", "trainer.max_ckpt_to_keep=2", "trainer.save_hf_model=false", "trainer.test_freq=4"),
+        # What a restart would do by itself is tried in tests/cluster/test_recovery.py.
+        "trainer.max_restarts=0",
     ]

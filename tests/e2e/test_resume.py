@@ -1,80 +1,19 @@
-"""Runs that are killed and resume as if nothing had happened."""
+"""Runs that are stopped in the middle: what they leave, and that they resume as if nothing had happened."""
 
-import json
 import os
 import shutil
 import signal
+import subprocess
 
 import pytest
 from conftest import small_overrides
 
-from tests.e2e.runs import Run, records
+from tests.e2e.runs import Run, records, six_steps
 from verl.checkpoint.folders import checkpoints
 from verl.data.files import read_rows
 from verl.data.records import RL_SCHEMA, write_parquet
 
 pytestmark = pytest.mark.slow
-
-OPTIONS = [
-    # Every step changes the weights: where no answer is right, rank shaping gives the rewards. Four steps an epoch.
-    *("reward_manager.add_reward=true", "actor.optim.lr=1e-3", "trainer.total_training_steps=6", "trainer.save_freq=1"),
-    *("trainer.async_save=true", "trainer.save_hf_model=false", "trainer.max_ckpt_to_keep=2", "trainer.test_freq=4"),
-    "trainer.val_before_train=false",
-    # What a restart would do by itself is tried in tests/cluster/test_recovery.py.
-    "trainer.max_restarts=0",
-]
-
-
-def test_killed_runs_resume_to_the_bit(tiny_model, arithmetic_prompts, tmp_path):
-    folder, alone = tmp_path / "killed", tmp_path / "alone"
-    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), *OPTIONS]
-
-    run = Run(overrides, tmp_path / "driver.log")
-    run.wait_until(lambda: len(checkpoints(folder)) > 1)
-    os.kill(run.process.pid, signal.SIGKILL)
-    assert run.finish() == -signal.SIGKILL
-    # A damaged file in the newest checkpoint costs one step.
-    _, newest = max(checkpoints(folder).items())
-    shard = next((newest / "actor" / "shards").iterdir())
-    shard.write_bytes(shard.read_bytes()[:-1])
-
-    run = Run(overrides, tmp_path / "worker.log")
-    run.wait_for_line("step 4/")
-    os.kill(run.workers()[0], signal.SIGKILL)
-    assert run.finish() == 1
-    output = run.log.read_text()
-    assert f"warning: {shard} has" in output and f"resuming from {folder}/global_step_" in output
-    last = max(checkpoints(folder))
-    assert f"to resume from step {last}, run the same command with trainer.default_local_dir={folder}\n" in output
-
-    run = Run(overrides, tmp_path / "saving.log")
-    run.wait_until(lambda: bool(list(folder.glob(".global_step_*.unfinished"))))
-    os.kill(run.process.pid, signal.SIGKILL)
-    assert run.finish() == -signal.SIGKILL
-
-    run = Run(overrides, tmp_path / "last.log")
-    assert run.finish() == 0, run.log.read_text()
-    run.assert_nothing_left(folder)
-    assert "resuming from" in run.log.read_text()
-    uninterrupted = Run(
-        [*overrides, f"trainer.default_local_dir={alone}", "trainer.async_save=false"], tmp_path / "log"
-    )
-    assert uninterrupted.finish() == 0, uninterrupted.log.read_text()
-    assert [record["step"] for record in records(alone)] == list(range(1, 7))
-    assert records(folder) == records(alone)
-    gradients = [record["actor/grad_norm"] for record in records(alone)]
-    assert len(set(gradients)) == 6 and min(gradients) > 0
-    summaries = [json.loads((path / "summary.json").read_text()) for path in (folder, alone)]
-    assert summaries[0]["after"] == summaries[1]["after"] and summaries[0]["best"] == summaries[1]["best"]
-    assert list(checkpoints(folder)) == list(checkpoints(alone))
-
-    # The run is complete: the command says so at once.
-    (folder / "summary.json").unlink()
-    run = Run(overrides, tmp_path / "again.log")
-    assert run.finish() == 0
-    assert "the run is complete: step 6 was its last" in run.log.read_text()
-    assert json.loads((folder / "summary.json").read_text())["after"] == summaries[0]["after"]
-
 
 DYNAMIC = [
     # A right answer is a matter of chance, so that some groups have one and others have not.
@@ -126,8 +65,12 @@ def test_dynamic_sampling_resumes_to_the_bit(tiny_model, arithmetic_prompts, tmp
 @pytest.mark.nightly
 def test_a_paused_driver_that_goes_on_after_another_took_over_writes_nothing(tiny_model, arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
-    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), *OPTIONS, "rollout.name=hf"]
-    overrides += ["trainer.max_restarts=3", "trainer.detection_s=5"]
+    overrides = [
+        *six_steps(tiny_model, arithmetic_prompts, folder),
+        "rollout.name=hf",
+        "trainer.val_before_train=false",
+    ]
+    overrides += ["trainer.async_save=true", "trainer.max_restarts=3", "trainer.detection_s=5"]
     paused = Run(overrides, tmp_path / "paused.log")
     paused.wait_until(lambda: bool(list(folder.glob(".global_step_*.unfinished"))))
     os.kill(paused.process.pid, signal.SIGSTOP)
@@ -143,3 +86,56 @@ def test_a_paused_driver_that_goes_on_after_another_took_over_writes_nothing(tin
     assert records(folder) == before and list(checkpoints(folder)) == found and len(before) == 6
     paused.assert_nothing_left(folder)
     assert (folder / ".attempt").read_text() == "2\n" and (folder / "summary.json").exists()
+
+
+STOPS = {
+    # To every process of the group, vLLM's included, which brings signal handlers of its own.
+    "ctrl-c": ("vllm", lambda run: os.killpg(run.process.pid, signal.SIGINT), 130, "interrupted"),
+    "preemption": (
+        "hf",
+        lambda run: run.process.send_signal(signal.SIGTERM),
+        75,
+        "is saved; exit code 75: start it again",
+    ),
+}
+"""Name -> engine, what stops the run, its exit code, words of its message."""
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_stopped_run_leaves_nothing(name, tiny_model, arithmetic_prompts, tmp_path):
+    engine, stop, code, message = STOPS[name]
+    folder = tmp_path / "run"
+    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), f"rollout.name={engine}"]
+    overrides += ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=2"]
+    run = Run([*overrides, "trainer.max_restarts=0"], tmp_path / "log")
+    run.wait_for_line("step 3/")
+    assert len(run.processes()) > 3 and len(run.workers()) == 1, run.processes()
+    stop(run)
+    assert run.finish() == code, run.log.read_text()
+    run.assert_nothing_left(folder)
+    assert message in run.log.read_text()
+    if name == "preemption":
+        # Steps 2, 4 and so on are saved anyway.
+        assert records(folder)[-1]["step"] == max(checkpoints(folder)) >= 3
+
+
+NAMESPACE = ["unshare", "--mount", "--map-root-user"]
+"""Prefix of a command that may mount a file system of its own."""
+
+
+@pytest.mark.nightly
+def test_a_full_disk_while_saving_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):
+    if not shutil.which("unshare") or subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
+        pytest.skip("a file system of its own size needs unshare with user namespaces")
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir(), kept.mkdir()
+    # The model takes 3.4 MB, and the disk 2: what is left on it is copied out before the namespace ends.
+    script = f'mount -t tmpfs -o size=2m tmpfs {disk}; "$@"; code=$?; cp -a {disk}/. {kept}; exit $code'
+    overrides = small_overrides(tiny_model, arithmetic_prompts, disk / "run")
+    run = Run([*overrides, "rollout.name=hf"], tmp_path / "log", prefix=(*NAMESPACE, "sh", "-c", script, "sh"))
+    assert run.finish() == 1, run.log.read_text()
+    assert "No space left on device" in run.log.read_text()
+    run.assert_nothing_left(kept / "run")
+    assert not list((kept / "run").glob("global_step_*"))
+    assert not (kept / "run" / "latest_checkpointed_iteration.txt").exists()
+    assert len(records(kept / "run")) >= 2
