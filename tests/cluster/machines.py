@@ -42,7 +42,7 @@ set -eu
 read -r pid _ </proc/self/stat            # as the tests see this process
 mount --make-rprivate /
 mkdir -p "$DISK"
-mount -t tmpfs -o "size=$TMP_MB"m,mode=1777 tmpfs "$DISK"
+mount -t tmpfs -o size=4g,mode=1777 tmpfs "$DISK"
 mkdir -p "$DISK/home"
 for folder in $SHARED; do                 # what lies below /tmp stays where it is
   case $folder in
@@ -131,7 +131,6 @@ class Machine:
     Args:
         core: the core that its processes are pinned to.
         lacks: folders among the shared ones below /tmp that it sees empty, as if they were not mounted here.
-        tmp_mb: size of its /tmp, which holds its home too.
     """
 
     def __init__(self, number: int, switch: int, folder: Path, shared: Sequence[Path], core: int) -> None:
@@ -140,7 +139,6 @@ class Machine:
         self.address = f"{NETWORK}.{number}"
         self.core = core
         self.lacks: Sequence[Path] = ()
-        self.tmp_mb = 4096
         self._switch = switch
         self._folder = folder
         self._shared = shared
@@ -157,7 +155,6 @@ class Machine:
             "HOSTS": str(self._folder / f"{self.name}.hosts"),
             "SHARED": " ".join(map(str, self._shared)),
             "LACKS": " ".join(map(str, self.lacks)),
-            "TMP_MB": str(self.tmp_mb),
         }
         command = [*user, "unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         self._init = subprocess.Popen(

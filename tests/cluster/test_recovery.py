@@ -6,14 +6,14 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.machines import Machine, cluster
+from tests.cluster.machines import Machine, Process, cluster
 from tests.cluster.training import (
     DETECTION_S,
     Training,
@@ -56,6 +56,20 @@ def machines(shared: Path, tmp_path: Path) -> Machines:
 
 
 @pytest.fixture
+def two_machines(machines: Machines) -> Callable[[Training], AbstractContextManager[tuple[Machine, Machine, Process]]]:
+    """Starts a run on the head of two machines that form a cluster."""
+
+    @contextmanager
+    def start(run: Training) -> Iterator[tuple[Machine, Machine, Process]]:
+        with machines(2) as (one, two):
+            ray_head(one)
+            ray_join(two, one)
+            yield one, two, run.start(one, one)
+
+    return start
+
+
+@pytest.fixture
 def training(shared: Path, request: pytest.FixtureRequest) -> Callable[..., Training]:
     """Makes the command of a run in a folder of its own."""
     return lambda *options, name="run": Training(
@@ -85,12 +99,9 @@ def undisturbed(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     return lambda steps: records()[:steps]
 
 
-def test_a_machine_that_dies_and_comes_back(machines, training):
+def test_a_machine_that_dies_and_comes_back(two_machines, training):
     run = training("trainer.total_training_steps=4", "trainer.save_freq=2")
-    with machines(2) as (one, two):
-        ray_head(one)
-        ray_join(two, one)
-        process = run.start(one, one)
+    with two_machines(run) as (one, two, process):
         wait_until(lambda: len(run.records()) == 3, process)
         before = run.records()
         two.kill()
@@ -110,12 +121,9 @@ def test_a_machine_that_dies_and_comes_back(machines, training):
 
 
 @pytest.mark.nightly
-def test_a_machine_that_dies_while_it_is_looked_at(machines, training):
+def test_a_machine_that_dies_while_it_is_looked_at(two_machines, training):
     run = training("trainer.total_training_steps=1")
-    with machines(2) as (one, two):
-        ray_head(one)
-        ray_join(two, one)
-        process = run.start(one, one)
+    with two_machines(run) as (one, two, process):
         wait_until(lambda: any(run.folder.glob(".probe-*")), process)
         two.kill()
         process.wait_for_line("attempt 1 ended: machine2 was lost while the machines were checked", BUSY_S)
@@ -163,7 +171,7 @@ def test_random_kills_of_a_machine(machines, training, undisturbed):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("moment", ["training", "saving", "starting"])
+@pytest.mark.parametrize("moment", ["saving", "starting"])
 def test_the_heads_machine_dies_and_the_job_is_requeued(machines, training, undisturbed, moment):
     run = training("trainer.total_training_steps=5")
     with machines(2) as (one, two):
@@ -175,10 +183,8 @@ def test_the_heads_machine_dies_and_the_job_is_requeued(machines, training, undi
                 assert process.wait() == 0, process.text
                 break
             wait_until(lambda: any(run.folder.glob("logs/*/rank_1.log")), process)
-            if moment != "starting":
-                wait_until(lambda: len(run.records()) >= 2, process)
             if moment == "saving":
-                wait_until(run.saving, process)
+                wait_until(lambda: len(run.records()) >= 2 and run.saving(), process)
             one.power_off()
             # Nobody tells the worker on the other machine.
             assert workers_gone(two, DETECTION_S + BUSY_S)
@@ -190,16 +196,11 @@ def test_the_heads_machine_dies_and_the_job_is_requeued(machines, training, undi
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("moment", ["training", "saving", "healing while saving"])
-def test_a_machine_without_network(machines, training, undisturbed, moment):
+@pytest.mark.parametrize("moment", ["saving", "healing while saving"])
+def test_a_machine_without_network(two_machines, training, undisturbed, moment):
     run = training("trainer.total_training_steps=5")
-    with machines(2) as (one, two):
-        ray_head(one)
-        ray_join(two, one)
-        process = run.start(one, one)
-        wait_until(lambda: len(run.records()) >= 2, process)
-        if moment != "training":
-            wait_until(run.saving, process)
+    with two_machines(run) as (one, two, process):
+        wait_until(lambda: len(run.records()) >= 2 and run.saving(), process)
         two.cut()
         if moment == "healing while saving":
             time.sleep(2)
@@ -218,12 +219,9 @@ def test_a_machine_without_network(machines, training, undisturbed, moment):
 
 
 @pytest.mark.nightly
-def test_a_stopped_worker(machines, training, undisturbed):
+def test_a_stopped_worker(two_machines, training, undisturbed):
     run = training("trainer.total_training_steps=4")
-    with machines(2) as (one, two):
-        ray_head(one)
-        ray_join(two, one)
-        process = run.start(one, one)
+    with two_machines(run) as (one, two, process):
         wait_until(lambda: len(run.records()) >= 2, process)
         stopped = worker_pid(two)
         os.kill(stopped, signal.SIGSTOP)
@@ -242,13 +240,10 @@ PREEMPTIONS = {"generate": signal.SIGTERM, "update_actor": signal.SIGUSR1, "fini
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", PREEMPTIONS)
-def test_preemption(machines, training, undisturbed, method):
+def test_preemption(two_machines, training, undisturbed, method):
     number = PREEMPTIONS[method]
     run = training("trainer.total_training_steps=5", "trainer.save_freq=2")
-    with machines(2) as (one, two):
-        ray_head(one)
-        ray_join(two, one)
-        process = run.start(one, one)
+    with two_machines(run) as (one, two, process):
         wait_until(lambda: len(run.records()) >= 1, process)
         with stopped_in(method, run, (one, two), process):
             assert run.saving() == (method == "finish_save")
@@ -289,12 +284,9 @@ def test_a_job_is_cancelled_and_requeued(machines, shared, training, undisturbed
 
 
 @pytest.mark.nightly
-def test_going_on_with_fewer_machines(machines, training, undisturbed):
+def test_going_on_with_fewer_machines(two_machines, training, undisturbed):
     run = training("trainer.total_training_steps=4", "trainer.min_nnodes=1", "trainer.machines_timeout_s=3")
-    with machines(2) as (one, two):
-        ray_head(one)
-        ray_join(two, one)
-        process = run.start(one, one)
+    with two_machines(run) as (one, two, process):
         wait_until(lambda: len(run.records()) >= 2, process)
         two.kill()
         assert process.wait() == 0, process.text

@@ -167,17 +167,16 @@ def running(machines: tuple[Machine, ...], tmp_path: Path) -> Iterator[dict[str,
         machine.run(["ray", "stop", "--force"])
 
 
-@pytest.mark.parametrize("way", ["on its head", "as a job from elsewhere"])
-def test_a_running_cluster(machines, jobs, trained, evaluated, shared, running, way):
-    name, machine, variables = "found", machines[0], running
-    if way == "as a job from elsewhere":
-        name, machine, variables = "job", machines[1], running | {"RAY_ADDRESS": f"http://{HEAD}:8265"}
-    code, text = machine.run([*jobs.train(shared / name), "trainer.nnodes=2"], **variables)
+def test_a_running_cluster(machines, jobs, trained, evaluated, shared, running):
+    """The training on its head, and the evaluation as a job from elsewhere."""
+    one, two = machines
+    code, text = one.run([*jobs.train(shared / "head"), "trainer.nnodes=2"], **running)
     assert code == 0 and "step 2/2" in text, text
-    assert records(shared / name) == trained
-    code, text = machine.run(jobs.evaluate(shared / f"{name}-eval", "trainer.nnodes=2"), **variables)
+    assert records(shared / "head") == trained
+    dashboard = running | {"RAY_ADDRESS": f"http://{HEAD}:8265"}
+    code, text = two.run(jobs.evaluate(shared / "job", "trainer.nnodes=2"), **dashboard)
     assert code == 0, text
-    assert (samples(shared / f"{name}-eval"), records(shared / f"{name}-eval")) == evaluated
+    assert (samples(shared / "job"), records(shared / "job")) == evaluated
 
 
 def test_a_job_that_is_stopped_or_refused(machines, jobs, shared, running, tmp_path):

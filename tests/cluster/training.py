@@ -1,6 +1,5 @@
 """Training on machines of :mod:`tests.cluster.machines`, to be disturbed."""
 
-import json
 import os
 import re
 import signal
@@ -12,8 +11,8 @@ from pathlib import Path
 from conftest import small_overrides
 
 from tests.cluster.machines import Machine, Process
-from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
-from verl.run.tracking import TIMING_PREFIXES
+from tests.e2e.runs import assert_checkpoints_complete, records
+from verl.checkpoint.folders import checkpoints
 
 DETECTION_S = 6
 
@@ -31,12 +30,8 @@ OPTIONS = [
     *("actor.ppo_mini_batch_size=2", "data.max_response_length=6", "calculator.enable=true", "trainer.test_freq=-1"),
     *("trainer.val_before_train=false", "data.val_files=[]", "trainer.save_freq=1", "trainer.save_hf_model=false"),
     # The same rates however many steps a run has: all are compared with one that has the most.
-    *(
-        "actor.optim.lr_scheduler_type=constant",
-        "trainer.max_ckpt_to_keep=2",
-        "reward_manager.add_reward=true",
-        "actor.optim.lr=1e-3",
-    ),
+    *("actor.optim.lr_scheduler_type=constant", "actor.optim.lr=1e-3", "reward_manager.add_reward=true"),
+    "trainer.max_ckpt_to_keep=2",
     *("trainer.total_training_steps=6", f"trainer.detection_s={DETECTION_S}", "trainer.machines_timeout_s=120"),
 ]
 
@@ -95,13 +90,7 @@ class Training:
 
     def records(self) -> list[dict[str, float]]:
         """What was recorded, timing aside."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [
-            {name: value for name, value in json.loads(line).items() if not name.startswith(TIMING_PREFIXES)}
-            for line in lines
-            if line.endswith("\n")
-        ]
+        return records(self.folder)
 
     def call(self) -> str:
         """The method that worker 0 of the newest attempt executes; empty between two."""
@@ -121,13 +110,9 @@ class Training:
         return any(self.folder.glob(".global_step_*.unfinished"))
 
     def assert_intact(self) -> None:
-        """Every checkpoint is complete, and nothing else is left of any."""
-        assert not list(self.folder.glob(".*unfinished"))
-        found = checkpoints(self.folder)
-        assert found
-        for step, checkpoint in found.items():
-            verify_checkpoint(checkpoint)
-            assert read_state(checkpoint)["step"] == step > 0
+        """There are checkpoints, every one is complete, and nothing else is left of any."""
+        assert checkpoints(self.folder)
+        assert_checkpoints_complete(self.folder)
 
     def stacks(self) -> dict[str, str]:
         """File -> what the workers of the first attempt wrote of their stacks."""
