@@ -98,7 +98,7 @@ def metric_figure(summary: Summary, metric: str) -> Figure:
     names = [name for name in summary.benchmarks if any(row.benchmark == name for row in rows)]
     labels = [label for label in reversed(summary.labels) if any(row.label == label for row in rows)]
     height = 0.42 * len(labels) + 0.75
-    shown = panels(figure, list(map(printable, names)), 3.1, height, sharex=True, sharey=True)
+    shown = panels(figure, list(map(printable, names)), 3.1, height, shared=True)
     for (axes, _), name in zip(shown, names, strict=True):
         for row in rows:
             for verdict, offset in zip(VERDICTS, (0.15, -0.15), strict=True):

@@ -191,7 +191,7 @@ def csv_text(summary: Summary) -> str:
     """The text of ``results.csv``: a line per run and benchmark, shares from 0 to 1, empty if undefined."""
     records = [_record(row, summary.ks(), summary.reasons()) for row in all_rows(summary)]
     frame = pd.DataFrame(records) if records else pd.DataFrame(columns=["benchmark", "run"])
-    return frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    return str(frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
 def _record(row: SummaryRow, ks: Sequence[int], reasons: Sequence[str]) -> dict[str, object]:
@@ -205,7 +205,7 @@ def _record(row: SummaryRow, ks: Sequence[int], reasons: Sequence[str]) -> dict[
             record |= _bounds(f"{name}@{k}", estimates.get(k))
     for k in ks:
         difference = row.differences.get(k)
-        record |= _bounds(f"difference@{k}", difference and difference.estimate)
+        record |= _bounds(f"difference@{k}", difference.estimate if difference else None)
         record[f"difference@{k}_outside_noise"] = str(difference.outside_noise).lower() if difference else ""
     record |= {name: getattr(row, name) for name in ("mean_tokens", "truncation_rate", "repetition_rate")}
     record |= {f"reason_{reason}": row.reasons.get(reason, 0) for reason in reasons}
