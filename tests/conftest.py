@@ -14,11 +14,11 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from verl.batch import RankMetrics
 from verl.config import DataConfig, PPOConfig, load_config
 from verl.config.rewards import RewardScoreConfig
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
-from verl.protocol import RankMetrics
 from verl.rank.calculator import RepresentationMetricsCalculator
 
 pytest_plugins = ["tests.tiers", "tests.chromium"]

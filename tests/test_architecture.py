@@ -15,11 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 STOREYS = [
-    "config spectral algorithms rewards batch protocol utils",
+    "config spectral algorithms rewards batch utils",
     "rank data models",
-    "rollout recipes",
-    "checkpoint",
-    "workers single_controller",
+    "rollout",
+    "checkpoint method",
+    "workers single_controller recipes",
     "run",
     "trainer evaluation",
     "analysis",
@@ -36,7 +36,6 @@ BASE_IMPORTS = {
     "algorithms": set(),
     "rewards": {"config", "utils"},
     "batch": set(),
-    "protocol": {"config", "utils", "batch"},
     "utils": {"config"},
 }
 """What each package of the base floor may import of verl besides itself."""
@@ -58,7 +57,7 @@ MODULES_BY_NAME = {
     "verl.single_controller.worker_group": "imports the worker role that it is given",
     "verl.rank.calculator": "names the function that reduces hidden states: vLLM's options are JSON",
     "vllm_patches.options": "imports the function that vLLM's options name",
-    "verl.utils.user_code": "imports a user's own code: reward functions, data sets, losses, ...",
+    "verl.utils.user_code": "imports a user's code: functions, methods, data sets, ...",
     "verl.run.page": "starts verl-report as a process",
 }
 """Modules that name a module in a string, which no other rule here sees, or import one by its name -> why."""

@@ -40,6 +40,15 @@ def test_columns_are_padded_and_flattened() -> None:
     assert episodes.mask.tolist() == [[True, True, True], [True, False, False], [True, True, False]]
 
 
+def test_several_numbers_a_token_are_not_taken_for_padded_rows() -> None:
+    episodes = Batch.of([[1], [2]], [[3, 4], []], top_k_ids=torch.tensor([[5, 6], [7, 8]]))
+    assert episodes.top_k_ids.tolist() == [[5, 6], [7, 8]]
+    assert episodes.padded("top_k_ids").tolist() == [[[5, 6], [7, 8]], [[0, 0], [0, 0]]]
+    # Part by part, an undeclared column of tokens may look like one of episodes.
+    parts = [Batch.of([[1]], [[3]], of_tokens=torch.tensor([1.0])), Batch.of([[1]], [[3, 4]], of_tokens=torch.ones(2))]
+    assert Batch.join(parts)[[1]].of_tokens.tolist() == [1.0, 1.0]
+
+
 def test_width_pads_further_until_trimmed() -> None:
     lengths = torch.tensor([1, 1]), torch.tensor([2, 1])
     wide = Batch(*lengths, width=4, rollout_logprobs=torch.ones(3))

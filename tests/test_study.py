@@ -18,15 +18,15 @@ import study
 import torch
 import yaml
 from bench_report import read_report
+from conftest import rank_metrics
 from scipy.stats import ttest_rel
 from study import Run, runs_of
 from study_file import Arm, Study
 from study_page import LOGGED, Block, holm, page, rates
 from torch import Tensor
 
-from tests.extending.test_recompose import responses_of, sampled_of
-from verl.data.replay import ReplayBuffer, StepBatch
-from verl.protocol import RankMetrics
+from tests.method.batches import batch_of
+from verl.batch import RankMetrics
 from verl.utils.user_code import load_code
 
 GIVEN: dict[str, Any] = {
@@ -184,6 +184,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_complete_runs_are_neither_repeated_nor_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -223,6 +224,7 @@ def is_free(lock: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_study_that_is_ended_ends_its_training(tmp_path: Path, number: signal.Signals):
     process, arm = started(tmp_path, SLEEPING)
@@ -233,6 +235,7 @@ def test_a_study_that_is_ended_ends_its_training(tmp_path: Path, number: signal.
     assert is_free(arm / "lock") and not (arm / "seed_1/study.json").exists()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_training_that_ignores_the_first(tmp_path: Path):
     process, arm = started(tmp_path, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + SLEEPING)
     process.terminate()
@@ -242,6 +245,7 @@ def test_a_second_signal_ends_a_training_that_ignores_the_first(tmp_path: Path):
     assert process.wait(60) == 128 + signal.SIGTERM and is_free(arm / "lock")
 
 
+@pytest.mark.slow
 def test_the_next_study_waits_for_a_training_whose_study_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     waiting = """
 import pathlib, time
@@ -259,6 +263,7 @@ while not pathlib.Path("GO").exists():
     assert Run("a", 1, arm / "seed_1", ["seed=1"]).train()
 
 
+@pytest.mark.slow
 def test_a_prepared_folder_is_complete_or_absent(tmp_path: Path):
     made = tmp_path / "made"
     code = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir(); sys.exit(int(sys.argv[2]))"
@@ -271,13 +276,16 @@ def test_a_prepared_folder_is_complete_or_absent(tmp_path: Path):
 
 
 def test_shuffled_metrics_stay_in_their_group():
-    shuffled = load_code(str(study.ROOT / "benchmarks/studies/shuffled.py:Shuffled"), "algorithm.recompose")
-    responses = responses_of(sampled_of([0, 1, 2, 3], [[1.0, 0.0]] * 4), 1)[torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])]
+    shuffled = load_code(str(study.ROOT / "benchmarks/studies/shuffled.py:Shuffled"), "trainer.method")
+    batch = batch_of([1.0, 0.0] * 4, uids=[0, 0, 1, 1, 2, 2, 3, 3])
+    batch = batch.fill(rank_metrics=rank_metrics({"m": torch.arange(8).double()}))[[0, 2, 4, 6, 1, 3, 5, 7]]
 
     def metrics(seed: int, step: int) -> list[float]:
-        found = shuffled(seed).recompose(StepBatch(step, 10, responses, ReplayBuffer(8), 8))
-        assert found.texts == responses.texts
-        return found.rollout.rank_metrics.by_name["m"].flatten().tolist()
+        method = shuffled(seed)
+        method.step = step
+        learned = method.learn_from(batch)
+        assert learned.texts == batch.texts
+        return learned.rank_metrics.by_name["m"].flatten().tolist()
 
     for step in range(8):
         found = metrics(0, step)
@@ -285,18 +293,19 @@ def test_shuffled_metrics_stay_in_their_group():
         assert sorted(found) == list(range(8)) and [int(m) // 2 for m in found] == [0, 1, 2, 3] * 2
         assert found == metrics(0, step)
     assert len({tuple(metrics(seed, step)) for seed in range(4) for step in range(2)}) > 4
-    responses.rollout.rank_metrics = RankMetrics.none(8)
+    batch.fill(rank_metrics=RankMetrics.none(8))
     with pytest.raises(ValueError, match="calculator.source=rollout"):
         metrics(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_study_of_one_step(tmp_path: Path):
     train = ["model.path=data/tiny_model", "data.train_batch_size=4", "actor.ppo_mini_batch_size=4", "rollout.n=2"]
     train += ["data.val_sample_size=8", "trainer.val_before_train=false", "trainer.report_freq=-1"]
     train += ["trainer.total_training_steps=1", "rollout.val_kwargs.n=2", "rollout.val_kwargs.temperature=1.0"]
-    shuffled = ["experiment=verl_grpo", "+algorithm.recompose_kwargs.seed=${seed}"]
-    shuffled += ["algorithm.recompose=benchmarks/studies/shuffled.py:Shuffled"]
+    shuffled = ["experiment=verl_grpo", "+trainer.method_kwargs.seed=${seed}"]
+    shuffled += ["trainer.method=benchmarks/studies/shuffled.py:Shuffled"]
     arms = {"a": {"overrides": ["experiment=grpo"]}, "b": {"overrides": shuffled}}
     file = written(tmp_path, train=train, seeds=[7], arms=arms, contrasts=[["b", "a"]])
     study.main([str(file), "--runs", str(tmp_path / "runs")])

@@ -13,7 +13,13 @@ import pytest
 
 TESTS = Path(__file__).parent
 
-NEED_VLLM = ("vllm_patches", "rollout/test_weight_sync.py", "test_benchmarks.py")
+NEED_VLLM = (
+    "vllm_patches",
+    "rollout/test_weight_sync.py",
+    "rollout/test_architectures.py",
+    "rollout/test_rollouts.py",
+    "test_benchmarks.py",
+)
 """Tests below this folder whose modules import vLLM, which takes seconds: the quick tier does not load them."""
 
 PROCESS_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system"}

@@ -24,6 +24,7 @@ TOKEN, RESPONSE_TOKEN, EPISODE = "token", "response token", "episode"
 PerToken = Annotated[Tensor, TOKEN]
 PerResponseToken = Annotated[Tensor, RESPONSE_TOKEN]
 PerEpisode = Annotated[Tensor, EPISODE]
+FewPerResponseToken = Annotated[Tensor, RESPONSE_TOKEN, "[M, k]"]
 EpisodeList = Annotated[list[Any], EPISODE]
 
 POLICY, ENVIRONMENT = 0, 1
@@ -139,6 +140,9 @@ class Batch:
     sum_pi_squared: PerResponseToken
     """[M] float32 each, of the policy's distribution (:data:`verl.models.output_head.STATISTICS`); only those that an
     advantage estimator or a policy loss asks for."""
+    top_k_logprobs: FewPerResponseToken
+    top_k_ids: FewPerResponseToken
+    """[M, k] float32 and int64, the likeliest tokens, for a policy loss that asks for them."""
     old_logprobs: PerResponseToken
     """[M] float32, the denominator of the policy's ratios: ``logprobs``, or the engine's with ``actor.bypass_mode``."""
     ref_logprobs: PerResponseToken
@@ -170,6 +174,8 @@ class Batch:
 
     KINDS: ClassVar[dict[str, str]] = {}
     """Name of a declared column -> what it has one entry for."""
+    FEW: ClassVar[set[str]] = set()
+    """Declared columns with k numbers for each response token."""
 
     def __init__(
         self, prompt_lengths: Tensor, response_lengths: Tensor, width: int | None = None, **columns: Any
@@ -238,8 +244,9 @@ class Batch:
     def fill(self, **columns: Any) -> Self:
         """Set columns, in place; returns the batch. None leaves a column as it is.
 
-        A response-token column may be given padded, [B, R, ...]; what is on padding is dropped. A column that the class
-        does not declare has one entry for each episode where there are B, otherwise one for each response token.
+        A response-token column with one number a token may be given padded, [B, R]; what is on padding is dropped. A
+        column that the class does not declare has one entry for each episode where there are B, otherwise one for each
+        response token.
 
         Raises:
             ValueError: a column fits neither.
@@ -248,8 +255,8 @@ class Batch:
             if values is None:
                 continue
             kind = self.KINDS.get(name)
-            padded = isinstance(values, Tensor) and values.shape[:2] == (len(self), self.width)
-            if padded and kind in (RESPONSE_TOKEN, None):
+            padded = isinstance(values, Tensor) and values.shape == (len(self), self.width)
+            if padded and kind in (RESPONSE_TOKEN, None) and name not in self.FEW:
                 kind, values = RESPONSE_TOKEN, values[self.mask.to(values.device)]
             kind = kind or (EPISODE if len(values) == len(self) else RESPONSE_TOKEN)
             if len(values) != self._size(kind):
@@ -394,6 +401,7 @@ def _kind_of(hint: Any) -> str | None:
 Batch.KINDS = {
     name: kind for name, hint in get_type_hints(Batch, include_extras=True).items() if (kind := _kind_of(hint))
 }
+Batch.FEW = {name for name, hint in Batch.__annotations__.items() if hint is FewPerResponseToken}
 
 
 class Packed(NamedTuple):

@@ -3,33 +3,29 @@
 Of n responses to a prompt, one in n keeps its own.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
-from verl.data.replay import Responses, StepBatch
+from verl.batch import Batch
+from verl.method import Method
 
 
-class Shuffled:
+class Shuffled(Method):
     """Permutes the rank metrics of a step within each group, so that they no longer say which response they are of."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def recompose(self, batch: StepBatch) -> Responses:
+    def learn_from(self, batch: Batch) -> Batch:
         """The responses of the step, all of them; the permutations follow from seed and step.
 
         Raises:
             ValueError: ranks are not measured while sampling.
         """
-        responses = batch.responses
-        rollout = responses.rollout
-        if not rollout.rank_metrics.metric_names:
+        if not batch.rank_metrics.metric_names:
             raise ValueError("Shuffled needs ranks that are measured while sampling: calculator.source=rollout")
-        drawn = np.random.default_rng([self.seed, batch.step]).permutation(len(responses))
-        groups, shuffled = responses.group_ids, torch.from_numpy(drawn)
-        taken = torch.empty_like(groups)
+        shuffled = torch.from_numpy(np.random.default_rng([self.seed, self.step]).permutation(len(batch)))
+        rows = torch.empty_like(batch.group)
         # The places by group: in their order, and shuffled.
-        taken[groups.argsort(stable=True)] = shuffled[groups[shuffled].argsort(stable=True)]
-        return replace(responses, rollout=rollout.replace(rank_metrics=rollout.rank_metrics[taken]))
+        rows[batch.group.argsort(stable=True)] = shuffled[batch.group[shuffled].argsort(stable=True)]
+        return batch.columns(*batch.names).fill(rank_metrics=batch.rank_metrics[rows])

@@ -87,8 +87,7 @@ rollout.mode=async -> rollout.mode: unknown key; asynchronous rollout is not sup
 actor_rollout_ref.rollout.n=8 -> actor_rollout_ref.rollout.n: unknown key; its groups stand alone here: model, actor, re
 actor.kl_loss_type=k4 -> actor.kl_loss_type='k4': must be one of kl, k1, abs, mse, k2, low_var_kl, k3, kl+, k1+, abs+, m
 algorithm.adv_estimator=mine.py: -> algorithm.adv_estimator='mine.py:': an import path is module:attribute or file.py:at
-algorithm.reward_transform=square -> algorithm.reward_transform='square': an import path is module:attribute or file.py:
-algorithm=remax algorithm.reward_transform=m:f -> algorithm.reward_transform='m:f': remax compares with a greedy respons
+trainer.method=square -> trainer.method='square': an import path is module:attribute or file.py:attribute
 ++algorithm.adv_estimator_kwargs.a=1 -> algorithm.adv_estimator_kwargs={'a': 1}: are for your own adv_estimator=module:a
 calculator.own_metrics=[m:f,n.py:f] -> calculator.own_metrics=['m:f', 'n.py:f']: name each once; your own are known by t
 calculator.own_metrics=[rank] -> calculator.own_metrics[0]='rank': an import path is module:attribute or file.py:attribu

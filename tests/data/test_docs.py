@@ -11,8 +11,8 @@ from tiny_tokenizer import make_tiny_tokenizer
 from verl.config import PPOConfig, load_config
 from verl.config.data import CustomDatasetConfig, SamplerConfig
 from verl.data.prompts import PromptDataset, train_loader
-from verl.data.samplers import StepOutcome
 from verl.data.templates import TEMPLATES
+from verl.method import StepOutcome
 
 PAGE = (ROOT / "docs" / "data.md").read_text()
 COMMANDS = re.findall(r"^bash train\.sh (.*)$", PAGE.replace("\\\n", " "), re.MULTILINE)
@@ -37,10 +37,10 @@ def test_the_examples_work(tmp_path: Path):
     )
     dataset = PromptDataset(config.train_files, make_tiny_tokenizer(), config)
     assert [record.ground_truth for record in dataset.records] == ["0", "2", "4", "6"]
-    loader = train_loader(dataset, config, 0, 0)
-    assert [batch.tokens.uid.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    loader = train_loader(dataset, config, 0)
+    assert [[record.uid for record in batch] for batch in loader] == [[0, 1], [2, 3]]
     loader.sampler.update(StepOutcome(1, [0, 1, 2, 3], [0.0] * 4, [1.0, 0.0, 0.5, 0.25], {}))
-    assert [batch.tokens.uid.tolist() for batch in loader] == [[1, 3], [2, 0]]
+    assert [[record.uid for record in batch] for batch in loader] == [[1, 3], [2, 0]]
 
 
 def test_every_template_is_described():

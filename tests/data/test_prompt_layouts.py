@@ -306,7 +306,7 @@ def test_a_mixture_of_files(tmp_path: Path):
     dataset = PromptDataset(files, CHAT, config)
 
     def epoch(seed: int) -> list[int]:
-        return [uid for batch in train_loader(dataset, config, 0, seed) for uid in batch.tokens.uid.tolist()]
+        return [record.uid for batch in train_loader(dataset, config, seed) for record in batch]
 
     first = epoch(0)
     # An epoch is as long as all files together: 45 of the 20 prompts of the first file, 15 of the second.
@@ -318,10 +318,10 @@ def test_a_mixture_of_files(tmp_path: Path):
     long = jsonl(tmp_path / "long.jsonl", row("a" * 500))
     filtered = replace(config, train_files=[files[0], long, files[1]], filter_overlong_prompts=True)
     with pytest.raises(ConfigError, match=rf"^data.train_weights=\[3, 1, 0\]: no prompt of {long} is left to draw$"):
-        train_loader(PromptDataset(filtered.train_files, CHAT, filtered), filtered, 0, 0)
+        train_loader(PromptDataset(filtered.train_files, CHAT, filtered), filtered, 0)
     rare = replace(config, train_weights=[200, 1, 0])
     with pytest.raises(ConfigError, match=f"the share of {files[1]} in an epoch of 60 prompts is none; raise it$"):
-        train_loader(dataset, rare, 0, 0)
+        train_loader(dataset, rare, 0)
 
 
 OWN = """

@@ -2,11 +2,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from conftest import data_options
 from tiny_tokenizer import make_tiny_tokenizer
 
 from verl.config import ConfigError, DataConfig
+from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 
@@ -36,27 +36,27 @@ def dataset_of(folder: Path, num_prompts: int) -> PromptDataset:
     return PromptDataset([path], TOKENIZER, data_config())
 
 
-# Many models pad with their end-of-turn token, 2, which is part of every prompt.
-@pytest.mark.parametrize("pad", [0, 2])
-def test_prompts_are_padded_on_the_left(tmp_path: Path, pad: int):
+def uids(batches: list[list[PromptRecord]]) -> list[int]:
+    return [record.uid for batch in batches for record in batch]
+
+
+def test_prompts_are_tokenised(tmp_path: Path):
     dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1", "1+2"])], TOKENIZER, data_config())
-    (sample,) = val_batches(dataset, data_config(), pad_token_id=pad, seed=0)
-    assert sample.tokens.input_ids.tolist() == [[pad] * 4 + SHORT, [pad] * 2 + LONG]
-    assert sample.tokens.attention_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]]
-    assert sample.tokens.input_ids.dtype == sample.tokens.attention_mask.dtype == torch.int64
+    (records,) = val_batches(dataset, data_config(), seed=0)
+    assert [record.input_ids for record in records] == [SHORT, LONG]
 
 
 def test_uids_count_over_all_files(tmp_path: Path):
     files = [write_prompts(tmp_path / "a.parquet", ["1", "2"]), write_prompts(tmp_path / "b.parquet", ["3"])]
     dataset = PromptDataset(files, TOKENIZER, data_config())
-    (sample,) = val_batches(dataset, data_config(), pad_token_id=0, seed=0)
-    assert sample.tokens.uid.tolist() == [0, 1, 2]
-    assert [(r.uid, r.data_source, r.ground_truth) for r in sample.records] == [
+    (records,) = val_batches(dataset, data_config(), seed=0)
+    assert uids([records]) == [0, 1, 2]
+    assert [(r.uid, r.data_source, r.ground_truth) for r in records] == [
         (0, "arithmetic", "=1"),
         (1, "arithmetic", "=2"),
         (2, "arithmetic", "=3"),
     ]
-    assert sample.records[2].extra_info["question"] == "3"
+    assert records[2].extra_info["question"] == "3"
 
 
 def test_a_prompt_that_is_too_long_stops_with_its_place_and_length(tmp_path: Path):
@@ -94,18 +94,19 @@ def test_files_without_prompts_are_an_error(tmp_path: Path):
 
 def test_batches_have_the_size_of_a_generation_batch(tmp_path: Path):
     config = data_config(train_batch_size=2, gen_batch_size=5)
-    loader = train_loader(dataset_of(tmp_path, 12), config, pad_token_id=0, seed=0)
-    assert [len(batch.records) for batch in loader] == [5, 5] and len(loader) == 2
-    few = dataset_of(tmp_path, 1)
-    for options, field in ((config, "data.gen_batch_size=5"), (data_config(), "data.train_batch_size=2")):
-        with pytest.raises(ConfigError, match=f"^{field}: there are only 1 training prompts; lower it$"):
-            train_loader(few, options, pad_token_id=0, seed=0)
+    loader = train_loader(dataset_of(tmp_path, 12), config, seed=0)
+    assert [len(batch) for batch in loader] == [5, 5] and len(loader) == 2
+    assert [len(batch) for batch in train_loader(dataset_of(tmp_path, 12), config, seed=0, candidates=2)] == [10]
+    with pytest.raises(ConfigError, match="^data.gen_batch_size=5: there are only 3 training prompts; lower it$"):
+        train_loader(dataset_of(tmp_path, 3), config, seed=0)
+    with pytest.raises(ConfigError, match="^data.gen_batch_size=5 times 2 candidates a prompt .*: there are only 9"):
+        train_loader(dataset_of(tmp_path, 9), config, seed=0, candidates=2)
 
 
 def epochs(dataset: PromptDataset, seed: int, shuffle: bool = True) -> list[list[list[int]]]:
     """The uids of two epochs, batch by batch."""
-    loader = train_loader(dataset, data_config(train_batch_size=4, shuffle=shuffle), pad_token_id=0, seed=seed)
-    return [[sample.tokens.uid.tolist() for sample in loader] for _ in range(2)]
+    loader = train_loader(dataset, data_config(train_batch_size=4, shuffle=shuffle), seed=seed)
+    return [[uids([batch]) for batch in loader] for _ in range(2)]
 
 
 def test_the_seed_determines_the_order_of_every_epoch(tmp_path: Path):
@@ -134,17 +135,15 @@ def test_without_shuffling_batches_follow_the_file_and_the_rest_is_left_out(tmp_
 )
 def test_validation_batches(tmp_path: Path, num_prompts: int, val_batch_size: int, sizes: list[int]):
     config = data_config(val_batch_size=val_batch_size)
-    batches = val_batches(dataset_of(tmp_path, num_prompts), config, pad_token_id=0, seed=0)
-    assert [len(batch.records) for batch in batches] == sizes
-    assert torch.cat([batch.tokens.uid for batch in batches]).tolist() == list(range(num_prompts))
+    batches = val_batches(dataset_of(tmp_path, num_prompts), config, seed=0)
+    assert [len(batch) for batch in batches] == sizes
+    assert uids(batches) == list(range(num_prompts))
 
 
 def test_a_sample_of_the_validation_prompts(tmp_path: Path):
     dataset, config = dataset_of(tmp_path, 20), data_config(val_batch_size=4, val_sample_size=6)
-    drawn = {
-        seed: torch.cat([b.tokens.uid for b in val_batches(dataset, config, 0, seed=seed)]).tolist() for seed in (0, 1)
-    }
-    assert [len(set(uids)) for uids in drawn.values()] == [6, 6]
+    drawn = {seed: uids(val_batches(dataset, config, seed=seed)) for seed in (0, 1)}
+    assert [len(set(some)) for some in drawn.values()] == [6, 6]
     assert drawn[0] != drawn[1] and drawn[0] == sorted(drawn[0])
     more = data_config(val_batch_size=100, val_sample_size=100)
-    assert val_batches(dataset, more, 0, seed=0)[0].tokens.uid.tolist() == list(range(20))
+    assert uids(val_batches(dataset, more, seed=0)) == list(range(20))

@@ -12,7 +12,8 @@ from conftest import data_options
 from verl.config import ConfigError, DataConfig
 from verl.config.data import SamplerConfig
 from verl.data.dataloader import whole_batches
-from verl.data.samplers import CustomSampler, MixingSampler, StepOutcome, shares
+from verl.data.samplers import CustomSampler, MixingSampler, shares
+from verl.method import StepOutcome
 from verl.utils.json_state import from_json, to_json
 
 CURRICULUM = """
@@ -64,9 +65,11 @@ def config_of(tmp_path: Path, name: str, source: str = CURRICULUM, batch: int = 
     return data_options(train_batch_size=batch, sampler=SamplerConfig(str(tmp_path / "orders.py"), name))
 
 
-def loader_of(config: DataConfig, size: int = 7) -> Any:
-    dataset = Numbers(range(size))
-    return whole_batches(dataset, config.train_batch_size, CustomSampler(dataset, config, 0), list)
+def loader_of(config: DataConfig, num: int = 7) -> Any:
+    dataset = Numbers(range(num))
+    return whole_batches(
+        dataset, config.train_batch_size, CustomSampler(dataset, config, 0, config.train_batch_size), list
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +188,7 @@ def test_a_mistake_names_the_option(tmp_path: Path, name: str, source: str, mess
 def test_a_curriculum_that_forgets_is_told(tmp_path: Path):
     source = "class A(list):\n  def __init__(self, *_): super().__init__([0, 1])\n  def update(self, _): pass"
     config = config_of(tmp_path, "A", source)
-    assert CustomSampler(Numbers(range(7)), config, 0).note == (
+    assert CustomSampler(Numbers(range(7)), config, 0, 2).note == (
         "data.sampler.class_name='A': has update but no state_dict, so a resumed run forgets what update was told"
     )
-    assert CustomSampler(Numbers(range(7)), config_of(tmp_path, "Backwards"), 0).note == ""
+    assert CustomSampler(Numbers(range(7)), config_of(tmp_path, "Backwards"), 0, 2).note == ""

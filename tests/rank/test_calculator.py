@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl.batch import RankMetrics
 from verl.config import ConfigError
 from verl.config.calculator import BASE_METRICS
-from verl.protocol import RankMetrics
 from verl.rank.calculator import RepresentationMetricsCalculator, capture_options, reduce_states
 from verl.spectral import effective_rank
 from verl.spectral.slices import finish

@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import rank_metrics as measured
 
+from verl.batch import RankMetrics
 from verl.config import PPOConfig, load_config
 from verl.config.rewards import RewardManagerConfig
-from verl.protocol import RankMetrics
 from verl.rank.reward_manager import RewardManager
 
 ERA, ERV = "Effective Rank diff 2", "Effective Rank diff"

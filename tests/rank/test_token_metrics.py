@@ -10,8 +10,8 @@ import torch
 from conftest import rank_metrics
 
 from tests.rank.reference_loop import effective_rank, mask_of, terms, velocity_and_acceleration
+from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig, load_config
-from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import frequency_entropy, with_token_metrics
@@ -19,24 +19,13 @@ from verl.rank.token_metrics import frequency_entropy, with_token_metrics
 NAMES = ["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
 
 
-def rollout_of(tokens, lengths):
-    """Responses with one prompt token each; what stands beyond a response's length is padding."""
-    mask = mask_of(lengths, tokens.shape[1])
-    ones = torch.ones(len(tokens), 1, dtype=torch.int64)
-    return RolloutBatch(
-        input_ids=torch.cat([ones, tokens], dim=1),
-        attention_mask=torch.cat([ones, mask], dim=1),
-        response_mask=mask,
-        rollout_logprobs=torch.zeros(tokens.shape),
-        group_ids=torch.zeros(len(tokens), dtype=torch.int64),
-        truncated=torch.zeros(len(tokens), dtype=torch.bool),
-        rank_metrics=RankMetrics.none(len(tokens)),
-        batch_size=[len(tokens)],
-    )
-
-
-def scores_of(logprobs, entropy):
-    return PolicyScores(logprobs, entropy, RankMetrics.none(len(logprobs)), batch_size=[len(logprobs)])
+def measure(ranks, names, tokens, lengths, logprobs=None, entropy=None):
+    """Metrics of responses with one prompt token each; what stands beyond a response's length is padding."""
+    prompts, lengths = torch.ones(len(tokens), dtype=torch.int64), torch.tensor(lengths)
+    batch = Batch(prompts, lengths, tokens.shape[1], rank_metrics=ranks)
+    ids = torch.cat([torch.ones(len(tokens), 1, dtype=torch.int64), tokens], dim=1)
+    batch.fill(tokens=ids[torch.arange(ids.shape[1]) < 1 + lengths[:, None]], logprobs=logprobs, entropy=entropy)
+    return with_token_metrics(batch, names)
 
 
 TOKENS = torch.tensor([[5, 5, 7, 9], [5, 5, 5, 0], [3, 4, 0, 0]])
@@ -47,9 +36,7 @@ def test_literal_values_in_every_layer():
     logprobs = torch.tensor([[-1.0, -2.0, -3.0, -6.0], [-1.0, -1.0, -4.0, 9.0], [-0.5, -1.5, 9.0, 9.0]])
     entropy = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 0.0, 0.0, 9.0], [0.25, 0.75, 9.0, 9.0]])
     layers = {"Effective Rank": torch.tensor([1.0, 2.0, 3.0])}
-    metrics = with_token_metrics(
-        rank_metrics(layers, layers), NAMES, rollout_of(TOKENS, LENGTHS), scores_of(logprobs, entropy)
-    )
+    metrics = measure(rank_metrics(layers, layers), NAMES, TOKENS, LENGTHS, logprobs, entropy)
     assert metrics.metric_names == ["Effective Rank", *NAMES] and metrics.num_layers == 2
     # Shares 1/2, 1/4, 1/4; 1; and 1/2, 1/2.
     expected = {
@@ -62,13 +49,13 @@ def test_literal_values_in_every_layer():
         for name, values in expected.items():
             assert layer[name].tolist() == pytest.approx(values, abs=1e-12), name
     assert metrics.by_name["avg_log_probs"].dtype == torch.float64
-    alone = with_token_metrics(rank_metrics(layers), NAMES[1:2], rollout_of(TOKENS, LENGTHS), None)
+    alone = measure(rank_metrics(layers), NAMES[1:2], TOKENS, LENGTHS)
     assert alone.by_layer()[0]["avg_response_entropy"].tolist() == pytest.approx(expected["avg_response_entropy"])
 
 
 def test_a_masked_response_gets_no_signal_from_its_tokens():
     measured = rank_metrics({"Effective Rank": torch.tensor([2.0, 3.0, math.nan])}, {"Effective Rank": torch.ones(3)})
-    metrics = with_token_metrics(measured, NAMES[1:2], rollout_of(TOKENS, LENGTHS), None)
+    metrics = measure(measured, NAMES[1:2], TOKENS, LENGTHS)
     expected = [1.5 * math.log(2), 0.0, math.nan]
     assert metrics.by_layer()[0]["avg_response_entropy"].tolist() == pytest.approx(expected, nan_ok=True)
     assert metrics.by_layer()[1]["avg_response_entropy"].tolist() == pytest.approx([*expected[:2], math.log(2)])
@@ -145,13 +132,12 @@ def test_phi_of_the_later_release(rule, guide):
     weights = {"w_explore": [0.0, 0.25, 1.0, 0.5, 0.0], "w_exploit": [0.5, 1.0, 0.0, 0.0, 0.75]}
     signal = replace(config.reward_manager, **weights)
     signal = signal if guide is None else replace(signal, guidance_metric=guide)
-    measure, manager = RepresentationMetricsCalculator(calculator).measure, RewardManager(signal)
+    ranks_of, manager = RepresentationMetricsCalculator(calculator).measure, RewardManager(signal)
     loop = Loop(rule, 4, signal.indicator_names, *weights.values(), signal.gain, signal.ema_alpha, signal.guide)
     for step, (states, lengths, tokens, logprobs, entropy) in enumerate(batches(5)):
         rows = [states[i, :length] for i, length in enumerate(lengths)]
-        measured = measure([row[:, None] for row in rows])
-        scores = scores_of(logprobs, entropy)
-        metrics = with_token_metrics(measured, calculator.token_metrics, rollout_of(tokens, lengths), scores)
+        measured = ranks_of([row[:, None] for row in rows])
+        metrics = measure(measured, calculator.token_metrics, tokens, lengths, logprobs, entropy)
         phi, logged = manager.compute_phi(metrics)
         manager.update(torch.zeros(4), metrics)
         spoken = zip(rows, lengths, tokens.tolist(), logprobs.double(), entropy.double(), strict=True)
@@ -168,28 +154,29 @@ def test_phi_of_the_later_release(rule, guide):
 OWN = """
 import torch
 
-def surprise(inputs):
-    return -inputs.logprobs
+def surprise(batch):
+    return -batch.padded("logprobs")
 
-def spread(inputs):
-    return inputs.entropy.amax(dim=1) - inputs.entropy.amin(dim=1)
+def spread(batch):
+    entropy = batch.padded("entropy")
+    return entropy.amax(dim=1) - entropy.amin(dim=1)
 
-def wide(inputs):
-    return inputs.entropy[:, :1]
+def wide(batch):
+    return batch.padded("entropy")[:, :1]
 """
 
 
-def test_metrics_of_ones_own(tmp_path):
+def test_a_users_metrics(tmp_path):
     (tmp_path / "tokens.py").write_text(OWN)
     paths = [f"{tmp_path}/tokens.py:{name}" for name in ("surprise", "spread")]
     logprobs = torch.tensor([[-1.0, -2.0, -3.0, -6.0], [-1.0, -1.0, -4.0, torch.nan], [-0.5, -1.5, 0.0, 0.0]])
     entropy = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 0.0, 0.0, 0.0], [0.25, 0.75, 0.0, 0.0]])
-    args = (rollout_of(TOKENS, LENGTHS), scores_of(logprobs, entropy))
+    args = (TOKENS, LENGTHS, logprobs, entropy)
     layers = {"Effective Rank": torch.tensor([1.0, 2.0, torch.nan])}
-    metrics = with_token_metrics(rank_metrics(layers), paths, *args).by_layer()[0]
+    metrics = measure(rank_metrics(layers), paths, *args).by_layer()[0]
     assert list(metrics) == ["Effective Rank", "surprise", "spread"]
     # Of tokens the mean over the response, padding left out; of responses as it is; masked where the ranks are.
     torch.testing.assert_close(metrics["surprise"], torch.tensor([3.0, 2.0, torch.nan]).double(), equal_nan=True)
     torch.testing.assert_close(metrics["spread"], torch.tensor([3.0, 3.0, torch.nan]).double(), equal_nan=True)
     with pytest.raises(ConfigError, match=r"returned shape \[3, 1\]; expected a tensor of shape \[3, 4\] or \[3\]"):
-        with_token_metrics(rank_metrics(layers), [f"{tmp_path}/tokens.py:wide"], *args)
+        measure(rank_metrics(layers), [f"{tmp_path}/tokens.py:wide"], *args)

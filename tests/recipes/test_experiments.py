@@ -1,26 +1,42 @@
-"""Every experiment is composed and parsed, and the code that it names takes its options."""
+"""Every experiment composes, says where it comes from, and is listed; the code that it names takes its options."""
+
+import re
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, small_overrides
 
-from verl.checkpoint.run_start import parse_run_config
-from verl.config.load import compose_config
-from verl.config.ppo import PPOConfig
-from verl.trainer.ppo.estimation import check_own_code
+from verl.config import PPOConfig, load_config
+from verl.method.calls import MethodCalls
+from verl.rank.reward_manager import RewardManager
+from verl.trainer.ppo.advantages import AdvantageEstimation
+from verl.trainer.ppo.checks import check_method_and_loss
+from verl.workers.policy_loss import check_policy_loss
 
-EXPERIMENTS = sorted(file.stem for file in (ROOT / "configs/experiment").glob("*.yaml"))
+EXPERIMENTS = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))
+OURS = ("grpo", "ppo", "verl_grpo", "verl_ppo", "released_code", "released_code_later")
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_an_experiment_composes_with_every_preset(path: Path, tiny_tokenizer):
+    for preset in ("embedded", "paper", "paper_4096"):
+        config = load_config(PPOConfig, "ppo_trainer", [f"preset={preset}", f"experiment={path.stem}"])
+        assert config.trainer.experiment_name == path.stem
+        check_policy_loss(config)
+        AdvantageEstimation(config, RewardManager(config.reward_manager))
+        method = MethodCalls(config, tiny_tokenizer, (), 10)
+        check_method_and_loss(config, method)
+        assert (type(method.method).__module__ == "verl.method.method") == (config.trainer.method is None)
+    if path.stem not in OURS:
+        comment = "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
+        assert re.search(r"arXiv \d{4}\.\d{5}", comment), "name the source in the first comment"
+    assert f"| `{path.stem}` |" in (ROOT / "configs" / "README.md").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_can_start(name, tiny_model, arithmetic_prompts, tmp_path):
-    overrides = [f"experiment={name}", *small_overrides(tiny_model, arithmetic_prompts, tmp_path / "run")]
-    overrides.append("data.max_response_length=64")  # more than the overlong buffer of dapo
-    config = parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", overrides))
-    check_own_code(config, total_steps=2)
-
-
-def test_every_experiment_has_a_row():
-    readme = (ROOT / "configs/README.md").read_text()
-    for name in EXPERIMENTS:
-        assert f"| `{name}` |" in readme, name
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_an_experiment_fits_the_embedded_task(path: Path, tiny_model, arithmetic_prompts, tmp_path):
+    overrides = [f"experiment={path.stem}", *small_overrides(tiny_model, arithmetic_prompts, tmp_path / "run")]
+    # More than the overlong buffer of dapo.
+    config = load_config(PPOConfig, "ppo_trainer", [*overrides, "data.max_response_length=64"])
+    assert config.data.train_files

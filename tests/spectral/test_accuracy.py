@@ -97,7 +97,8 @@ def test_every_prefix(name, shape):
         assert float(ranks["effective_rank"][0, k]) == pytest.approx(math.exp(log_rank), rel=tolerance), k
         assert float(ranks["response_entropy"][0, k]) == pytest.approx(entropy(values**2), rel=1e-6), k
         if condition <= 1.2e6:
-            assert math.log(ranks["effective_rank"][0, k]) == pytest.approx(log_rank, rel=1e-6), k
+            # Near 0 an entropy is as exact as the squares of its small values, which depends on the BLAS.
+            assert math.log(ranks["effective_rank"][0, k]) == pytest.approx(log_rank, rel=1e-6, abs=2e-8), k
 
 
 @pytest.mark.slow

@@ -1,28 +1,23 @@
 import dataclasses
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import rank_metrics
+from conftest import changed, rank_metrics
 
+from verl.batch import Batch, RankMetrics
 from verl.config import PPOConfig, load_config
-from verl.data.prompts import PromptRecord, TokenizedPrompts
-from verl.protocol import PromptBatch, RankMetrics, RolloutBatch
+from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rewards.score import Verdict, score_of
-from verl.trainer.ppo.sampled import Sampled, finished
 from verl.trainer.validation import Validator
 
 CONFIG = load_config(PPOConfig, "ppo_trainer")
 
 
-def prompts(first_uid: int, sources: list[str]) -> TokenizedPrompts:
-    uids = range(first_uid, first_uid + len(sources))
-    records = [PromptRecord(uid, [5], source, "", {}, [], False) for uid, source in zip(uids, sources, strict=True)]
-    ones = torch.ones(len(records), 1, dtype=torch.int64)
-    return TokenizedPrompts(records, PromptBatch(ones, ones, torch.tensor(list(uids)), batch_size=[len(records)]))
+def prompts(first_uid: int, sources: list[str]) -> list[PromptRecord]:
+    return [PromptRecord(first_uid + i, [5], source, "", {}, [], False) for i, source in enumerate(sources)]
 
 
 VERDICTS = {0: [True, False], 1: [False, False], 2: [True, True], 3: [True, False]}
@@ -33,29 +28,31 @@ class ScriptedSampler:
     """Answers each prompt with two responses of uid + 1 tokens; their effective rank is the uid."""
 
     def __init__(self, verdicts: dict[int, list[bool]], config: PPOConfig, measures: bool = True) -> None:
-        self.verdicts, self.config, self.measures = verdicts, config, measures
+        self.verdicts, self.measures = verdicts, measures
+        self.config = changed(config, rollout={"val_kwargs": {"n": 2, "temperature": 1.0}})
+        self.batches: list[Batch] = []
 
-    def sample(self, batch: TokenizedPrompts, sampling: object, step: int) -> Sampled:
-        group_ids = batch.tokens.uid.repeat_interleave(2)
-        num = len(group_ids)
-        response_mask = (torch.arange(4) <= group_ids[:, None]).long()
-        rollout = RolloutBatch(
-            input_ids=torch.ones(num, 5, dtype=torch.int64),
-            attention_mask=torch.cat([torch.ones(num, 1, dtype=torch.int64), response_mask], dim=1),
-            response_mask=response_mask,
-            rollout_logprobs=torch.zeros(num, 4),
-            group_ids=group_ids,
-            truncated=torch.zeros(num, dtype=torch.bool),
-            rank_metrics=measured(group_ids) if self.measures else RankMetrics.none(num),
-            batch_size=[num],
-        )
+    def sample(self, records: list[PromptRecord], sampling: object, step: int) -> Batch:
+        group = torch.tensor([record.uid for record in records]).repeat_interleave(2)
+        num, lengths = len(group), (group + 1).clamp(max=4)
+        metrics = measured(group) if self.measures else RankMetrics.none(num)
+        batch = Batch(torch.ones_like(group), lengths, 4, group=group, rank_metrics=metrics)
+        tokens = torch.ones(int(lengths.sum()) + num, dtype=torch.int64)
+        batch.fill(tokens=tokens, truncated=torch.zeros(num, dtype=torch.bool))
+        self.batches.append(batch.fill(records=[record for record in records for _ in range(2)]))
+        return batch
 
-        verdicts = [verdict for record in batch.records for verdict in self.verdicts[record.uid]]
-        scores = [
-            score_of(Verdict(v, True, "exact" if v else "different", score=2.0 * v - 1, extras={"right": v}), "mix")
-            for v in verdicts
-        ]
-        return Sampled(batch, rollout, [""] * num, finished(scores), torch.ones(num, dtype=torch.bool))
+    def collect_verdicts(self) -> None:
+        for batch in self.batches:
+            uids = dict.fromkeys(record.uid for record in batch.records)
+            correct = [verdict for uid in uids for verdict in self.verdicts[uid]]
+            verdicts = [
+                score_of(Verdict(v, True, "exact" if v else "different", score=2.0 * v - 1, extras={"right": v}), "mix")
+                for v in correct
+            ]
+            scores = torch.tensor([2.0 * v - 1 for v in correct])
+            batch.fill(verdicts=verdicts, scores=scores, correct=torch.tensor(correct))
+        self.batches = []
 
 
 def measured(group_ids: torch.Tensor) -> RankMetrics:
@@ -64,15 +61,15 @@ def measured(group_ids: torch.Tensor) -> RankMetrics:
 
 
 def validate(
-    batches: list[TokenizedPrompts],
+    batches: list[list[PromptRecord]],
     verdicts: dict[int, list[bool]] = VERDICTS,
     manager: RewardManager | None = None,
     calculator: RepresentationMetricsCalculator | None = None,
 ) -> dict[str, float]:
     sampler = ScriptedSampler(verdicts, CONFIG)
     manager = manager or RewardManager(CONFIG.reward_manager)
-    metrics, sampled = Validator(batches, sampler, None, calculator, manager).validate()
-    assert [batch.prompts for batch in sampled] == batches
+    metrics, batch = Validator(batches, sampler, None, calculator, manager).validate()
+    assert batch.records[::2] == [record for records in batches for record in records]
     return metrics
 
 
@@ -156,12 +153,12 @@ class RecordingPolicy:
     def finish_generation(self) -> None:
         self.calls.append("finish_generation")
 
-    def compute_logprobs(self, rollout: RolloutBatch) -> SimpleNamespace:
-        self.calls.append(len(rollout))
+    def compute_logprobs(self, batch: Batch) -> Batch:
+        self.calls.append(len(batch))
         # A response to the prompt of uid u has tokens of log-probability u.
-        logprobs = rollout.group_ids[:, None] * rollout.response_mask
-        metrics = measured(rollout.group_ids) if self.measures else RankMetrics.none(len(rollout))
-        return SimpleNamespace(logprobs=logprobs, entropy=logprobs, rank_metrics=metrics)
+        logprobs = batch.group.repeat_interleave(batch.response_lengths).float()
+        metrics = measured(batch.group) if self.measures else RankMetrics.none(len(batch))
+        return batch.columns().fill(logprobs=logprobs, entropy=logprobs, rank_metrics=metrics)
 
 
 def test_the_policy_measures_where_the_engine_does_not():

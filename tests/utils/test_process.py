@@ -58,6 +58,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_tensors_get_the_memory_of_those_before_them():
     def faults(mode: str) -> int:

@@ -54,11 +54,6 @@ def config_of(folder: Path, source: str, *overrides: str) -> PPOConfig:
             "actor.micro_batch_size_per_gpu=7: .* needs the rollout.n=8 responses to a prompt .*; set at least 8",
         ),
         (
-            WHOLE + LOSS,
-            "algorithm.recompose=verl.recipes.rorecomp:ShortFirst",
-            "algorithm.recompose='verl.recipes.*needs all responses to a prompt.*; set it to null",
-        ),
-        (
             "@policy_loss(old_statistics=('mean_logprob',))\n" + LOSS,
             "actor.bypass_mode=true",
             "actor.bypass_mode=True: .*compares with the policy before the update.*; set it to false",

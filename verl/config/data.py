@@ -13,7 +13,6 @@ from verl.config.checks import (
     NotNegativeFloat,
     PositiveInt,
     require,
-    require_own,
 )
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -143,15 +142,6 @@ class DataConfig(Group):
     """Read the training prompts in a new random order each epoch, fixed by ``seed``."""
     custom_cls: CustomDatasetConfig
     sampler: SamplerConfig
-    selector: str | None
-    """A class of your own that chooses the prompts of a step just before they are sampled, among
-    ``selector_candidates`` times as many, as ``module:Class`` or ``file.py:Class`` (docs/extending.md); null: all
-    prompts are taken as they come. The others are dropped until they come again in the next epoch, which has as many
-    steps as batches of candidates."""
-    selector_kwargs: dict[str, Any]
-    """Keyword arguments of that class."""
-    selector_candidates: PositiveInt
-    """Candidates for each prompt that ``selector`` chooses, at least 1; unused without one."""
 
     @property
     def prompts_per_batch(self) -> int:
@@ -159,15 +149,9 @@ class DataConfig(Group):
         return self.train_batch_size if self.gen_batch_size is None else self.gen_batch_size
 
     @property
-    def prompts_per_read(self) -> int:
-        """Prompts that are read together in training, candidates for a selector included."""
-        return self.prompts_per_batch * (1 if self.selector is None else self.selector_candidates)
-
-    @property
     def batch_field(self) -> str:
-        """The option that sets ``prompts_per_read``."""
-        field = "data.train_batch_size" if self.gen_batch_size is None else "data.gen_batch_size"
-        return field if self.selector is None else f"{field}*data.selector_candidates"
+        """The option that sets ``prompts_per_batch``."""
+        return "data.train_batch_size" if self.gen_batch_size is None else "data.gen_batch_size"
 
     @property
     def filters(self) -> bool:
@@ -180,13 +164,9 @@ class DataConfig(Group):
         order = f"data.train_weights={self.train_weights}" if self.train_weights else ""
         if self.sampler.class_name is not None:
             order = f"data.sampler.class_name={self.sampler.class_name}"
-        if self.selector is not None:
-            candidates = f"data.selector={self.selector} data.selector_candidates={self.selector_candidates}"
-            order = f"{candidates} {order}".rstrip()
         return order
 
     def check(self) -> None:
-        require_own("selector", self.selector, self.selector_kwargs)
         weights, files = self.train_weights, len(self.train_files)
         if not weights:
             return

@@ -89,12 +89,11 @@ class PPOConfig(Group):
     @property
     def scores_in_update(self) -> bool:
         """Whether a step's first mini-batch gets these log-probabilities from its own update, whose forward pass
-        computes them anyway. Not where the learning signal needs them, nor where the update reads other rows, those of
-        earlier steps among them, or drops parts of adapters' inputs; nor for a policy loss of one's own that needs them
-        (``LossNeeds.before_update``)."""
+        computes them anyway. Not where the learning signal needs them, nor where the update reads other rows or
+        drops parts of adapters' inputs; nor for a policy loss of one's own that needs them
+        (``LossNeeds.before_update``), nor for a ``trainer.method`` that chooses what to learn from."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward
-        other = self.algorithm.use_pf_ppo or self.algorithm.recompose is not None
-        differs = other or (self.model.trains_adapters and self.model.lora.dropout > 0)
+        differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
         return not (self.actor.bypass_mode or earlier or differs)
 
     @property

@@ -1,9 +1,9 @@
 """The group ``rollout`` of the main job: the engine that samples responses, and how it samples."""
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from verl.config.checks import CountOrAll, Group, PositiveInt, Probability, Share, require, require_own, rule, within
+from verl.config.checks import CountOrAll, Group, PositiveInt, Probability, Share, require, rule
 from verl.config.common import EngineConfig, RepetitionPenalty, Temperature
 
 
@@ -53,22 +53,6 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     learned from; the text that is scored ends before the string. Such a response is not truncated."""
     val_kwargs: SamplingConfig
     """Sampling at validation."""
-    schedule: str | None
-    """A function or class of your own that says how the responses of a step are sampled: temperature, top-p, top-k and
-    min-p of each, and temperatures of positions, as ``module:name`` or ``file.py:name`` (docs/extending.md); null: all
-    as above. The trainer's log-probabilities stay those at ``temperature``, and the engine's are of what was sampled
-    from: set ``actor.tis_level``, whose weights correct the difference. Needs ``seeded``."""
-    schedule_kwargs: dict[str, Any]
-    """Keyword arguments of it."""
-    regenerate: str | None
-    """A class of your own that has prompts of the step sampled again, edited, once their responses are judged, as
-    ``module:Class`` or ``file.py:Class`` (docs/extending.md); null: each prompt is sampled once. The responses to an
-    edited prompt replace those before, are learned from as responses to it, and are verified by the same ground
-    truth."""
-    regenerate_kwargs: dict[str, Any]
-    """Keyword arguments of that class."""
-    regenerate_rounds: Annotated[int, within("[1, 7]")]
-    """How often at most a prompt is sampled again, 1 to 7; unused without ``regenerate``."""
 
     @property
     def train_kwargs(self) -> SamplingConfig:
@@ -76,10 +60,6 @@ class RolloutConfig(SamplingConfig, EngineConfig):
         return SamplingConfig(**{field.name: getattr(self, field.name) for field in fields(SamplingConfig)})
 
     def check(self) -> None:
-        require_own("regenerate", self.regenerate, self.regenerate_kwargs)
-        require_own("schedule", self.schedule, self.schedule_kwargs)
-        drawn = self.schedule is None or self.seeded
-        self.require(drawn, "schedule", "the project's own sampler draws; set rollout.seeded=true")
         for name, fix in {
             "hf_overrides": "set model.override_config, which the trained model obeys too",
             "speculative_config": "its log-probabilities are not those of the samples; leave it out",

@@ -11,10 +11,8 @@ from verl.config.checks import (
     Group,
     NotNegativeFloat,
     PositiveFloat,
-    PositiveInt,
     Probability,
     own_or,
-    require_own,
     require_own_options,
 )
 from verl.config.rollout_correction import RolloutCorrectionConfig
@@ -71,7 +69,7 @@ class FilterGroupsConfig(Group):
     """``acc``: whether the response is correct; ``score``: the verifier's score; ``seq_reward``: the whole reward, with
     that of the reward model and the overlong penalty; ``seq_final_reward``: the same less the KL penalty, which is
     known only after filtering, so it needs ``use_kl_in_reward=false`` and is then ``seq_reward``. Neither
-    ``reward_transform`` nor rank shaping counts: they see the step's responses once these are chosen."""
+    ``trainer.method`` nor rank shaping counts: they see the step's responses once these are chosen."""
     max_num_gen_batches: int
     """Most batches of ``data.gen_batch_size`` prompts to sample for one step; the step then learns from the groups
     found so far, where veRL would end the run. 0 or less: no limit, but a run ends that finds nothing to learn from in
@@ -105,13 +103,6 @@ class AlgorithmConfig(Group):
     responses to a prompt."""
     adv_estimator_kwargs: dict[str, Any]
     """Keyword arguments of your own ``adv_estimator``."""
-    reward_transform: str | None
-    """A function or class of your own, ``module:attribute`` or ``file.py:attribute``, that turns each response's reward
-    into another, once a step: after verifiers, reward model and overlong penalty, before rank shaping, the KL
-    divergence and advantages (docs/extending.md). Dynamic sampling compares rewards as they were before it, and
-    validation does not use it. Null: rewards stay as they are."""
-    reward_transform_kwargs: dict[str, Any]
-    """Keyword arguments of ``reward_transform``."""
     norm_adv_by_std_in_grpo: bool
     """Divide the group-centred score by the group's standard deviation (``grpo``, ``grpo_passk``); false is Dr.GRPO."""
     gamma: Probability
@@ -131,24 +122,9 @@ class AlgorithmConfig(Group):
     """Update on as many responses as were sampled, drawn again from them with replacement by their rewards (PF-PPO,
     arXiv 2409.06957); with ``gae``."""
     pf_ppo: PFPPOConfig
-    recompose: str | None
-    """A class of your own, ``module:Class`` or ``file.py:Class``, that makes the batch to learn from, of the step's
-    responses and of earlier ones (docs/extending.md); null: what was sampled. Earlier ones have the ratio to the policy
-    that sampled them: their old log-probabilities are the engine's, or, with ``actor.tis_level``, the policy's."""
-    recompose_kwargs: dict[str, Any]
-    """Keyword arguments of that class."""
-    recompose_buffer: PositiveInt
-    """Most responses that its buffer holds, at least 1, in 20 bytes a token; checkpoints hold them too."""
 
     def check(self) -> None:
         require_own_options("adv_estimator", self.adv_estimator, self.adv_estimator_kwargs)
         require_own_options("kl_penalty", self.kl_penalty, self.kl_penalty_kwargs)
-        own, remax = self.reward_transform, self.adv_estimator == "remax"
-        require_own("reward_transform", own, self.reward_transform_kwargs)
-        fix = "remax compares with a greedy response's reward, which no transform sees; set it to null"
-        self.require(not remax or own is None, "reward_transform", fix)
-        require_own("recompose", self.recompose, self.recompose_kwargs)
-        fix = "remax compares with a greedy response of this step; choose another algorithm.adv_estimator"
-        self.require(not remax or self.recompose is None, "recompose", fix)
         drawn = not self.use_pf_ppo or self.adv_estimator == "gae"
         self.require(drawn, "use_pf_ppo", "belongs to algorithm.adv_estimator=gae; set it to false")

@@ -1,8 +1,9 @@
 """Options of the main job's run."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from verl.config.checks import NotNegativeInt, Step
+from verl.config.checks import NotNegativeInt, Step, require_own
 from verl.config.common import RunConfig
 from verl.config.samples import SamplesConfig
 
@@ -11,6 +12,12 @@ from verl.config.samples import SamplesConfig
 class TrainerConfig(RunConfig):
     """A run of the main job."""
 
+    method: str | None
+    """A subclass of ``verl.method.Method`` that changes places of the training step, as ``module:Class`` or
+    ``file.py:Class`` (docs/extending.md): it chooses prompts, says how they are sampled, samples some again, chooses
+    what to learn from, or changes rewards. null: none of these."""
+    method_kwargs: dict[str, Any]
+    """Keyword arguments of that class."""
     val_before_train: bool
     """Validate the initial policy (step 0)."""
     val_only: bool
@@ -36,6 +43,9 @@ class TrainerConfig(RunConfig):
     log_samples: NotNegativeInt
     """Show this many responses of every kept training step and validation on the console and, as tables, in wandb and
     TensorBoard; spread over the batch, so that every validation shows the same prompts. 0: none."""
+
+    def check(self) -> None:
+        require_own("method", self.method, self.method_kwargs)
 
     def deals_by_counts(self, device_type: str) -> bool:
         """Whether ``deterministic`` holds."""

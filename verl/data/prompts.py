@@ -1,11 +1,7 @@
-"""Prompts in veRL's record layout, written in a template, tokenised and padded.
-
-Legend: B prompts, P ``max_prompt_length``.
-"""
+"""Prompts in veRL's record layout, written in a template and tokenised."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,16 +15,7 @@ from verl.data.dataloader import ResumableRandomSampler, whole_batches
 from verl.data.files import read_rows
 from verl.data.prompt_rows import PromptReader, PromptRecord
 from verl.data.samplers import CustomSampler, MixingSampler
-from verl.protocol import PromptBatch
 from verl.utils.user_code import load_class, user_code
-
-
-@dataclass(frozen=True)
-class TokenizedPrompts:
-    """A batch of prompts: the records, and their tokens [B, P]."""
-
-    records: list[PromptRecord]
-    tokens: PromptBatch
 
 
 class PromptDataset(Dataset[PromptRecord]):
@@ -107,42 +94,28 @@ def _choose(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) ->
     return [part.tolist() for part in parts]
 
 
-class PromptCollator:
-    """Pads the prompts of records on the left to [B, P]."""
-
-    def __init__(self, max_prompt_length: int, pad_token_id: int) -> None:
-        self.max_prompt_length = max_prompt_length
-        self.pad_token_id = pad_token_id
-
-    def __call__(self, records: list[PromptRecord]) -> TokenizedPrompts:
-        shape = (len(records), self.max_prompt_length)
-        input_ids = torch.full(shape, self.pad_token_id, dtype=torch.int64)
-        attention_mask = torch.zeros(shape, dtype=torch.int64)
-        for row, record in enumerate(records):
-            input_ids[row, -len(record.input_ids) :] = torch.tensor(record.input_ids)
-            attention_mask[row, -len(record.input_ids) :] = 1
-        uid = torch.tensor([record.uid for record in records])
-        return TokenizedPrompts(records, PromptBatch(input_ids, attention_mask, uid, batch_size=[len(records)]))
-
-
-def train_loader(dataset: PromptDataset, config: DataConfig, pad_token_id: int, seed: int) -> StatefulDataLoader:
-    """Batches of exactly ``prompts_per_read`` prompts; the incomplete last batch of an epoch is dropped.
+def train_loader(dataset: PromptDataset, config: DataConfig, seed: int, candidates: int = 1) -> StatefulDataLoader:
+    """Batches of exactly ``prompts_per_batch`` times ``candidates`` prompts, a list each; the incomplete last batch of
+    an epoch is dropped.
 
     Raises:
         ConfigError: there are fewer prompts than that; or ``data.sampler`` cannot be used.
     """
-    size = config.prompts_per_read
+    size = config.prompts_per_batch * candidates
     if len(dataset) < size:
-        raise ConfigError(f"{config.batch_field}={size}: there are only {len(dataset)} training prompts; lower it")
-    collate = PromptCollator(config.max_prompt_length, pad_token_id)
-    return whole_batches(dataset, size, _order(dataset, config, seed), collate)
+        times = f" times {candidates} candidates a prompt (trainer.method)" if candidates > 1 else ""
+        raise ConfigError(
+            f"{config.batch_field}={config.prompts_per_batch}{times}: there are only {len(dataset)} training prompts; "
+            "lower it"
+        )
+    return whole_batches(dataset, size, _order(dataset, config, seed, size), list)
 
 
-def _order(dataset: PromptDataset, config: DataConfig, seed: int) -> Sampler[int]:
+def _order(dataset: PromptDataset, config: DataConfig, seed: int, batch_size: int) -> Sampler[int]:
     """The order of the training prompts."""
     generator = torch.Generator().manual_seed(seed)
     if config.sampler.class_path is not None:
-        custom = CustomSampler(dataset, config, seed)
+        custom = CustomSampler(dataset, config, seed, batch_size)
         dataset.notes.extend([custom.note] if custom.note else [])
         return custom
     if config.train_weights:
@@ -159,14 +132,13 @@ def _order(dataset: PromptDataset, config: DataConfig, seed: int) -> Sampler[int
     return ResumableRandomSampler(dataset, generator=generator) if config.shuffle else SequentialSampler(dataset)
 
 
-def val_batches(dataset: PromptDataset, config: DataConfig, pad_token_id: int, seed: int) -> list[TokenizedPrompts]:
+def val_batches(dataset: PromptDataset, config: DataConfig, seed: int) -> list[list[PromptRecord]]:
     """All prompts in order, or ``val_sample_size`` of them drawn with ``seed``, in about equal batches of at most
     ``val_batch_size``."""
     records = dataset.records
     if config.val_sample_size != -1:
         chosen = torch.randperm(len(records), generator=torch.Generator().manual_seed(seed))[: config.val_sample_size]
         records = [records[i] for i in chosen.sort().values.tolist()]
-    collate = PromptCollator(config.max_prompt_length, pad_token_id)
     num_batches = math.ceil(len(records) / config.val_batch_size)
     bounds = [len(records) * i // num_batches for i in range(num_batches + 1)]
-    return [collate(records[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [records[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]

@@ -1,8 +1,7 @@
 """The order of training prompts: mixtures of files, and samplers of a researcher's own."""
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +10,7 @@ from torch.utils.data import Dataset, Sampler
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.data.dataloader import ResumableRandomSampler
-from verl.data.prompt_rows import PromptRecord
-from verl.utils.own import Own
+from verl.utils.json_state import UserState
 from verl.utils.user_code import load_class, user_code
 
 
@@ -52,24 +50,7 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
     return counts
 
 
-@dataclass(frozen=True)
-class StepOutcome:
-    """What a sampler or a selector is told after a training step."""
-
-    step: int
-    indices: list[int]
-    """G, the step's prompts, as the sampler named them: ``uid`` of their records."""
-    scores: list[float]
-    """G, mean score of the responses to each, as the data set has it: without hints of ``rollout.regenerate``."""
-    accuracy: list[float]
-    """G, share of correct responses to each, 0 to 1."""
-    metrics: Mapping[str, float]
-    """What the step logs."""
-    records: Sequence[PromptRecord] = ()
-    """G, the prompts themselves."""
-
-
-class CustomSampler(Own, Sampler[int]):
+class CustomSampler(Sampler[int]):
     """A user's sampler, with checks.
 
     Raises:
@@ -77,23 +58,24 @@ class CustomSampler(Own, Sampler[int]):
             of ``state_dict`` and ``load_state_dict``.
     """
 
-    def __init__(self, dataset: Dataset[Any], config: DataConfig, seed: int) -> None:
+    def __init__(self, dataset: Dataset[Any], config: DataConfig, seed: int, batch_size: int) -> None:
         path, name = config.sampler.class_path, config.sampler.class_name
         assert path is not None and name is not None, "made only where a class is named"
-        where = f"data.sampler.class_name={name!r}"
+        self.where = f"data.sampler.class_name={name!r}"
         user_class = load_class(path, name, "data.sampler.class_path", "data.sampler.class_name")
-        with user_code(f"{where}: {name}(dataset, config, seed)"):
-            inner = user_class(dataset, config, seed)
-        with user_code(f"{where}: its len()"):
-            self.length = len(inner)
+        with user_code(f"{self.where}: {name}(dataset, config, seed)"):
+            self.inner = user_class(dataset, config, seed)
+        with user_code(f"{self.where}: its len()"):
+            self.length = len(self.inner)
         self.num_prompts = len(dataset)  # type: ignore[arg-type]  # torch's data sets have a length
-        self.batch_size = config.prompts_per_read
-        if self.length < self.batch_size:
+        self.batch_size = batch_size
+        if self.length < batch_size:
             raise ConfigError(
-                f"{where}: has {self.length} prompts a pass, fewer than {config.batch_field}={self.batch_size}; "
-                "lower that"
+                f"{self.where}: has {self.length} prompts a pass, fewer than {config.batch_field}={batch_size}; lower "
+                "that"
             )
-        super().__init__("data.sampler.class_name", name, inner)
+        has = (hasattr(self.inner, "state_dict"), hasattr(self.inner, "load_state_dict"))
+        self.state = UserState(self.where, self.inner, has)
 
     def __len__(self) -> int:
         return self.length
@@ -101,13 +83,20 @@ class CustomSampler(Own, Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return _CustomPass(self)
 
-    def update(self, outcome: StepOutcome) -> None:
-        """Tell the sampler of a step, if it listens."""
+    @property
+    def note(self) -> str:
+        """What the user should know of the sampler; empty if there is nothing."""
+        if hasattr(self.inner, "update") and not self.state.exists:
+            return f"{self.where}: has update but no state_dict, so a resumed run forgets what update was told"
+        return ""
+
+    def update(self, outcome: object) -> None:
+        """Tell the sampler how a step went (:class:`verl.method.StepOutcome`), if it listens."""
         if hasattr(self.inner, "update"):
             with user_code(f"{self.where}: its update(outcome)"):
                 self.inner.update(outcome)
 
-    def checked(self, index: Any) -> int:
+    def to_index(self, index: Any) -> int:
         """``index`` as an integer. Raises ``ConfigError`` unless the data set has it."""
         try:
             number = operator.index(index)
@@ -142,20 +131,20 @@ class _CustomPass(Iterator[int]):
                 raise ConfigError(f"{sampler.where}: ended after {self.num_yielded} prompts, fewer than a batch")
             raise StopIteration
         self.num_yielded += 1
-        return sampler.checked(index)
+        return sampler.to_index(index)
 
     def state_dict(self) -> dict[str, Any]:
         """The user's own state, and the number of indices yielded."""
-        return {"inner": self.sampler.state(), "num_yielded": self.num_yielded}
+        return {"inner": self.sampler.state.save(), "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` was called: with a state of its own, the user's sampler knows where."""
         sampler = self.sampler
-        if "inner" not in state or (state["inner"] is not None) != sampler.has_state:
+        if "inner" not in state or (state["inner"] is not None) != sampler.state.exists:
             raise ConfigError(f"{sampler.where}: the checkpoint was written by another sampler; start a new run")
         self.resumed = True
-        if sampler.has_state:
-            sampler.load_state(state["inner"])
+        if sampler.state.exists:
+            sampler.state.load(state["inner"])
             self.num_yielded = state["num_yielded"]
             return
         for _ in range(state["num_yielded"]):

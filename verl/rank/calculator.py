@@ -17,8 +17,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from verl.batch import RankMetrics
 from verl.config.calculator import CalculatorConfig
-from verl.protocol import RankMetrics
 from verl.rank.dynamics import acceleration, prefix_counts, prefix_rows, sliced_base_metrics, velocity, with_whole
 from verl.rank.own_metrics import own_measures
 from verl.spectral import SpectralOptions

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl.batch import RankMetrics
 from verl.config.rewards import RewardManagerConfig
-from verl.protocol import RankMetrics
 from verl.rank.shaping import (
     auxiliary_signal,
     controller_weights,

@@ -5,84 +5,66 @@ Shapes: B responses, R response columns, L layers.
 
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from verl.batch import Batch, RankMetrics
 from verl.config.calculator import name_of
-from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
 from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_import_path
 
 FIELD = "calculator.metric_indices_add"
 
 
-class TokenInputs(NamedTuple):
-    """What a metric of the user's own is told about the tokens of responses."""
-
-    responses: Tensor
-    """[B, R] int64, the token ids."""
-    response_mask: Tensor
-    """[B, R] int64, 1 on response tokens."""
-    logprobs: Tensor
-    """[B, R] float32, each token's log-probability under the policy in nats; 0 on padding."""
-    entropy: Tensor
-    """[B, R] float32, of the policy's distribution at each token in nats; 0 on padding."""
-
-
-def with_token_metrics(
-    rank_metrics: RankMetrics, names: Sequence[str], rollout: RolloutBatch, scores: PolicyScores | None
-) -> RankMetrics:
-    """The rank metrics of ``rollout`` and, the same in every layer, the metrics ``names`` of its tokens.
+def with_token_metrics(batch: Batch, names: Sequence[str]) -> RankMetrics:
+    """The rank metrics of ``batch`` and, the same in every layer, the metrics ``names`` of its tokens.
 
     A response that ``calculator.on_nonfinite`` masks in a layer, whose rank metrics are NaN, is masked for these too.
-    ``scores`` are those of the policy that sampled; needed where ``calculator.needs_policy`` says so.
+    Metrics of probabilities read ``logprobs`` and ``entropy`` of the policy that sampled (``calculator.needs_policy``).
     """
+    rank_metrics: RankMetrics = batch.rank_metrics
     if not names:
         return rank_metrics
     by_name = {name: rank_metrics.by_name[name] for name in rank_metrics.metric_names}
     masked = torch.stack(list(by_name.values())).isnan().all(dim=0)
     for name in names:
-        by_name[name_of(name)] = torch.where(masked, torch.nan, _token_metric(name, rollout, scores)[:, None])
-    size = [len(rollout)]
+        by_name[name_of(name)] = torch.where(masked, torch.nan, _token_metric(name, batch)[:, None])
+    size = [len(batch)]
     by_token = TensorDict(by_name, batch_size=size)
     return RankMetrics(by_token, rank_metrics.mean_states, rank_metrics.by_prefix, batch_size=size)
 
 
 def check_token_metrics(names: Sequence[str]) -> None:
-    """Raise ``ConfigError`` for a metric of the user's own that cannot be loaded or called."""
+    """Raise ``ConfigError`` for a user's metric that cannot be loaded or called."""
     for name in filter(is_import_path, names):
-        _own_metric(name)
+        _load(name)
 
 
 @cache
-def _own_metric(path: str) -> UserFunction:
-    return UserFunction(FIELD, path, ["inputs"])
+def _load(path: str) -> UserFunction:
+    return UserFunction(FIELD, path, ["batch"])
 
 
-def _own_values(path: str, inputs: TokenInputs) -> Tensor:
+def _user_metric(path: str, batch: Batch) -> Tensor:
     """What the user's function returned for each response, the mean over its tokens if that was [B, R]: float64."""
-    function, mask = _own_metric(path), inputs.response_mask
-    found = function(inputs)
-    check_tensor(function.where, found, mask.shape, mask.shape[:1])
-    values: Tensor = found.double()
-    if values.shape == mask.shape:
-        values = _mean_over_tokens(values, mask)
+    function, shape = _load(path), (len(batch), batch.width)
+    returned = function(batch)
+    check_tensor(function.where, returned, shape, shape[:1])
+    values: Tensor = returned.double()
+    if values.shape == shape:
+        values = _mean_over_tokens(values, batch.mask)
     check_finite(function.where, values)
     return values
 
 
-def _token_metric(name: str, rollout: RolloutBatch, scores: PolicyScores | None) -> Tensor:
+def _token_metric(name: str, batch: Batch) -> Tensor:
     """float64 ``[B]``; 0 for a response without tokens."""
     if name == "avg_response_entropy":
-        return frequency_entropy(rollout.responses, rollout.response_mask)
-    assert scores is not None, f"{name} is read from the policy's forward pass"
+        return frequency_entropy(batch.padded("response_tokens"), batch.mask)
     if is_import_path(name):
-        inputs = TokenInputs(rollout.responses, rollout.response_mask, scores.logprobs, scores.entropy)
-        return _own_values(name, inputs)
-    values = scores.logprobs if name == "avg_log_probs" else scores.entropy
-    return _mean_over_tokens(values.double(), rollout.response_mask)
+        return _user_metric(name, batch)
+    return _mean_over_tokens(batch.padded("logprobs" if name == "avg_log_probs" else "entropy").double(), batch.mask)
 
 
 def _mean_over_tokens(values: Tensor, mask: Tensor) -> Tensor:

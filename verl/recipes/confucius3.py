@@ -1,24 +1,25 @@
 """Confucius3-Math (arXiv 2506.18330): an entropy near a target (section 6.1), and harder prompts that weigh more (6.2).
 
 Its third part, Recent Sample Recovery (6.3), keeps the surplus of dynamic sampling for the next step. It is left out:
-the surplus is gone before ``algorithm.recompose`` sees the batch.
+the surplus is gone before ``Method.learn_from`` sees the batch.
 """
 
 import torch
 from torch import Tensor
 
+from verl.algorithms.advantages.groups import group_means
 from verl.algorithms.losses import LossInputs, policy_loss, ppo_clip_loss
-from verl.data.signal_inputs import AdvantageInputs
+from verl.batch import Batch
 
 
-def hardness_weighted(inputs: AdvantageInputs, alpha: float = -0.256, constant: float = 1.256) -> Tensor:
+def hardness_weighted(batch: Batch, alpha: float = -0.256, constant: float = 1.256) -> Tensor:
     """A = (R - mu) (alpha mu + constant) with R = 1 if the response is correct, else -1: [B] (eqs. 2 and 3).
 
     mu is the mean of R over the prompt's responses, from -1, where the weight is 1.512, to 1, where it is 1. Penalties,
-    reward transforms and a reward model have no effect.
+    changed rewards and a reward model have no effect.
     """
-    signs = 2 * inputs.correct.double() - 1
-    mean = inputs.group_means(signs)
+    signs = 2 * batch.correct.double() - 1
+    mean = group_means(signs, batch.group)
     return (signs - mean) * (alpha * mean + constant)
 
 

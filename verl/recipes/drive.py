@@ -10,24 +10,25 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from verl.data.samplers import StepOutcome
-from verl.data.selectors import Candidates
+from verl.data.prompt_rows import PromptRecord
+from verl.method import Method, StepOutcome
 
 
-class HardFocus:
+class HardFocus(Method):
     """Selects the hardest prompts; checkpoints hold how each went."""
 
-    def __init__(self) -> None:
+    def __init__(self, candidates: int = 4) -> None:
+        """``candidates``: k."""
+        self.candidates_per_prompt = candidates
         self.accuracy: dict[str, float] = {}
         """By ``uid``, the share of correct responses, 0 to 1."""
 
-    def select(self, candidates: Candidates) -> list[int]:
+    def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
         """The hardest, and the first of those that are alike."""
         mean = statistics.fmean(self.accuracy.values()) if self.accuracy else 0.0
-        known = [self.accuracy.get(str(record.uid), mean) for record in candidates.records]
-        return sorted(range(len(known)), key=known.__getitem__)[: candidates.num_chosen]
+        return sorted(candidates, key=lambda record: self.accuracy.get(str(record.uid), mean))[: self.num_prompts]
 
-    def update(self, outcome: StepOutcome) -> None:
+    def after_step(self, outcome: StepOutcome) -> None:
         """Remember how the step's prompts went."""
         self.accuracy |= {str(uid): found for uid, found in zip(outcome.indices, outcome.accuracy, strict=True)}
 

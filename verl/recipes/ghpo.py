@@ -6,11 +6,12 @@ where there are words, and follows the question in the wording of ``text``.
 
 from collections.abc import Sequence
 
+from verl.batch import Batch
 from verl.data.prompt_rows import PromptRecord
-from verl.data.regeneration import Round
+from verl.method import Method
 
 
-class GuidedHints:
+class GuidedHints(Method):
     """Adds 25, 50 and 75 % of the reference solution, a larger share in each round that leaves a prompt unsolved."""
 
     def __init__(
@@ -18,25 +19,35 @@ class GuidedHints:
         shares: Sequence[float] = (0.25, 0.5, 0.75),
         text: str = " The solution begins with: {hint}",
         solution: str = "solution",
+        rounds: int = 3,
     ) -> None:
-        """``solution``: the key of the worked solution in ``extra_info``; without one, the answer takes its place."""
+        """
+        Args:
+            solution: the key of the worked solution in ``extra_info``; without one, the answer takes its place.
+            rounds: how often a prompt is sampled again at most.
+        """
+        self.rounds = rounds
         self.shares = tuple(shares)
         self.text = text
         self.solution = solution
 
-    def regenerate(self, round: Round) -> dict[int, str]:
+    def judged(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
         """The unsolved prompts with their hints; one that would be too long keeps its first responses."""
-        shares = self.shares[min(round.number, len(self.shares)) - 1 :]
-        edited = {}
-        for place, original in enumerate(round.originals):
+        edited: dict[int, PromptRecord] = {}
+        if round > self.rounds:
+            return edited
+        shares = self.shares[min(round, len(self.shares)) - 1 :]
+        for place, responses in enumerate(self.by_prompt(batch)):
+            original = self.prompts[responses.records[0].uid]
             # Of a short solution, a small share is nothing: the first that is something.
             parts = [hint(self._solution_of(original), share) for share in shares]
             part = next(filter(None, parts), "")
-            if round.correct[place].any() or not part:
+            if responses.correct.any() or not part:
                 continue
-            prompt = str(original.messages[-1]["content"]) + self.text.format(hint=part)
-            if round.num_tokens(place, prompt) <= round.max_prompt_length:
-                edited[place] = prompt
+            text = str(original.messages[-1]["content"]) + self.text.format(hint=part)
+            hinted = self.edit_prompt(original, text)
+            if len(hinted.input_ids) <= self.config.data.max_prompt_length:
+                edited[place] = hinted
         return edited
 
     def _solution_of(self, record: PromptRecord) -> str:

@@ -19,40 +19,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.data.signal_inputs import RewardInputs
+from verl.algorithms.advantages.groups import group_means
+from verl.batch import Batch
+from verl.method import Method
 
 EXPECTED_OF = {"hard": 1, "medium": 2, "easy": 5}
 """c of each band."""
 
 
-def laser(inputs: RewardInputs, target_share: float) -> Tensor:
-    """LASER's rewards [B], with L = ``target_share`` of the maximal length."""
-    targets = torch.full_like(inputs.rewards, target_share * inputs.max_response_length)
-    return stepped(inputs.correct, inputs.lengths, targets)
+class Laser(Method):
+    """LASER's rewards, with L = ``target_share`` of the maximal length."""
+
+    def __init__(self, target_share: float) -> None:
+        self.target_share = target_share
+
+    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+        """[B]."""
+        targets = torch.full_like(rewards, self.target_share * self.max_response_length)
+        return stepped(batch.correct, batch.response_lengths, targets)
 
 
-class LaserD:
-    """LASER-D's rewards; its targets are found again ``every`` so many steps."""
+class LaserD(Method):
+    """LASER-D's rewards; its targets are set again every ``every`` steps."""
 
     def __init__(self, every: int) -> None:
         self.every = every
         self.targets: dict[str, int] = {}
         self.lengths: dict[str, list[int]] = {band: [] for band in EXPECTED_OF}
 
-    def __call__(self, inputs: RewardInputs) -> Tensor:
-        bands = [band_of(accuracy) for accuracy in inputs.group_means(inputs.correct).tolist()]
-        longest = inputs.max_response_length
+    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+        """[B]."""
+        bands = [band_of(accuracy) for accuracy in group_means(batch.correct, batch.group).tolist()]
+        longest, lengths = self.max_response_length, batch.response_lengths
         targets = torch.tensor([self.targets.get(band, longest) for band in bands])
-        for band, length in zip(bands, inputs.lengths.tolist(), strict=True):
+        for band, length in zip(bands, lengths.tolist(), strict=True):
             self.lengths[band].append(length)
-        if inputs.step % self.every == 0:
-            found = {band: target_length(self.lengths[band], c, longest) for band, c in EXPECTED_OF.items()}
-            self.targets |= {band: target for band, target in found.items() if target is not None}
+        if self.step % self.every == 0:
+            latest = {band: target_length(self.lengths[band], c, longest) for band, c in EXPECTED_OF.items()}
+            self.targets |= {band: target for band, target in latest.items() if target is not None}
             self.lengths = {band: [] for band in EXPECTED_OF}
-        return stepped(inputs.correct, inputs.lengths, targets)
+        return stepped(batch.correct, lengths, targets)
 
     def state_dict(self) -> dict[str, Any]:
-        """The targets, and the lengths since they were found."""
+        """The targets, and the lengths since they were set."""
         return {"targets": self.targets, "lengths": self.lengths}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

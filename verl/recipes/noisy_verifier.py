@@ -13,24 +13,31 @@ gradient is (1 - p0 - p1) times that of r*, whatever p0 is. Assumed: there is no
 
 from torch import Tensor
 
+from verl.batch import Batch
 from verl.config.errors import ConfigError
-from verl.data.signal_inputs import AdvantageInputs, RewardInputs
+from verl.method import Method
 
 
-def backward(inputs: RewardInputs, false_positive: float, false_negative: float) -> Tensor:
-    """The unbiased reward, [B]; reward model and overlong penalty, which it has no place for, are dropped."""
-    if not (0 <= false_positive and 0 <= false_negative and false_positive + false_negative < 1):
-        raise ConfigError(
-            f"algorithm.reward_transform_kwargs: false_positive={false_positive} and false_negative={false_negative} "
-            "must be at least 0 and below 1 together"
-        )
-    return (inputs.correct.double() - false_positive) / (1 - false_positive - false_negative)
+class Backward(Method):
+    """The unbiased reward; reward model and overlong penalty, which it has no place for, are dropped."""
+
+    def __init__(self, false_positive: float, false_negative: float) -> None:
+        if not (0 <= false_positive and 0 <= false_negative and false_positive + false_negative < 1):
+            raise ConfigError(
+                f"trainer.method_kwargs: false_positive={false_positive} and false_negative={false_negative} must be "
+                "at least 0 and below 1 together"
+            )
+        self.false_positive, self.false_negative = false_positive, false_negative
+
+    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+        """[B]."""
+        return (batch.correct.double() - self.false_positive) / (1 - self.false_positive - self.false_negative)
 
 
-def forward(inputs: AdvantageInputs, false_negative: float) -> Tensor:
+def forward(batch: Batch, false_negative: float) -> Tensor:
     """The weight of each response's score function, [B]."""
     if not 0 <= false_negative < 1:
         raise ConfigError(
             f"algorithm.adv_estimator_kwargs.false_negative={false_negative}: must be at least 0 and below 1"
         )
-    return inputs.correct.double() - 1 + false_negative
+    return batch.correct.double() - 1 + false_negative

@@ -13,26 +13,25 @@ import torch
 from torch import Tensor
 
 from verl.data.prompt_rows import PromptRecord
-from verl.data.samplers import StepOutcome
-from verl.data.selectors import Candidates
+from verl.method import Method, StepOutcome
 
 
-class PromptCurriculum:
+class PromptCurriculum(Method):
     """Selects prompts by a learned V, which checkpoints hold."""
 
-    def __init__(self, target: float = 0.5, lr: float = 2.0, num_features: int = 4096) -> None:
+    def __init__(self, candidates: int = 4, target: float = 0.5, lr: float = 2.0, num_features: int = 4096) -> None:
+        """``candidates``: k."""
+        self.candidates_per_prompt = candidates
         self.target = target
         self.lr = lr
         self.weights = torch.zeros(num_features + 1, dtype=torch.float64)
         """The last one is that of the constant."""
 
-    def select(self, candidates: Candidates) -> list[int]:
+    def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
         """The prompts whose V is nearest to the target; the first of those that are as near."""
-        values = [self.value(record) for record in candidates.records]
-        order = sorted(range(len(values)), key=lambda place: abs(values[place] - self.target))
-        return order[: candidates.num_chosen]
+        return sorted(candidates, key=lambda record: abs(self.value(record) - self.target))[: self.num_prompts]
 
-    def update(self, outcome: StepOutcome) -> None:
+    def after_step(self, outcome: StepOutcome) -> None:
         """One gradient step on the mean of (V - mean accuracy)^2 over the step's prompts."""
         gradient = torch.zeros_like(self.weights)
         for record, accuracy in zip(outcome.records, outcome.accuracy, strict=True):

@@ -19,13 +19,21 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.advantages.grpo import grpo_advantages
-from verl.data.signal_inputs import AdvantageInputs
+from verl.batch import Batch
+from verl.method import Method
 
 EPS = 1e-3
 
 
-class Reweighted:
-    """GRPO's advantages, weighted by data source; checkpoints hold the losses of the last 2 W steps of each."""
+def weighted_grpo(batch: Batch) -> Tensor:
+    """[B, R], GRPO's advantages times the weight that :class:`Reweighted` gives each response."""
+    advantages = grpo_advantages(batch.padded("token_rewards"), batch.mask.long(), batch.group, norm_by_std=True)
+    weights: Tensor = batch.source_weight[:, None]
+    return weights * advantages
+
+
+class Reweighted(Method):
+    """Weighs data sources, for :func:`weighted_grpo`; checkpoints hold the losses of the last 2 W steps of each."""
 
     def __init__(self, window: int = 10, temperature: float = 5.0) -> None:
         if window < 1 or temperature <= 0:
@@ -34,17 +42,16 @@ class Reweighted:
         self.temperature = temperature
         self.losses: dict[str, list[float]] = {}
 
-    def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """[B, R]."""
-        sources = [str(record.data_source) for record in inputs.records]
+    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+        """The rewards as they are; the weights are a column of the batch, ``source_weight`` [B]."""
+        sources = [str(record.data_source) for record in batch.records]
         for source in sorted(set(sources)):
-            correct = [float(c) for c, s in zip(inputs.correct.tolist(), sources, strict=True) if s == source]
+            correct = [float(c) for c, s in zip(batch.correct.tolist(), sources, strict=True) if s == source]
             kept = [*self.losses.get(source, []), 1 - statistics.fmean(correct)]
             self.losses[source] = kept[-2 * self.window :]
         weights = self.weights()
-        of_responses = torch.tensor([weights[source] for source in sources], dtype=torch.float64)
-        mask = inputs.response_mask
-        return of_responses[:, None] * grpo_advantages(inputs.token_rewards, mask, inputs.group_ids, norm_by_std=True)
+        batch.fill(source_weight=torch.tensor([weights[source] for source in sources], dtype=torch.float64))
+        return rewards
 
     def weights(self) -> dict[str, float]:
         """Source -> lambda, of all sources so far."""

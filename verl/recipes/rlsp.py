@@ -11,11 +11,18 @@ end.
 import torch
 from torch import Tensor
 
-from verl.data.signal_inputs import RewardInputs
+from verl.batch import Batch
+from verl.method import Method
 
 
-def exploring(inputs: RewardInputs, alpha: float, half_share: float) -> Tensor:
-    """The rewards [B]; the exploration reward is 1/2 at ``half_share`` of the maximal length."""
-    effort = 1 - 0.5 ** (inputs.lengths.double() / (half_share * inputs.max_response_length))
-    effort = torch.where(inputs.truncated, 0.0, effort)
-    return alpha * inputs.correct.double() + (1 - alpha) * effort
+class Exploring(Method):
+    """The rewards above; the exploration reward is 1/2 at ``half_share`` of the maximal length."""
+
+    def __init__(self, alpha: float, half_share: float) -> None:
+        self.alpha, self.half_share = alpha, half_share
+
+    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+        """[B]."""
+        effort = 1 - 0.5 ** (batch.response_lengths.double() / (self.half_share * self.max_response_length))
+        effort = torch.where(batch.truncated, 0.0, effort)
+        return self.alpha * batch.correct.double() + (1 - self.alpha) * effort

@@ -6,34 +6,53 @@ wait in the buffer, and every ``period`` steps those of the oldest groups are le
 batch). Advantages are estimated in whole groups in both.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from verl.data.replay import Responses, StepBatch
+from verl.batch import Batch
+from verl.method import Method, ReplayBuffer
 
 
-class ShortFirst:
+class ShortFirst(Method):
     """Recomposes the batch; the buffer holds whole groups, of which the responses left out are to be learned from."""
 
-    def __init__(self, period: int = 4) -> None:
+    def __init__(self, period: int = 4, buffer_size: int = 4096) -> None:
+        """``buffer_size``: responses that the buffer holds at most."""
         self.period = period
+        self.buffer = ReplayBuffer(buffer_size, self.prompts)
 
-    def recompose(self, batch: StepBatch) -> Responses:
+    def learn_from(self, batch: Batch) -> Batch:
         """The priority batch, and in every ``period``-th step the compensation batch behind it."""
-        fresh, buffer = batch.responses, batch.buffer
-        first = priority(fresh.correct, fresh.lengths, fresh.group_ids) & fresh.learned
-        parts = [fresh.learning(first)]
-        if batch.step % self.period == 0 and len(buffer):
-            parts.append(buffer.take(self._oldest(buffer.responses, batch.max_learned - int(first.sum()), len(fresh))))
-        buffer.add(fresh.learning(fresh.learned & ~first))
-        return Responses.join(parts)
+        first = priority(batch.correct, batch.response_lengths, batch.group) & batch.learned
+        parts = [with_learned(batch, first)]
+        if self.step % self.period == 0 and len(self.buffer):
+            room = self.max_learned - int(first.sum())
+            parts.append(self.buffer.take(oldest_groups(self.buffer.batch, room, len(batch))))
+        self.buffer.add(with_learned(batch, batch.learned & ~first))
+        return Batch.join(parts)
 
-    def _oldest(self, held: Responses, room: int, most: int) -> Tensor:
-        """[N] int64, places of the oldest groups, of ``most`` responses with ``room`` of them to learn from."""
-        ids, index = held.group_ids.unique(return_inverse=True)
-        learned = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, held.learned.long()).cumsum(0)
-        sizes = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, torch.ones_like(index)).cumsum(0)
-        return ((learned <= room) & (sizes <= most))[index].nonzero().flatten()
+    def state_dict(self) -> dict[str, Any]:
+        """The buffer."""
+        return {"buffer": self.buffer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        self.buffer.load_state_dict(state["buffer"])
+
+
+def with_learned(batch: Batch, learned: Tensor) -> Batch:
+    """The same responses, of which those of ``learned`` [B] bool are learned from."""
+    return batch.columns(*batch.names).fill(learned=learned)
+
+
+def oldest_groups(held: Batch, room: int, most: int) -> Tensor:
+    """[N] int64, places of the oldest groups, of ``most`` responses with ``room`` of them to learn from."""
+    ids, index = held.group.unique(return_inverse=True)
+    learned = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, held.learned.long()).cumsum(0)
+    sizes = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, torch.ones_like(index)).cumsum(0)
+    return ((learned <= room) & (sizes <= most))[index].nonzero().flatten()
 
 
 def priority(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:

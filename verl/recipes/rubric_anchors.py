@@ -20,13 +20,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from verl.batch import Batch
 from verl.config.errors import ConfigError
-from verl.data.signal_inputs import RewardInputs
+from verl.method import Method
 
-FIELD = "algorithm.reward_transform_kwargs"
+FIELD = "trainer.method_kwargs"
 
 
-class Rubrics:
+class Rubrics(Method):
     """The rewards of rubrics.
 
     Args:
@@ -53,11 +54,12 @@ class Rubrics:
             raise ConfigError(f"{FIELD}: weights and pairs must be at least 0 and not all 0, and power at least 1")
         self.total = total
 
-    def __call__(self, inputs: RewardInputs) -> Tensor:
+    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+        """[B]."""
         pairs = [name for first, second, _ in self.pairs for name in (first, second)]
-        scores = {name: rubric_scores(inputs, name) for name in dict.fromkeys([*self.weights, *self.vetoes, *pairs])}
+        scores = {name: rubric_scores(batch, name) for name in dict.fromkeys([*self.weights, *self.vetoes, *pairs])}
         damped = {name: saturated(values, self.knees.get(name, 1.0)) for name, values in scores.items()}
-        reward = sum((w * damped[name] for name, w in self.weights.items()), torch.zeros_like(inputs.rewards))
+        reward = sum((w * damped[name] for name, w in self.weights.items()), torch.zeros_like(rewards))
         for first, second, v in self.pairs:
             reward = reward + v * damped[first] * damped[second]
         reward = (reward / self.total).clamp(min=0) ** self.power
@@ -71,19 +73,19 @@ def saturated(scores: Tensor, knee: float) -> Tensor:
     return scores.clamp(max=knee) + (scores - knee).clamp(min=0) / 2
 
 
-def rubric_scores(inputs: RewardInputs, name: str) -> Tensor:
+def rubric_scores(batch: Batch, name: str) -> Tensor:
     """The score of each response by the rubric ``name``, [B] float64."""
     if name == "correct":
-        return inputs.correct.double()
+        return batch.correct.double()
     if name == "finished":
-        return (~inputs.truncated).double()
+        return (~batch.truncated).double()
     if name == "boxed":
-        return torch.tensor([float(verdict["boxed"]) for verdict in inputs.verdicts], dtype=torch.float64)
-    values = [verdict["reward_extra_info"].get(name) for verdict in inputs.verdicts]
+        return torch.tensor([float(verdict["boxed"]) for verdict in batch.verdicts], dtype=torch.float64)
+    values = [verdict["reward_extra_info"].get(name) for verdict in batch.verdicts]
     for row, value in enumerate(values):
         if not isinstance(value, int | float) or not 0 <= value <= 1:
             raise ConfigError(
-                f"{FIELD}: the verifier of {inputs.records[row].data_source!r} gives {name}={value!r}; a rubric is "
+                f"{FIELD}: the verifier of {batch.records[row].data_source!r} gives {name}={value!r}; a rubric is "
                 "correct, boxed, finished, or a number from 0 to 1 that a custom function returns under this name"
             )
     return torch.tensor(values, dtype=torch.float64)

@@ -11,10 +11,10 @@ There is no baseline. Responses with advantage 0 still count in the mean over to
 import torch
 from torch import Tensor
 
-from verl.data.signal_inputs import AdvantageInputs
+from verl.batch import Batch
 
 
-def weighted(inputs: AdvantageInputs, positive: float, negative: float) -> Tensor:
+def weighted(batch: Batch, positive: float, negative: float) -> Tensor:
     """``positive`` for a correct response, -``negative`` for a wrong one: [B]."""
     weights = torch.tensor([-negative, positive], dtype=torch.float64)
-    return weights[inputs.correct.long()]
+    return weights[batch.correct.long()]

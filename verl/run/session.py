@@ -158,7 +158,7 @@ class TrainingRun(RaySession):
         self.config = config
         if isinstance(config, PPOConfig):
             training, validation = config.rollout.n, config.rollout.val_kwargs.n
-            training *= 1 if config.algorithm.recompose is None else 2
+            training *= 1 if config.trainer.method is None else 2
             rows = max(config.data.prompts_per_batch * training, config.data.val_batch_size * validation)
             self.largest_batch = (rows, config.max_sequence_length)
         self.steps = steps

@@ -7,6 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verl.config.errors import ConfigError
+from verl.utils.user_code import user_code
+
 _TENSOR = "__tensor__"
 
 
@@ -45,3 +48,40 @@ def from_json(value: Any) -> Any:
             return torch.from_numpy(array.reshape(stored["shape"]).copy())
         return {key: from_json(entry) for key, entry in value.items()}
     return [from_json(entry) for entry in value] if isinstance(value, list) else value
+
+
+class UserState:
+    """The state of an object of the user's with ``state_dict`` and ``load_state_dict``, or of one without.
+
+    The state holds what JSON holds, and tensors.
+
+    Raises:
+        ConfigError: the object has only one of these methods, or its state cannot be saved.
+    """
+
+    def __init__(self, where: str, owner: Any, has: tuple[bool, bool]) -> None:
+        """
+        Args:
+            where: the option that named it, and its value.
+            has: whether it has each of the two methods.
+        """
+        self.where, self.owner = where, owner
+        if any(has) != all(has):
+            raise ConfigError(f"{where}: define both state_dict and load_state_dict, or neither")
+        self.exists = all(has)
+        self.save()  # a state that cannot be saved is reported before training
+
+    def save(self) -> Any:
+        """The state as JSON; None without one."""
+        if not self.exists:
+            return None
+        with user_code(f"{self.where}: its state_dict(), which may hold what JSON holds and tensors,"):
+            return to_json(self.owner.state_dict())
+
+    def load(self, state: Any) -> None:
+        """Restore what :meth:`save` returned. Raises ``ConfigError`` for the state of other code."""
+        if (state is not None) != self.exists:
+            raise ConfigError(f"{self.where}: the checkpoint was written with other code; start a new run")
+        if self.exists:
+            with user_code(f"{self.where}: its load_state_dict(state)"):
+                self.owner.load_state_dict(from_json(state))

@@ -92,7 +92,7 @@ class PolicyLoss:
             statistics,
             {name: batch.padded(name) for name in needs.old_statistics},
             {name: batch.padded(name) for name in batch.names if name not in Batch.KINDS},
-            **{name: _in_float32(batch.padded(COLUMNS[name])) for name in needs.columns},
+            **{name: _in_float32(batch.padded(COLUMNS[name])) for name in needs.fields},
         )
 
     def copies(self, micro: Batch) -> Tensor | None:
@@ -180,12 +180,8 @@ def check_policy_loss(config: PPOConfig) -> None:
     fix = f"{actor.policy_loss} compares with the policy before the update, where this compares with the engine"
     old = bool(needs.old_statistics)
     require(not old or not actor.bypass_mode, "actor.bypass_mode", True, f"{fix}; set it to false")
-    recompose = config.algorithm.recompose
-    require(not old or recompose is None, "algorithm.recompose", recompose, f"{fix} that sampled; set it to null")
     if not needs.whole_groups:
         return
-    fix = f"{actor.policy_loss} needs all responses to a prompt, of which this may leave some out; set it to null"
-    require(recompose is None, "algorithm.recompose", recompose, fix)
     require(
         actor.use_dynamic_bsz or actor.micro_batch_size_per_gpu >= n,
         "actor.micro_batch_size_per_gpu",

@@ -2,7 +2,7 @@ import pytest
 import torch
 from conftest import rank_metrics
 
-from verl.protocol import RankMetrics, RolloutBatch
+from verl.batch import Batch, RankMetrics
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
     filtered_length_metrics,
@@ -15,20 +15,10 @@ from verl.trainer.logging.rollout_metrics import (
 )
 
 
-def rollout() -> RolloutBatch:
+def batch_of(correct: list[bool]) -> Batch:
     """Two responses: prompts of 1 and 3 tokens, responses of 2 and 4, the second cut at the limit."""
-    response_mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
-    prompt_mask = torch.tensor([[0, 0, 1], [1, 1, 1]])
-    return RolloutBatch(
-        input_ids=torch.ones(2, 7, dtype=torch.int64),
-        attention_mask=torch.cat([prompt_mask, response_mask], dim=1),
-        response_mask=response_mask,
-        rollout_logprobs=torch.zeros(2, 4),
-        group_ids=torch.tensor([0, 0]),
-        truncated=torch.tensor([False, True]),
-        rank_metrics=RankMetrics.none(2),
-        batch_size=[2],
-    )
+    truncated = torch.tensor([False, True])
+    return Batch(torch.tensor([1, 3]), torch.tensor([2, 4]), 4, truncated=truncated, correct=torch.tensor(correct))
 
 
 def figures(name: str, *values: float) -> dict[str, float]:
@@ -38,14 +28,14 @@ def figures(name: str, *values: float) -> dict[str, float]:
 
 def test_lengths():
     lengths = figures("prompt_length", 2.0, 3.0, 1.0, 0.5) | figures("response_length", 3.0, 4.0, 2.0, 0.5)
-    assert length_metrics(rollout()) == lengths
+    assert length_metrics(batch_of([True, False]), 3) == lengths
     correct = figures("response_length/correct", 2.0, 2.0, 2.0, 0.0)
     incorrect = figures("response_length/incorrect", 4.0, 4.0, 4.0, 1.0)
     counts = {"cal/num_correct": 1.0, "cal/num_incorrect": 1.0}
-    assert response_metrics(rollout(), torch.tensor([True, False])) == counts | correct | incorrect
+    assert response_metrics(batch_of([True, False])) == counts | correct | incorrect
     # A group without responses has no length.
     none_right = {"cal/num_correct": 0.0, "cal/num_incorrect": 2.0} | figures("response_length/incorrect", 3, 4, 2, 0.5)
-    assert response_metrics(rollout(), torch.tensor([False, False])) == none_right
+    assert response_metrics(batch_of([False, False])) == none_right
 
 
 def test_emptied_responses_have_no_length():
@@ -148,9 +138,8 @@ def test_the_rank_of_two_mean_states_is_one_once_centred(make_calculator):
     }
 
 
-def test_logprob_agreement_counts_response_tokens_alone():
-    engine, trainer = torch.tensor([[-1.0, -2.0, -9.0]]), torch.tensor([[-1.5, -2.25, 0.0]])
-    assert logprob_agreement(engine, trainer, torch.tensor([[1, 1, 0]])) == {
+def test_logprob_agreement():
+    assert logprob_agreement(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.25])) == {
         "rollout/logprob_abs_diff": 0.375,
         "rollout/logprob_abs_diff_max": 0.5,
     }

@@ -1,10 +1,10 @@
 import torch
 from conftest import rank_metrics
 
-from verl.protocol import RankMetrics, RolloutBatch
+from verl.batch import Batch
 from verl.rewards.score import Verdict, score_of
 from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures, verdict_figures
-from verl.trainer.ppo.sampling import verdict_metrics
+from verl.trainer.ppo.verdicts import verdict_metrics
 
 
 def test_only_several_sources_have_figures_of_their_own():
@@ -23,20 +23,12 @@ def test_rows_of_each_source():
 
 
 def test_figures_of_responses():
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
-    rollout = RolloutBatch(
-        input_ids=torch.ones(3, 5, dtype=torch.int64),
-        attention_mask=torch.cat([torch.ones(3, 2, dtype=torch.int64), mask], dim=1),
-        response_mask=mask,
-        rollout_logprobs=torch.zeros(3, 3),
-        group_ids=torch.tensor([0, 1, 2]),
-        truncated=torch.tensor([False, True, False]),
-        rank_metrics=RankMetrics.none(3),
-        batch_size=[3],
-    )
     ranks = rank_metrics({"Effective Rank": torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)})
-    correct = torch.tensor([True, False, True])
-    figures = verdict_figures(torch.tensor([1.0, -1.0, 0.5]), correct, []) | response_figures(rollout, ranks, correct)
+    correct, truncated = torch.tensor([True, False, True]), torch.tensor([False, True, False])
+    batch = Batch(
+        torch.full((3,), 2), torch.tensor([2, 3, 1]), rank_metrics=ranks, correct=correct, truncated=truncated
+    )
+    figures = verdict_figures(torch.tensor([1.0, -1.0, 0.5]), correct, []) | response_figures(batch, 4)
     expected = {
         "pass@1": 2 / 3,
         "score/mean": 0.5 / 3,

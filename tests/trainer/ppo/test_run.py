@@ -22,10 +22,13 @@ from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
+from verl.method.calls import MethodCalls
 from verl.rank.reward_manager import RewardManager
 from verl.run.session import TrainingRun
+from verl.trainer.ppo import inputs as inputs_module
 from verl.trainer.ppo import run as run_module
-from verl.trainer.ppo.run import run_ppo, start_warnings
+from verl.trainer.ppo.checks import check_method_and_loss, start_warnings
+from verl.trainer.ppo.run import run_ppo
 
 LENGTH = r"^data.max_prompt_length\+data.max_response_length"
 
@@ -48,7 +51,10 @@ def refused(tiny_model: Path, arithmetic_prompts: Path, tmp_path: Path) -> Calla
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("reward_score.custom_functions=['*=no_such_module:score']", "importing no_such_module raised ModuleNotFound"),
+        (
+            "reward_score.custom_functions=['*=no_such_module:score']",
+            "importing it raised ModuleNotFoundError: No module named .no_such_module",
+        ),
         ("trainer.logger=[console,mlflow]", "^trainer.logger='mlflow': mlflow is not installed; `pip install mlflow`"),
         ("algorithm=gae trainer.critic_warmup=2", "^trainer.critic_warmup=2: the run has 2 steps, which leaves none"),
         ("data.max_response_length=500", rf"{LENGTH}=\d+: model.path=.* takes sequences of 512 tokens"),
@@ -86,7 +92,7 @@ def reach(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def start(run: TrainingRun, *_: object) -> None:
         raise Reached(run.world_size)
 
-    monkeypatch.setattr(run_module, "resolve_device", lambda *_: "cuda")
+    monkeypatch.setattr(inputs_module, "resolve_device", lambda *_: "cuda")
     monkeypatch.setattr(TrainingRun, "start", start)
 
     def check(*overrides: str) -> int:
@@ -162,7 +168,7 @@ def checkpoint(small_config: PPOConfig, tiny_model: Path, tmp_path: Path) -> Pat
     tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     writer = HuggingFaceStorageWriter(str(folder / "actor" / "shards"), save_distributed=True)
     dcp.save(tensors, storage_writer=writer, no_dist=True)
-    state = {"job": "ppo", "num_examples": 16, "shuffle": small_config.data.shuffle}
+    state = {"job": "ppo", "num_examples": 16, "shuffle": small_config.data.shuffle, "order": "", "method": None}
     state["reward_manager"] = RewardManager(small_config.reward_manager).state_dict()
     return complete_checkpoint(folder, 1, json.dumps(state))
 
@@ -202,6 +208,11 @@ def test_validation_alone_names_no_model(small_config, checkpoint, tmp_path, mon
     assert json.loads((folder / "summary.json").read_text())["after"] == {"val/pass@1": 0.5}
 
 
+def warnings_of(*options: str) -> list[str]:
+    config = load_config(PPOConfig, "ppo_trainer", list(options))
+    return start_warnings(config, MethodCalls(config, None))
+
+
 @pytest.mark.parametrize(
     ("options", "vanishes"),
     [
@@ -216,7 +227,7 @@ def test_validation_alone_names_no_model(small_config, checkpoint, tmp_path, mon
     ],
 )
 def test_a_kl_loss_whose_gradient_vanishes_is_warned_of(options: str, vanishes: bool):
-    lines = start_warnings(load_config(PPOConfig, "ppo_trainer", options.split()))
+    lines = warnings_of(*options.split())
     assert [line.partition(" in expectation")[0] for line in lines] == (
         [f"{options.split()[0]}: as a loss its gradient vanishes"] if vanishes else []
     )
@@ -224,10 +235,29 @@ def test_a_kl_loss_whose_gradient_vanishes_is_warned_of(options: str, vanishes: 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
 def test_a_group_of_one_is_warned_of(name: str):
-    (line,) = start_warnings(load_config(PPOConfig, "ppo_trainer", [f"algorithm={name}", "rollout.n=1"]))
+    (line,) = warnings_of(f"algorithm={name}", "rollout.n=1")
     assert line.startswith(f"rollout.n=1: {name} compares the responses to a prompt")
 
 
 def test_a_clip_range_that_never_acts_is_warned_of():
-    (line,) = start_warnings(load_config(PPOConfig, "ppo_trainer", ["experiment=dapo", "actor.policy_loss=gspo"]))
+    (line,) = warnings_of("experiment=dapo", "actor.policy_loss=gspo")
     assert "the clip range (0.2, 0.28) is one of tokens" in line
+
+
+def test_learning_at_another_temperature_than_was_sampled_at_is_warned_of():
+    (line,) = warnings_of("experiment=ead", "actor.tis_level=none")
+    assert "overrides sampling, so responses come from other distributions" in line
+    assert warnings_of("experiment=ead") == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ("verl.recipes.pacs:pacs_loss", "all responses to a prompt"),
+        ("verl.recipes.rover:rover_loss", "with the policy"),
+    ],
+)
+def test_a_loss_that_a_composed_batch_does_not_serve(loss: str, message: str):
+    config = load_config(PPOConfig, "ppo_trainer", ["experiment=rorecomp", f"actor.policy_loss={loss}"])
+    with pytest.raises(ConfigError, match=f"^trainer.method='.*': overrides learn_from, but .*{message}"):
+        check_method_and_loss(config, MethodCalls(config, None))

@@ -11,17 +11,14 @@ import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensordict import TensorDict
 
+from verl.batch import Batch, RankMetrics
 from verl.checkpoint.attempts import Attempt
 from verl.config.samples import SamplesConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.data.prompts import PromptCollator
-from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
 from verl.rewards.score import Score
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.tracking import Tracker
-from verl.trainer.ppo.batches import LearningSignal, ModelOutputs
-from verl.trainer.ppo.sampled import Sampled, finished
 from verl.trainer.ppo.samples import SampleKeeper, is_kept
 
 HOSTILE = "\x1b[31m<script>alert(1)</script>|\n\ud800**b** \\boxed{8}"
@@ -39,44 +36,39 @@ def score(answer: str, correct: bool, **extra: float) -> Score:
     )
 
 
-def sampled(tokenizer, lengths: list[int]) -> Sampled:
-    """2 prompts and 2 responses to each, of these lengths, in 3 columns."""
+def batch_of(tokenizer, lengths: list[int], uids: tuple[int, int] = (5, 9)) -> Batch:
+    """2 prompts and 2 responses to each, of these lengths, in 3 columns; sampled and verified."""
     records = [
         PromptRecord(uid, tokenizer(text).input_ids, "arithmetic", truth, {}, [], False)
-        for uid, text, truth in ((5, "3+4=", "7"), (9, "4+4=", ["8", "eight"]))
+        for uid, text, truth in zip(uids, ("3+4=", "4+4="), ("7", ["8", "eight"]), strict=True)
+        for _ in range(2)
     ]
-    prompts = PromptCollator(6, 0)(records)
-    response_mask = (torch.arange(3) < torch.tensor(lengths)[:, None]).long()
-    input_ids = torch.cat([prompts.tokens.input_ids.repeat_interleave(2, dim=0), response_mask], dim=1)
     metrics = RankMetrics(
         TensorDict({"Effective Rank": torch.tensor([[1.0], [2.0], [math.nan], [4.0]]).double()}, batch_size=[4]),
         torch.zeros(4, 1, 2),
         batch_size=[4],
     )
-    rollout = RolloutBatch(
-        input_ids=input_ids,
-        attention_mask=(input_ids != 0).long(),
-        response_mask=response_mask,
-        rollout_logprobs=-response_mask.float(),
-        group_ids=torch.tensor([5, 5, 9, 9]),
+    batch = Batch.of([record.input_ids for record in records], [[1] * length for length in lengths])
+    batch.width = 3
+    return batch.fill(
+        records=records,
+        texts=["7", "8", HOSTILE, ""],
+        verdicts=[score("7", True), score("8", False), score("8", True, speed=math.inf), score("", False)],
+        rollout_logprobs=-torch.ones(sum(lengths)),
+        group=torch.tensor([record.uid for record in records]),
         truncated=torch.tensor([False, True, False, False]),
         rank_metrics=metrics,
-        batch_size=[4],
     )
-    results = [score("7", True), score("8", False), score("8", True, speed=math.inf), score("", False)]
-    return Sampled(prompts, rollout, ["7", "8", HOSTILE, ""], finished(results), torch.ones(4, dtype=torch.bool))
 
 
-def learned(batch: Sampled) -> tuple[ModelOutputs, LearningSignal]:
-    mask = batch.rollout.response_mask
+def learned(batch: Batch) -> Batch:
+    """The batch as it is after a step."""
     ramp = torch.tensor([1.0, 2.0, 3.0]).expand(4, 3)
-    # Outside the mask anything may stand.
-    padded = torch.where(mask.bool(), ramp, torch.nan)
-    scores = PolicyScores(-padded, padded / 2, RankMetrics.none(4), batch_size=[4])
-    outputs = ModelOutputs(scores, scores.logprobs, scores.logprobs, None, batch.rollout.rank_metrics)
-    taught = mask * torch.tensor([1, 0, 1, 1])[:, None]
+    batch.fill(logprobs=-ramp, old_logprobs=-ramp, entropy=ramp / 2, advantages=ramp * 10, unshaped_advantages=ramp)
     rewards, phi = torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.1, 0.0, -0.1, 0.2]], dtype=torch.float64)
-    return outputs, LearningSignal(taught, padded * 10, None, padded, rewards, phi)
+    return batch.fill(
+        learn_mask=batch.mask & torch.tensor([True, False, True, True])[:, None], rewards=rewards, phi=phi
+    )
 
 
 def keeper(
@@ -92,10 +84,10 @@ def kept(root: Path, name: str) -> pd.DataFrame:
 
 
 def test_a_training_step_keeps_a_row_for_each_response(tmp_path: Path, tiny_tokenizer):
-    batch = sampled(tiny_tokenizer, [1, 3, 2, 3])
+    batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
     samples = keeper(tmp_path, tiny_tokenizer)
     with samples.store:
-        samples.keep_training(7, batch, *learned(batch))
+        samples.keep_training(7, learned(batch))
     rows = kept(tmp_path, "train_000007.parquet")
     assert rows.drop(columns=["prompt", "response", "prompt_tokens", "reward_extra_info"]).to_dict("list") == {
         "step": [7] * 4,
@@ -121,7 +113,7 @@ def test_a_training_step_keeps_a_row_for_each_response(tmp_path: Path, tiny_toke
         "metric/layer_1/Effective Rank": [1.0, 2.0, pytest.approx(math.nan, nan_ok=True), 4.0],
     }
     assert [text.replace(" ", "") for text in rows.prompt] == ["3+4=", "3+4=", "4+4=", "4+4="]
-    assert rows.prompt_tokens.tolist() == [len(batch.prompts.records[i].input_ids) for i in (0, 0, 1, 1)]
+    assert rows.prompt_tokens.tolist() == [len(record.input_ids) for record in batch.records]
     assert rows.reward_extra_info.dropna().to_dict() == {2: '{"speed": null}'}
     assert rows.response.tolist() == ["7", "8", HOSTILE.replace("\ud800", "\ufffd"), ""]
 
@@ -129,7 +121,8 @@ def test_a_training_step_keeps_a_row_for_each_response(tmp_path: Path, tiny_toke
 def test_a_validation_keeps_all_its_batches(tmp_path: Path, tiny_tokenizer):
     samples = keeper(tmp_path, tiny_tokenizer, fraction=0.01)
     with samples.store:
-        samples.keep_validation(0, [sampled(tiny_tokenizer, [1, 3, 2, 3]), sampled(tiny_tokenizer, [2, 2, 2, 2])])
+        parts = [batch_of(tiny_tokenizer, [1, 3, 2, 3]), batch_of(tiny_tokenizer, [2, 2, 2, 2], uids=(3, 4))]
+        samples.keep_validation(0, Batch.join(parts))
     rows = kept(tmp_path, "val_000000.parquet")
     assert rows.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert rows.num_tokens.tolist() == [1, 3, 2, 3, 2, 2, 2, 2]
@@ -138,15 +131,14 @@ def test_a_validation_keeps_all_its_batches(tmp_path: Path, tiny_tokenizer):
 
 
 def test_tokens_are_kept_with_all_that_is_known_of_each(tmp_path: Path, tiny_tokenizer):
-    batch = sampled(tiny_tokenizer, [1, 3, 2, 3])
-    outputs, signal = learned(batch)
+    batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
     course = torch.full((4, 1, 3), torch.nan)
     course[:, 0, 0], course[1, 0, 2] = 1.5, 2.5
-    batch.rollout.rank_metrics.by_prefix = TensorDict({"Effective Rank": course}, batch_size=[4])
+    batch.rank_metrics.by_prefix = TensorDict({"Effective Rank": course}, batch_size=[4])
     samples = keeper(tmp_path, tiny_tokenizer, tokens=True)
     with samples.store:
-        samples.keep_training(7, batch, outputs, signal)
-        samples.keep_validation(7, [batch])
+        samples.keep_training(7, learned(batch))
+        samples.keep_validation(7, batch)
     rows = kept(tmp_path, "train_000007.parquet")
     assert [list(row) for row in rows.token_logprobs] == [[-1.0], [-1.0, -2.0, -3.0], [-1.0, -2.0], [-1.0, -2.0, -3.0]]
     assert [list(row) for row in rows.token_entropies][1] == [0.5, 1.0, 1.5]
@@ -159,21 +151,21 @@ def test_tokens_are_kept_with_all_that_is_known_of_each(tmp_path: Path, tiny_tok
 
 
 def test_a_fraction_keeps_the_same_whole_groups_at_every_step(tmp_path: Path, tiny_tokenizer):
-    batch = sampled(tiny_tokenizer, [1, 3, 2, 3])
+    batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
     shares = [sum(is_kept(uid, fraction) for uid in range(2000)) / 2000 for fraction in (1.0, 0.5, 0.1)]
     assert shares == [1.0, pytest.approx(0.5, abs=0.03), pytest.approx(0.1, abs=0.03)]
     samples = keeper(tmp_path, tiny_tokenizer, fraction=0.53)  # their hashes are 0.52 and 0.55
     with samples.store:
         for step in (1, 2):
-            samples.keep_training(step, batch, *learned(batch))
+            samples.keep_training(step, learned(batch))
     assert [kept(tmp_path, f"train_00000{step}.parquet").uid.tolist() for step in (1, 2)] == [[5, 5], [5, 5]]
 
 
 def test_shown_samples_reach_the_console_and_tensorboard_as_plain_text(tmp_path: Path, tiny_tokenizer, capsys):
-    batch = sampled(tiny_tokenizer, [1, 3, 2, 3])
+    batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
     samples = keeper(tmp_path, tiny_tokenizer, shown=2, loggers=("tensorboard",))
     with samples.store:
-        samples.keep_training(7, batch, *learned(batch))
+        samples.keep_training(7, learned(batch))
     samples.tracker.close()
     shown = capsys.readouterr().out
     assert "reason exact | score 1 | advantage 10" in shown and "\\x1b[31m<script>" in shown
@@ -191,11 +183,11 @@ def test_shown_samples_reach_the_console_and_tensorboard_as_plain_text(tmp_path:
 def test_shown_samples_are_a_table_in_wandb(tmp_path: Path, tiny_tokenizer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    batch = sampled(tiny_tokenizer, [1, 3, 2, 3])
+    batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
     samples = keeper(tmp_path, tiny_tokenizer, shown=4, loggers=("wandb",))
     folder = Path(wandb.run.dir)
     with samples.store:
-        samples.keep_training(7, batch, *learned(batch))
+        samples.keep_training(7, learned(batch))
     samples.tracker.close()
     (path,) = folder.glob("media/table/samples/train_*.table.json")
     table = json.loads(path.read_text())

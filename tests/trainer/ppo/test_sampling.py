@@ -9,12 +9,12 @@ from conftest import rank_metrics
 
 from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig
-from verl.data.prompts import PromptRecord, TokenizedPrompts
-from verl.protocol import PromptBatch
+from verl.data.prompt_rows import PromptRecord
+from verl.method.calls import MethodCalls
 from verl.rewards.pool import VerifierPool
 from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.adapt import padded_rollout
-from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, score_tensors
+from verl.trainer.ppo.sampling import REFILL_STEP, Sampler
+from verl.trainer.ppo.verdicts import data_sources
 
 pytestmark = pytest.mark.slow
 
@@ -37,25 +37,20 @@ class ScriptedWorkers:
         assert method == "compute_rm_scores"
         return [batch.columns().fill(scores=torch.arange(len(batch)).float())]
 
-    def generate(self, prompts, sampling, seed, pad_token_id, on_finished):
+    def generate(self, records, n, sampling, seed, on_finished, settings):
         """In place of the engines: responses end one by one, the last ones first."""
         self.steps.append(seed & 0xFFFFFFFF)
-        texts = [text for uid in prompts.uid.tolist() for text in self.answers[uid][: sampling.n]]
-        parts = []
+        prompts = [record.input_ids for record in records for _ in range(n)]
+        texts = [text for record in records for text in self.answers[record.uid][:n]]
+        ids, ranks = [self.tokenizer.encode(text) for text in texts], torch.arange(len(texts)).double()
         for row in reversed(range(len(texts))):
-            ids = self.tokenizer.encode(texts[row])
-            measured = rank_metrics({"m": torch.tensor([float(row)], dtype=torch.float64)})
-            part = Batch.of([[]], [ids], request=torch.tensor([row]), truncated=torch.tensor([False]))
-            parts.append(part.fill(rollout_logprobs=torch.zeros(len(ids)), rank_metrics=measured))
-            on_finished(parts[-1])
-        return padded_rollout(Batch.join(parts[::-1]).widened(12), prompts, sampling.n, pad_token_id)
+            on_finished(Batch.of([prompts[row]], [ids[row]], request=torch.tensor([row])))
+        metrics, truncated = rank_metrics({"m": ranks}), torch.zeros(len(texts), dtype=torch.bool)
+        return Batch.of(prompts, ids, truncated=truncated, rank_metrics=metrics)
 
 
-def prompts_of(*uids: int, source: str = "arithmetic") -> TokenizedPrompts:
-    records = [PromptRecord(uid, [5], source, "7", {}, [{"role": "user", "content": f"{uid}"}], False) for uid in uids]
-    ids = torch.full((len(uids), 1), 5)
-    tokens = PromptBatch(ids, torch.ones_like(ids), torch.tensor(uids), batch_size=[len(uids)])
-    return TokenizedPrompts(records, tokens)
+def prompts_of(*uids: int, source: str = "arithmetic") -> list[PromptRecord]:
+    return [PromptRecord(uid, [5], source, "7", {}, [{"role": "user", "content": f"{uid}"}], False) for uid in uids]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +69,7 @@ def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str
         algorithm=replace(config.algorithm, filter_groups=filtering),
     )
     workers = ScriptedWorkers(tokenizer, answers)
-    sampler = Sampler(config, tokenizer, tokenizer, workers, pool, [])
+    sampler = Sampler(config, tokenizer, tokenizer, workers, pool, [], MethodCalls(config, tokenizer))
     sampler.policy.generate = workers.generate
     return sampler
 
@@ -86,25 +81,24 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
     answers = {0: RIGHT, 1: MIXED, 2: WRONG, 3: RIGHT, 4: MIXED, 5: ["8", "7"]}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
     stream = iter([prompts_of(0, 1), prompts_of(2, 3), prompts_of(4, 5), prompts_of(9, 9)])
-    sampled, _, left_out, greedy, metrics = sampler.sample_step(stream, 3, timer := PhaseTimer(lambda name: None))
-    assert greedy is None
+    batch, metrics = sampler.sample_step(stream, 3, timer := PhaseTimer(lambda name: None))
+    assert sampler.greedy is None
     # Of the third batch only one group is still needed; the fourth is not touched.
-    assert [record.uid for record in sampled.prompts.records] == [1, 4]
-    assert sampled.prompts.tokens.uid.tolist() == [1, 4]
-    assert score_tensors(sampled.pending)[1].tolist() == [True, False, True, False]
-    assert sampled.rollout.group_ids.tolist() == [0, 0, 1, 1]
-    assert sampled.rollout.rank_metrics.by_name["m"].flatten().tolist() == [2.0, 3.0, 0.0, 1.0]
-    assert sampled.texts == ["7", "8", "7", "8"]
+    assert [record.uid for record in batch.records] == [1, 1, 4, 4]
+    assert batch.correct.tolist() == [True, False, True, False] and batch.step.tolist() == [3] * 4
+    assert batch.group.tolist() == [0, 0, 1, 1]
+    assert batch.rank_metrics.by_name["m"].flatten().tolist() == [2.0, 3.0, 0.0, 1.0]
+    assert batch.texts == ["7", "8", "7", "8"]
     assert sampler.policy.workers.steps == [3, 3 + REFILL_STEP, 3 + 2 * REFILL_STEP]
     # All that was sampled counts in the log: 12 responses of 6 prompts, 7 of them right, 3 groups alike.
     expected = {"score/mean": 7 / 12, "train/pass@1": 7 / 12, "train/groups_without_variance": 0.5}
     expected |= {"train/num_gen_batches": 3.0, "train/filler_groups": 0.0}
     assert metrics == expected | {"verifier/exact": 7.0, "verifier/different": 5.0}
-    assert sampled.learned.all() and left_out.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+    assert batch.learned.all() and sampler.dropped_scores.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
     assert set(timer.totals) == {"gen", "reward"}
     # Each response is one token after a prompt of one.
     assert timer.take_step().work == {"gen": Work(12.0, 12 * (2**2 - 1**2))}
-    assert next(stream).records[0].uid == 9
+    assert next(stream)[0].uid == 9
 
 
 def test_all_that_was_sampled_counts_by_source_too(small_config, tiny_tokenizer, pool):
@@ -112,9 +106,9 @@ def test_all_that_was_sampled_counts_by_source_too(small_config, tiny_tokenizer,
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
     sampler.sources = ["gsm8k", "arithmetic"]
     stream = iter([prompts_of(0, 1), prompts_of(2, 3, source="gsm8k"), prompts_of(4, 5)])
-    sample = sampler.sample_step(stream, 3, PhaseTimer(lambda name: None))
-    assert sample.sampled.sources == ["arithmetic"] * 4
-    metrics = {name: value for name, value in sample.metrics.items() if name.endswith("pass@1")}
+    batch, metrics = sampler.sample_step(stream, 3, PhaseTimer(lambda name: None))
+    assert data_sources(batch) == ["arithmetic"] * 4
+    metrics = {name: value for name, value in metrics.items() if name.endswith("pass@1")}
     assert metrics == {"train/pass@1": 7 / 12, "train/arithmetic/pass@1": 5 / 8, "train/gsm8k/pass@1": 0.5}
 
 
@@ -122,21 +116,22 @@ def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_token
     answers = {0: RIGHT, 1: WRONG, 2: RIGHT, 3: MIXED}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, max_num_gen_batches=2)
     stream = iter([prompts_of(0, 1), prompts_of(2, 3)])
-    sampled, _, left_out, _, metrics = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
-    assert [record.uid for record in sampled.prompts.records] == [3, 0]
+    batch, metrics = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
+    assert [record.uid for record in batch.records] == [3, 3, 0, 0]
     # Nothing is learned from a filler.
-    assert sampled.learned.tolist() == [True, True, False, False] and left_out.tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert batch.learned.tolist() == [True, True, False, False]
+    assert sampler.dropped_scores.tolist() == [0.0, 0.0, 1.0, 1.0]
     assert (metrics["train/num_gen_batches"], metrics["train/filler_groups"]) == (2.0, 1.0)
     # A prompt drawn twice makes two groups.
     stream = iter([prompts_of(0, 3), prompts_of(1, 3)])
-    sampled = sampler.sample_step(stream, 2, PhaseTimer(lambda name: None)).sampled
-    assert [record.uid for record in sampled.prompts.records] == [3, 3]
-    assert sampled.rollout.group_ids.tolist() == [0, 0, 1, 1]
+    batch, _ = sampler.sample_step(stream, 2, PhaseTimer(lambda name: None))
+    assert [record.uid for record in batch.records] == [3] * 4
+    assert batch.group.tolist() == [0, 0, 1, 1]
 
 
-def sampled_uids(sampler: Sampler, *batches: TokenizedPrompts) -> tuple[list[int], dict[str, float]]:
-    sampled, _, _, _, metrics = sampler.sample_step(iter(batches), 1, PhaseTimer(lambda name: None))
-    return [record.uid for record in sampled.prompts.records], metrics
+def sampled_uids(sampler: Sampler, *batches: list[PromptRecord]) -> tuple[list[int], dict[str, float]]:
+    batch, metrics = sampler.sample_step(iter(batches), 1, PhaseTimer(lambda name: None))
+    return [record.uid for record in batch.records[::N]], metrics
 
 
 def test_a_generation_batch_may_be_of_another_size(small_config, tiny_tokenizer, pool):
@@ -176,8 +171,9 @@ def test_groups_are_compared_by_verls_metrics(small_config, tiny_tokenizer, pool
 def test_rewards_add_up(small_config, tiny_tokenizer, pool):
     sampler = make_sampler(small_config, tiny_tokenizer, pool, {0: ["7", "8" * 12], 1: ["7", "8"]})
     config = sampler.config
-    sampled = sampler.sample(prompts_of(0, 1), config.rollout.train_kwargs, step=1)
-    rewards, metrics = sampler.rewards(sampled)
+    batch = sampler.sample(prompts_of(0, 1), config.rollout.train_kwargs, step=1)
+    sampler.collect_verdicts()
+    rewards, metrics = sampler.rewards(batch)
     assert rewards.tolist() == [1.0, 0.0, 1.0, 0.0] and metrics == {}
     overlong = replace(config.reward_score.overlong_buffer, enable=True, len=4, penalty_factor=0.5)
     sampler.config = replace(
@@ -186,9 +182,9 @@ def test_rewards_add_up(small_config, tiny_tokenizer, pool):
         reward_model=replace(config.reward_model, enable=True, rule_weight=2.0, weight=0.25),
     )
     # Twice the verifier's score, a quarter of 0, 1, 2, 3, and the full penalty for 12 tokens of at most 12.
-    lengths = sampled.rollout.response_mask.sum(dim=1).tolist()
+    lengths = batch.response_lengths.tolist()
     assert lengths[1] == 12 and lengths[0] < 8
-    rewards, metrics = sampler.rewards(sampled)
+    rewards, metrics = sampler.rewards(batch)
     assert rewards.tolist() == [2.0, 0.25 - 0.5, 2.5, 0.75]
     opinion = {"score/mean": 1.5, "score/std": 1.25**0.5, "clip_ratio": 0.0}
     expected = {f"reward_model/{name}": value for name, value in opinion.items()}

@@ -78,3 +78,10 @@ def group_responses(group_ids: Tensor) -> Groups:
     """The groups of ``group_ids [B]`` int64, equal for responses to the same prompt; in any order."""
     _, index, counts = group_ids.unique(return_inverse=True, return_counts=True)
     return Groups(index, counts)
+
+
+def group_means(values: Tensor, group_ids: Tensor) -> Tensor:
+    """The mean of ``values [B]`` over the responses to the same prompt, for each response: [B] float64."""
+    groups = group_responses(group_ids)
+    means: Tensor = (groups.sums(values) / groups.counts)[groups.index]
+    return means

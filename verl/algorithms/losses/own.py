@@ -83,10 +83,14 @@ class LossNeeds:
         return self.of_old_policy or self.prepare is not None
 
     @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of :class:`LossInputs` in ``COLUMNS`` that are there."""
+        return tuple(dict.fromkeys((*(["group_ids"] if self.whole_groups else []), *self.columns)))
+
+    @property
     def sent(self) -> tuple[str, ...]:
         """Columns of the batch that the update needs besides those of every loss."""
-        groups = ("group",) if self.whole_groups else ()
-        return tuple(dict.fromkeys((*groups, *(COLUMNS[name] for name in self.columns), *self.old_statistics)))
+        return (*(COLUMNS[name] for name in self.fields), *self.old_statistics)
 
 
 def policy_loss(

@@ -9,34 +9,31 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.rollout_correction import mismatch_metrics
-from verl.protocol import PolicyScores, RankMetrics, RolloutBatch
+from verl.batch import Batch, RankMetrics
 from verl.rank.calculator import RepresentationMetricsCalculator
 
 
-def length_metrics(batch: RolloutBatch) -> dict[str, float]:
+def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
     """Prompt and response lengths in tokens, and the share of each at its limit.
 
     ``prompt_length/clip_ratio`` is the share of prompts as long as ``data.max_prompt_length``,
     ``response_length/clip_ratio`` that of responses cut at ``data.max_response_length``.
     """
-    response = batch.response_mask.sum(dim=1)
-    prompt = batch.attention_mask.sum(dim=1) - response
-    max_prompt_length = batch.attention_mask.shape[1] - batch.response_mask.shape[1]
     return {
-        **_spread("prompt_length", prompt),
-        "prompt_length/clip_ratio": (prompt == max_prompt_length).double().mean().item(),
-        **_spread("response_length", response),
+        **_spread("prompt_length", batch.prompt_lengths),
+        "prompt_length/clip_ratio": (batch.prompt_lengths == max_prompt_length).double().mean().item(),
+        **_spread("response_length", batch.response_lengths),
         "response_length/clip_ratio": batch.truncated.double().mean().item(),
     }
 
 
-def response_metrics(batch: RolloutBatch, correct: Tensor) -> dict[str, float]:
+def response_metrics(batch: Batch) -> dict[str, float]:
     """Numbers of correct and incorrect responses, and the lengths of these.
 
-    ``cal/{num_correct,num_incorrect}`` and ``response_length/{correct,incorrect}/{mean,max,min,clip_ratio}``, for
-    ``correct [B]`` bool. A group without responses is left out; the release logs a length of 0, which no response has.
+    ``cal/{num_correct,num_incorrect}`` and ``response_length/{correct,incorrect}/{mean,max,min,clip_ratio}``. A group
+    without responses is left out; the release logs a length of 0, which no response has.
     """
-    lengths = batch.response_mask.sum(dim=1)
+    lengths, correct = batch.response_lengths, batch.correct
     metrics = {"cal/num_correct": float(correct.sum()), "cal/num_incorrect": float((~correct).sum())}
     for group, members in {"correct": correct, "incorrect": ~correct}.items():
         if members.any():
@@ -140,26 +137,26 @@ def dataset_scalars(
     }
 
 
-def policy_metrics(rollout: RolloutBatch, scores: PolicyScores, tis_level: str, tis_cap: float) -> dict[str, float]:
+def policy_metrics(batch: Batch, tis_level: str, tis_cap: float) -> dict[str, float]:
     """The policy's mean entropy in nats, ``actor/entropy``, and how far the engine was from it: that of
     :func:`logprob_agreement`, and ``rollout_corr/*``, see :func:`verl.algorithms.rollout_correction.mismatch_metrics`.
 
     Args:
-        scores: of the policy that sampled ``rollout``.
+        batch: with ``logprobs`` and ``entropy`` of the policy that sampled it.
         tis_level, tis_cap: those of the actor's configuration.
     """
-    pair, mask = (scores.logprobs, rollout.rollout_logprobs), rollout.response_mask
+    pair, mask = (batch.padded("logprobs"), batch.padded("rollout_logprobs")), batch.mask
     level = "sequence" if tis_level == "sequence" else "token"
     return {
-        **logprob_agreement(rollout.rollout_logprobs, scores.logprobs, mask),
+        **logprob_agreement(batch.rollout_logprobs, batch.logprobs),
         **with_prefix("rollout_corr", mismatch_metrics(*pair, mask, level, tis_cap)),
-        "actor/entropy": (scores.entropy.double().sum() / mask.sum()).item(),
+        "actor/entropy": (batch.padded("entropy").double().sum() / mask.sum()).item(),
     }
 
 
-def logprob_agreement(rollout: Tensor, trainer: Tensor, mask: Tensor) -> dict[str, float]:
-    """How far the engine's log-probabilities are from the trainer's, in nats: mean and largest over response tokens."""
-    difference = (rollout - trainer).abs()[mask.bool()].double()
+def logprob_agreement(rollout: Tensor, trainer: Tensor) -> dict[str, float]:
+    """How far the engine's log-probabilities [M] are from the trainer's, in nats: mean and largest."""
+    difference = (rollout - trainer).abs().double()
     return {
         "rollout/logprob_abs_diff": difference.mean().item(),
         "rollout/logprob_abs_diff_max": difference.max().item(),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from verl.protocol import RankMetrics, RolloutBatch
+from verl.batch import Batch
 from verl.rewards import Score
 from verl.rewards.extras import extra_metrics
 from verl.trainer.logging.rollout_metrics import length_metrics, rank_scalars, response_metrics, with_prefix
@@ -54,6 +54,7 @@ def verdict_figures(score: Tensor, correct: Tensor, results: Iterable[Score]) ->
     return shares | extra_metrics(result["reward_extra_info"] for result in results)
 
 
-def response_figures(rollout: RolloutBatch, rank_metrics: RankMetrics, correct: Tensor) -> dict[str, float]:
-    """What is said of any group of responses besides the verdicts: lengths and rank metrics, by ``correct [B]`` too."""
-    return length_metrics(rollout) | response_metrics(rollout, correct) | rank_scalars(rank_metrics, correct)
+def response_figures(batch: Batch, max_prompt_length: int) -> dict[str, float]:
+    """Metrics of any group of responses besides the verdicts: lengths and rank metrics, by correctness too."""
+    lengths = length_metrics(batch, max_prompt_length) | response_metrics(batch)
+    return lengths | rank_scalars(batch.rank_metrics, batch.correct)

@@ -5,23 +5,21 @@ Legend: B responses, R response columns.
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from verl.batch import Batch, RankMetrics
 from verl.data.responses import token_pieces
-from verl.protocol import RankMetrics, RolloutBatch
 from verl.run.display import RunDisplay
 from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
 from verl.run.sinks import Table as SampleTable
 from verl.run.tracking import Tracker
-from verl.trainer.ppo.batches import LearningSignal, ModelOutputs
-from verl.trainer.ppo.sampled import Sampled
 from verl.utils.portable import finite_or_null, valid_unicode
 
 SHOWN = ("data_source", "prompt", "response", "ground_truth", "answer", "reason", "score", "advantage")
@@ -46,32 +44,29 @@ class SampleKeeper:
         self.tracker = tracker
         self.display = display
 
-    def keep_training(self, step: int, sampled: Sampled, outputs: ModelOutputs, signal: LearningSignal) -> None:
+    def keep_training(self, step: int, batch: Batch) -> None:
         """Keep the responses of a training step, and what the policy learns from them."""
 
         def table() -> pa.Table:
-            columns = self._columns("train", step, [sampled])
-            columns |= _learning_columns(sampled.rollout.response_mask, outputs, signal)
+            columns = self._columns("train", step, batch) | _learning_columns(batch)
             if self.store.config.tokens:
-                columns |= self._token_columns(sampled.rollout, outputs.old_logprobs, outputs.rank_metrics)
-                if outputs.scores is not None:
-                    columns["token_entropies"] = _token_lists(outputs.scores.entropy, sampled.rollout.response_mask)
-            kept = [is_kept(record.uid, self.store.config.fraction) for record in sampled.prompts.records]
-            rows = pa.array(np.repeat(kept, len(sampled.texts) // len(kept)))
-            return pa.table(columns | _metric_columns(outputs.rank_metrics)).filter(rows)
+                columns |= self._token_columns(batch, "old_logprobs")
+                if "entropy" in batch:
+                    columns["token_entropies"] = _token_lists(batch.padded("entropy"), batch.mask)
+            kept = pa.array([is_kept(record.uid, self.store.config.fraction) for record in batch.records])
+            return pa.table(columns | _metric_columns(batch.rank_metrics)).filter(kept)
 
         self._keep("train", step, table)
 
-    def keep_validation(self, step: int, batches: list[Sampled]) -> None:
+    def keep_validation(self, step: int, batch: Batch) -> None:
         """Keep the responses of a validation."""
 
         def table() -> pa.Table:
-            rollout: Any = torch.cat([cast(Any, batch.rollout) for batch in batches])
-            columns = self._columns("val", step, batches)
-            columns["logprob"] = _row_means(rollout.rollout_logprobs, rollout.response_mask)
+            columns = self._columns("val", step, batch)
+            columns["logprob"] = _row_means(batch, "rollout_logprobs")
             if self.store.config.tokens:
-                columns |= self._token_columns(rollout, rollout.rollout_logprobs, rollout.rank_metrics)
-            return pa.table(columns | _metric_columns(rollout.rank_metrics))
+                columns |= self._token_columns(batch, "rollout_logprobs")
+            return pa.table(columns | _metric_columns(batch.rank_metrics))
 
         self._keep("val", step, table)
 
@@ -91,45 +86,43 @@ class SampleKeeper:
             facts = {name: _short(row[name]) for name in columns if name not in ("prompt", "response")}
             self.display.sample({"step": str(step)} | facts, row["prompt"], row["response"])
 
-    def _columns(self, split: str, step: int, batches: list[Sampled]) -> dict[str, Any]:
+    def _columns(self, split: str, step: int, batch: Batch) -> dict[str, Any]:
         """What is known of all responses; docs/samples.md describes the columns."""
-        n = len(batches[0].texts) // len(batches[0].prompts.records)
-        records = [record for batch in batches for record in batch.prompts.records]
-        results = [result for batch in batches for result in batch.pending.result()]
-        prompts = [valid_unicode(str(self.tokenizer.decode(record.input_ids))) for record in records]
-        truths = [json.dumps(record.ground_truth) for record in records]
-        extras = [result["reward_extra_info"] for result in results]
-        lengths = torch.cat([batch.rollout.response_mask.sum(dim=1) for batch in batches])
-        truncated = torch.cat([batch.rollout.truncated for batch in batches])
-        num = len(results)
+        records, verdicts, num = batch.records, batch.verdicts, len(batch)
+        prompts: dict[int, str] = {}
+        for record in records:
+            if id(record) not in prompts:
+                prompts[id(record)] = valid_unicode(str(self.tokenizer.decode(record.input_ids)))
+        group, sample = _places(batch.group.tolist())
+        extras = [verdict["reward_extra_info"] for verdict in verdicts]
         return {
             "step": np.full(num, step),
             "split": pa.array([split] * num),
-            "uid": np.repeat([record.uid for record in records], n),
-            "group": np.repeat(np.arange(len(records)), n),
-            "sample": np.tile(np.arange(n), len(records)),
-            "data_source": _texts([valid_unicode(record.data_source) for record in records], n),
-            "prompt": _texts(prompts, n),
-            "response": _texts([valid_unicode(text) for batch in batches for text in batch.texts]),
-            "ground_truth": _texts(truths, n),
-            "answer": _texts([valid_unicode(result["answer"]) for result in results]),
-            "correct": np.array([result["correctness"] for result in results]),
-            "reason": pa.array([result["reason"] for result in results]),
-            "score": np.array([result["score"] for result in results], dtype=np.float64),
+            "uid": np.array([record.uid for record in records]),
+            "group": np.array(group),
+            "sample": np.array(sample),
+            "data_source": _texts([valid_unicode(record.data_source) for record in records]),
+            "prompt": _texts([prompts[id(record)] for record in records]),
+            "response": _texts([valid_unicode(text) for text in batch.texts]),
+            "ground_truth": _texts([json.dumps(record.ground_truth) for record in records]),
+            "answer": _texts([valid_unicode(verdict["answer"]) for verdict in verdicts]),
+            "correct": np.array([verdict["correctness"] for verdict in verdicts]),
+            "reason": pa.array([verdict["reason"] for verdict in verdicts]),
+            "score": np.array([verdict["score"] for verdict in verdicts], dtype=np.float64),
             "reward_extra_info": pa.array(
                 [json.dumps(finite_or_null(extra)) if extra else None for extra in extras], pa.large_string()
             ),
-            "prompt_tokens": np.repeat([len(record.input_ids) for record in records], n),
-            "num_tokens": lengths.numpy(),
-            "truncated": truncated.numpy(),
+            "prompt_tokens": np.array([len(record.input_ids) for record in records]),
+            "num_tokens": batch.response_lengths.numpy(),
+            "truncated": batch.truncated.numpy(),
         }
 
-    def _token_columns(self, rollout: RolloutBatch, logprobs: Tensor, metrics: RankMetrics) -> dict[str, Any]:
-        """Lists of what is known of each token."""
-        mask = rollout.response_mask.bool()
-        ids = [row[kept].tolist() for row, kept in zip(rollout.responses, mask, strict=True)]
+    def _token_columns(self, batch: Batch, logprobs: str) -> dict[str, Any]:
+        """Lists of what is known of each token, the column ``logprobs`` among it."""
+        metrics: RankMetrics = batch.rank_metrics
+        ids = [part.tolist() for part in batch.response_tokens.split(batch.response_lengths.tolist())]
         pieces = [[valid_unicode(piece) for piece in token_pieces(row, self.tokenizer)] for row in ids]
-        columns = {"tokens": pa.array(pieces), "token_logprobs": _token_lists(logprobs, mask)}
+        columns = {"tokens": pa.array(pieces), "token_logprobs": _token_lists(batch.padded(logprobs), batch.mask)}
         if metrics.by_prefix is None:
             return columns
         for name in map(str, metrics.by_prefix.keys()):
@@ -146,18 +139,17 @@ def is_kept(uid: int, fraction: float) -> bool:
     return zlib.crc32(str(uid).encode()) < fraction * 2**32
 
 
-def _learning_columns(mask: Tensor, outputs: ModelOutputs, signal: LearningSignal) -> dict[str, Any]:
-    """What is learned from each response, for the response ``mask [B, R]``."""
-    columns: dict[str, Any] = {"logprob": _row_means(outputs.old_logprobs, mask)}
-    if outputs.scores is not None:
-        columns["entropy"] = _row_means(outputs.scores.entropy, mask)
-    columns |= {
-        "reward": signal.rewards.numpy(),
-        "advantage_0": _row_means(signal.unshaped, mask),
-        "advantage": _row_means(signal.advantages, mask),
-        "learned": signal.mask.any(dim=1).numpy(),
+def _learning_columns(batch: Batch) -> dict[str, Any]:
+    """What is learned from each response."""
+    means = {
+        "logprob": "old_logprobs",
+        "entropy": "entropy",
+        "advantage_0": "unshaped_advantages",
+        "advantage": "advantages",
     }
-    return columns if signal.phi is None else columns | {"phi": signal.phi.numpy()}
+    columns = {name: _row_means(batch, column) for name, column in means.items() if column in batch}
+    columns |= {"reward": batch.rewards.numpy(), "learned": batch.padded("learn_mask").any(dim=1).numpy()}
+    return columns | ({"phi": batch.phi.numpy()} if "phi" in batch else {})
 
 
 def _metric_columns(metrics: RankMetrics) -> dict[str, Any]:
@@ -169,10 +161,21 @@ def _metric_columns(metrics: RankMetrics) -> dict[str, Any]:
     }
 
 
-def _row_means(values: Tensor, mask: Tensor) -> Any:
-    """The mean of each row of ``values [B, R]`` over its ``mask [B, R]``, float64."""
-    kept = torch.where(mask.bool(), values.double(), 0.0)
-    return (kept.sum(dim=1) / mask.sum(dim=1)).numpy()
+def _places(group_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The groups numbered as they come, and the place of each response in its group."""
+    numbers: dict[int, int] = {}
+    sizes: Counter[int] = Counter()
+    places = []
+    for name in group_ids:
+        numbers.setdefault(name, len(numbers))
+        places.append(sizes[name])
+        sizes[name] += 1
+    return [numbers[name] for name in group_ids], places
+
+
+def _row_means(batch: Batch, name: str) -> Any:
+    """The mean of a column over the tokens of each response, float64."""
+    return (batch.padded(name).double().sum(dim=1) / batch.response_lengths).numpy()
 
 
 def _token_lists(values: Tensor, mask: Tensor) -> pa.Array:
@@ -181,9 +184,8 @@ def _token_lists(values: Tensor, mask: Tensor) -> pa.Array:
     return pa.array(lists, pa.list_(pa.float32()))
 
 
-def _texts(values: Sequence[str], times: int = 1) -> pa.Array:
-    """A column with each of ``values`` so many times."""
-    return pa.array([value for value in values for _ in range(times)], pa.large_string())
+def _texts(values: Sequence[str]) -> pa.Array:
+    return pa.array(values, pa.large_string())
 
 
 def _short(value: object) -> str:

@@ -1,7 +1,6 @@
 """Verdicts on responses while others are still sampled."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 from transformers import PreTrainedTokenizerBase
 
@@ -26,33 +25,31 @@ class Verification:
         stop_strings: Sequence[str],
         verifiers: VerifierPool,
     ) -> None:
-        """``records``: of the prompt of each response, B."""
+        """``records``: the prompt of each response, B."""
         self.records = records
         self.tokenizer = tokenizer
         self.stop_strings = stop_strings
         self.verifiers = verifiers
         self.texts = [""] * len(records)
+        """What verifiers read of each response."""
         self._gathered: list[int] = []
         self._submitted: list[tuple[list[int], PendingScores]] = []
 
     def add(self, part: Batch) -> None:
-        """Take responses that have ended."""
+        """Take responses that have ended; their ``request`` says which they are."""
         rows = part.request.tolist()
         tokens = [ids.tolist() for ids in part.response_tokens.split(part.response_lengths.tolist())]
         for row, text in zip(rows, decode_responses(tokens, self.tokenizer, self.stop_strings), strict=True):
             self.texts[row] = text
         self._gathered += rows
         if not self._submitted or self._submitted[-1][1].done():
-            self._submit()
+            self.submit()
 
-    def finish(self) -> tuple[list[str], PendingScores]:
-        """What verifiers read of each response, and their scores; after the last :meth:`add`."""
-        if self._gathered:
-            self._submit()
-        return self.texts, _joined(self._submitted, len(self.records))
-
-    def _submit(self) -> None:
+    def submit(self) -> None:
+        """Have the gathered responses verified; also after the last :meth:`add`."""
         rows, self._gathered = self._gathered, []
+        if not rows:
+            return
         records = [self.records[row] for row in rows]
         pending = self.verifiers.submit_batch(
             [record.data_source for record in records],
@@ -63,20 +60,9 @@ class Verification:
         )
         self._submitted.append((rows, pending))
 
-
-def _joined(parts: Sequence[tuple[list[int], PendingScores]], size: int) -> PendingScores:
-    """The scores of batches in the order of their rows; the first error of any."""
-    joined: PendingScores = Future()
-
-    def join(_: PendingScores) -> None:
-        # The pool works on one batch after another, so the last one's end is the end of all.
-        try:
-            scores: dict[int, Score] = {}
-            for rows, pending in parts:
-                scores |= zip(rows, pending.result(), strict=True)
-            joined.set_result([scores[row] for row in range(size)])
-        except Exception as error:
-            joined.set_exception(error)
-
-    parts[-1][1].add_done_callback(join)
-    return joined
+    def verdicts(self) -> list[Score]:
+        """Wait for the verdicts on all responses, B. Raises the first error of any."""
+        verdicts: dict[int, Score] = {}
+        for rows, pending in self._submitted:
+            verdicts |= zip(rows, pending.result(), strict=True)
+        return [verdicts[row] for row in range(len(self.records))]

@@ -1,0 +1,1 @@
+"""The places of a step that a study may change."""

@@ -1,0 +1,97 @@
+"""Advantage estimators of the recipes, against numbers by hand."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.method.batches import batch_of
+from verl.algorithms.advantages.grpo import grpo_advantages
+from verl.batch import Batch
+from verl.config import ConfigError
+from verl.recipes.confucius3 import hardness_weighted
+from verl.recipes.noisy_verifier import forward
+from verl.recipes.recap import EPS, Reweighted, weighted_grpo
+from verl.recipes.w_reinforce import weighted
+from verl.utils.json_state import from_json, to_json
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative", "expected"),
+    [(0.1, 1.0, [0.1, -1.0, -1.0, 0.1]), (0.0, 1.0, [0.0, -1.0, -1.0, 0.0]), (1.0, 0.0, [1.0, 0.0, 0.0, 1.0])],
+)
+def test_right_and_wrong_responses_have_weights_of_their_own(positive, negative, expected):
+    assert weighted(batch_of([1, 0, 0, 1]), positive, negative).tolist() == expected
+
+
+def test_forward_correction_of_a_noisy_verifier():
+    assert forward(batch_of([1, 0]), false_negative=0.25).tolist() == [0.25, -0.75]
+    # Of 100 right responses 80 pass, of 100 wrong ones 10.
+    for verdicts, mean in (([1] * 80 + [0] * 20, 0.0), ([1] * 10 + [0] * 90, -0.7)):
+        assert forward(batch_of(verdicts), 0.2).mean().item() == pytest.approx(mean)
+    with pytest.raises(ConfigError, match=r"adv_estimator_kwargs.false_negative=1.0: must be"):
+        forward(batch_of([1]), 1.0)
+
+
+def test_harder_prompts_weigh_more():
+    # Three of four correct: mu = 0.5 and D = 1.128. One of four: mu = -0.5 and D = 1.384. All: nothing to learn.
+    batch = batch_of([1, 1, 1, 0, 1, 0, 0, 0, 1, 1], uids=[0] * 4 + [1] * 4 + [2] * 2)
+    easy, hard = [0.5 * 1.128] * 3 + [-1.5 * 1.128], [1.5 * 1.384] + [-0.5 * 1.384] * 3
+    assert hardness_weighted(batch).tolist() == pytest.approx([*easy, *hard, 0.0, 0.0])
+
+
+def by_source(math_correct: list[int], code_correct: list[int]) -> Batch:
+    """Two groups, of the sources math and code."""
+    size = len(math_correct)
+    batch = batch_of(math_correct + code_correct, uids=[0] * size + [1] * size)
+    sources = ["math"] * size + ["code"] * size
+    records = [replace(record, data_source=s) for record, s in zip(batch.records, sources, strict=True)]
+    last = torch.nn.functional.one_hot(batch.response_lengths - 1, 16)
+    return batch.fill(records=records, token_rewards=batch.scores[:, None].double() * last)
+
+
+def advantages_of(method: Reweighted, batch: Batch):
+    rewards = batch.scores.double()
+    assert method.change_rewards(batch, rewards) is rewards
+    return weighted_grpo(batch)
+
+
+def test_recap_weights_follow_convergence_and_instability():
+    method = Reweighted(window=2, temperature=0.5)
+
+    def plain(batch: Batch):
+        return grpo_advantages(batch.padded("token_rewards"), batch.mask.long(), batch.group, norm_by_std=True)
+
+    # Losses of math: 1, 0.5, then 0.5, 0; of code always 0.5.
+    steps = [([0, 0], [1, 0]), ([1, 0], [1, 0]), ([1, 0], [0, 1]), ([1, 1], [1, 0])]
+    for correct in steps[:3]:
+        batch = by_source(*correct)
+        assert torch.equal(advantages_of(method, batch), plain(batch)) and set(method.weights().values()) == {1.0}
+    # To the bit after a resume.
+    again = Reweighted(window=2, temperature=0.5)
+    again.load_state_dict(from_json(json.loads(json.dumps(to_json(method.state_dict())))))
+    batch = by_source(*steps[3])
+    advantages = advantages_of(method, batch)
+    assert torch.equal(advantages_of(again, by_source(*steps[3])), advantages)
+    # c and i of math: 0.25 of 0.75, and a deviation of 0.25; of code: 1 and none.
+    of_math = (0.25 + EPS) / (0.75 + EPS) + 0.25 / (1 + 2 * EPS)
+    powers = {"math": math.exp(of_math / 0.5), "code": math.exp(1 / 0.5)}
+    expected = {source: 2 * power / sum(powers.values()) for source, power in powers.items()}
+    assert method.weights() == pytest.approx(expected) and expected["math"] < 1 < expected["code"]
+    weights = torch.tensor([expected["math"]] * 2 + [expected["code"]] * 2, dtype=torch.float64)
+    torch.testing.assert_close(advantages, plain(batch) * weights[:, None])
+
+
+def test_recap_a_source_weighs_1_until_its_windows_are_full():
+    method = Reweighted(window=1)
+    method.losses = {"math": [0.5, 0.5], "new": [0.25]}
+    assert method.weights() == {"math": 1.0, "new": 1.0}
+    method.losses["new"] = [0.0, 0.0]  # solved: no loss, and no error
+    assert method.weights() == pytest.approx({"math": 1.0, "new": 1.0})
+    method.losses["new"] = [0.0, 1.0]  # 1000 times as large: all the weight, and no overflow
+    method.temperature = 0.1
+    assert method.weights() == {"math": 0.0, "new": 2.0}
+    with pytest.raises(ValueError, match="window=0"):
+        Reweighted(window=0)

@@ -1,0 +1,95 @@
+"""Methods that change rewards, against literals from the formulas of their papers."""
+
+import pytest
+import torch
+from conftest import changed
+
+from tests.method.batches import batch_of
+from verl.config import ConfigError, PPOConfig, load_config
+from verl.method import Method
+from verl.recipes.laser import Laser, LaserD, band_of, target_length
+from verl.recipes.noisy_verifier import Backward
+from verl.recipes.rlsp import Exploring
+from verl.recipes.rubric_anchors import Rubrics
+from verl.utils.json_state import from_json, to_json
+
+PLAIN = {"knees": {}, "vetoes": {}, "pairs": [], "power": 1.0}
+EXTRAS = [{"style": 1.0, "care": 0.5}, {"style": 0.5, "care": 0.0}, {"style": 0.0, "care": 1.0}]
+
+
+def rewards_of(method: Method, scores, **fields) -> list[float]:
+    method.config = changed(load_config(PPOConfig, "ppo_trainer"), data={"max_response_length": 16})
+    batch = batch_of(scores, **fields)
+    return method.change_rewards(batch, batch.scores.double()).tolist()
+
+
+def test_laser():
+    assert rewards_of(Laser(target_share=0.5), [1, 1, 0, 0], lengths=[8, 9, 2, 12]) == [1.5, 1.0, -0.5, -0.5]
+    assert [band_of(share) for share in (0, 1 / 3, 0.4, 2 / 3, 0.7, 1)] == [
+        *("hard", "hard", "medium", "medium", "easy", "easy"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected_of", "target"),
+    [
+        ([3, 5, 7, 9, 11], 5, 3),  # one of five is complete at 3 tokens
+        ([3, 5, 7, 9, 11], 2, 7),  # three of five at 7, half or more
+        ([3, 5, 7, 9, 11], 1, 11),
+        ([1, 1], 5, 2),  # the grid begins at an eighth of 16
+        ([], 1, None),
+    ],
+)
+def test_laser_d_targets(lengths, expected_of, target):
+    assert target_length(lengths, expected_of, longest=16) == target
+
+
+def test_laser_d_follows_its_bands_and_resumes():
+    # An easy prompt, 3 of 4 right, and a hard one, 1 of 4.
+    step = {"lengths": [4, 6, 8, 10, 9, 12, 14, 16], "uids": [5, 5, 5, 5, 2, 2, 2, 2]}
+    correct = [1, 1, 1, 0, 1, 0, 0, 0]
+    method = LaserD(every=2)
+    first = [1.5, 1.5, 1.5, -0.5, 1.5, -0.5, -0.5, -0.5]
+    method.step = 1
+    assert rewards_of(method, correct, **step) == first  # until then the target is the maximal length
+    resumed = LaserD(every=2)
+    resumed.load_state_dict(from_json(to_json(method.state_dict())))
+    for one in (method, resumed):
+        one.step = 2
+        assert rewards_of(one, correct, **step) == first
+        assert one.targets == {"easy": 4, "hard": 16}
+        one.step = 3
+        assert rewards_of(one, correct, **step) == [1.5, 1.0, 1.0, -0.5, 1.5, -0.5, -0.5, -0.5]
+
+
+def test_backward_is_unbiased():
+    assert rewards_of(Backward(0.1, 0.2), [1, 0]) == pytest.approx([9 / 7, -1 / 7])
+    # Of 100 right responses 80 pass, of 100 wrong ones 10.
+    for truth, verdicts in ((1, [1] * 80 + [0] * 20), (0, [1] * 10 + [0] * 90)):
+        assert sum(rewards_of(Backward(0.1, 0.2), verdicts)) / 100 == pytest.approx(truth)
+    with pytest.raises(ConfigError, match="false_positive=0.5 and false_negative=0.5 must be .* below 1 together"):
+        Backward(0.5, 0.5)
+
+
+def test_exploring():
+    # Half of the exploration reward at 4 tokens, three quarters at 8, none for what was cut off at 16.
+    fields = {"lengths": [4, 8, 16], "truncated": torch.tensor([False, False, True])}
+    assert rewards_of(Exploring(alpha=0.8, half_share=0.25), [1, 0, 0], **fields) == pytest.approx([0.9, 0.15, 0.0])
+
+
+def test_rubrics():
+    mean = Rubrics(weights={"correct": 3.0, "style": 1.0}, **PLAIN)
+    assert rewards_of(mean, [1, 1, 0], extras=EXTRAS) == [1.0, 0.875, 0.0]
+    # Saturation, interaction and shaping. Style 1 counts 0.75: (2 * 0.75 + 2 * 0.75 * 0.5) / 4 = 0.5625; 0.5: 1 / 4;
+    # 0: 0. Then squares.
+    options = {"knees": {"style": 0.5}, "vetoes": {}, "pairs": [["style", "care", 2.0]], "power": 2.0}
+    assert rewards_of(Rubrics(weights={"style": 2.0}, **options), [1, 1, 1], extras=EXTRAS) == [0.5625**2, 0.0625, 0.0]
+    veto = Rubrics(weights={"correct": 1.0}, **(PLAIN | {"vetoes": {"finished": 1.0, "care": 0.4}}))
+    truncated = torch.tensor([False, False, True])
+    assert rewards_of(veto, [1, 1, 1], truncated=truncated, extras=EXTRAS) == [1.0, 0.0, 0.0]
+    with pytest.raises(
+        ConfigError, match=r"the verifier of 'set' gives tone=None; a rubric is correct, boxed, finished"
+    ):
+        rewards_of(Rubrics(weights={"tone": 1.0}, **PLAIN), [1])
+    with pytest.raises(ConfigError, match="must be at least 0 and not all 0"):
+        Rubrics(weights={"correct": -1.0}, **PLAIN)

@@ -1,0 +1,138 @@
+"""Methods that choose prompts, sample them otherwise or again, or compose the batch: literals by hand."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import changed
+
+from tests.method.batches import RECORDS, batch_of
+from verl.config import PPOConfig, load_config
+from verl.data.prompt_rows import PromptRecord
+from verl.method import Method, ReplayBuffer, StepOutcome
+from verl.recipes.drive import HardFocus
+from verl.recipes.ead import Annealed
+from verl.recipes.ghpo import GuidedHints, hint
+from verl.recipes.pcl import PromptCurriculum
+from verl.recipes.rorecomp import ShortFirst, priority
+from verl.utils.json_state import from_json, to_json
+
+
+def in_run(method: Method, step: int = 1, batch: int = 2, length: int = 16) -> Method:
+    """The method as in a run of ``batch`` prompts a step, 2 responses each of at most ``length`` tokens."""
+    data = {"train_batch_size": batch, "max_response_length": length, "max_prompt_length": 40}
+    config = changed(
+        load_config(PPOConfig, "ppo_trainer"), actor={"ppo_mini_batch_size": 1}, rollout={"n": 2}, data=data
+    )
+    method.config, method.prompts, method.step = config, RECORDS, step
+    return method
+
+
+def restored(method: Method, again: Method) -> Method:
+    again.load_state_dict(from_json(json.loads(json.dumps(to_json(method.state_dict())))))
+    return again
+
+
+def uids(records: list[PromptRecord]) -> list[int]:
+    return [record.uid for record in records]
+
+
+def test_pcl_takes_a_step_on_the_squared_error():
+    curriculum, record = PromptCurriculum(lr=2.0, num_features=8), replace(RECORDS[0], input_ids=[3])
+    assert curriculum.value(record) == 0.5 and curriculum.candidates_per_prompt == 4
+    # d/dw (V - 1)^2 = 2 (V - 1) V (1 - V) = -1/4 for the token and for the constant, so both weights rise by 1/2.
+    curriculum.after_step(StepOutcome(1, [0], [1.0], [1.0], {}, [record]))
+    assert curriculum.weights.tolist() == [0, 0, 0, 0.5, 0, 0, 0, 0, 0.5]
+    assert curriculum.value(record) == pytest.approx(0.7310585786)  # sigmoid(1)
+    again = restored(curriculum, PromptCurriculum(num_features=8))
+    assert torch.equal(again.weights, curriculum.weights)
+    in_run(curriculum).weights[:4] = torch.tensor([4.0, -1.0, 0.5, -3.0])
+    curriculum.weights[-1] = 0.0
+    records = [replace(record, uid=uid, input_ids=[uid]) for uid in range(4)]
+    assert uids(curriculum.choose_prompts(records)) == [2, 1]
+
+
+def test_drive_keeps_the_prompts_that_fail_most():
+    focus, records = in_run(HardFocus(candidates=3), batch=3), RECORDS[:5]
+    assert focus.candidates_per_prompt == 3 and uids(focus.choose_prompts(records)) == [0, 1, 2]
+    focus.after_step(StepOutcome(1, [0, 1, 2, 4], [0.0] * 4, [0.5, 0.25, 0.75, 0.0], {}, records))
+    # The fourth was never sampled, and counts as the mean, 0.375. A prompt is known by its uid, wherever it stands.
+    assert uids(focus.choose_prompts(records)) == [4, 1, 3] == uids(focus.choose_prompts(records[::-1]))
+    focus.after_step(StepOutcome(2, [4, 3], [0.0] * 2, [1.0, 0.25], {}, records))
+    for either in (focus, in_run(restored(focus, HardFocus()), batch=3)):
+        assert uids(either.choose_prompts(records)) == [1, 3, 0]
+
+
+def test_ead_lets_the_temperature_fall_along_the_response():
+    table = in_run(Annealed(), step=5, length=4000).sampling([])["temperatures"]
+    assert table.shape == (4000,)
+    # d = 25 + 5 * 5 = 50, and 20 d = 1000: the first ten tokens have 2.2 - 1.
+    assert table[:11].tolist() == [pytest.approx(1.2)] * 11
+    assert table[510] == pytest.approx(2.2 - math.exp(0.5))
+    assert table[1010] == 0.1 and table[3999] == 0.1  # 2.2 - e < 0
+    # As the paper writes it: d at its limit of 40, at once annealed.
+    table = in_run(Annealed(scale=1.0, first=0, d_max=40.0), step=5, length=4000).sampling([])["temperatures"]
+    assert table[20] == pytest.approx(2.2 - math.exp(0.5)) and table[0] == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("solution", "share", "expected"),
+    [
+        ("12345678", 0.25, "12"),
+        ("12345678", 0.75, "123456"),
+        ("one two three four", 0.5, "one two"),  # not "one two t"
+        ("one two three four", 1.0, "one two three four"),
+        ("7", 0.25, ""),
+    ],
+)
+def test_ghpo_hint(solution, share, expected):
+    assert hint(solution, share) == expected
+
+
+def test_ghpo_gives_unsolved_prompts_a_longer_hint_in_each_round():
+    method = in_run(GuidedHints())
+    solutions = ["abcdefgh", "ABCDEFGH", "x" * 80]
+    chat = [{"role": "user", "content": "Q?"}]
+    records = [replace(RECORDS[i], extra_info={"solution": s}, messages=chat) for i, s in enumerate(solutions)]
+    method.prompts = records
+    method.edit_prompt = lambda record, prompt: replace(record, input_ids=list(prompt.encode()), messages=[])
+    batch = batch_of([1.0, 0.0, 0.0, 0.0, 0.0, 0.0], uids=[0, 0, 1, 1, 2, 2])
+
+    def edits(round: int) -> dict[int, str]:
+        return {place: bytes(record.input_ids).decode() for place, record in method.judged(batch, round).items()}
+
+    # The first prompt is solved, and the third would not fit into 40 tokens.
+    assert edits(1) == {1: "Q? The solution begins with: AB"}
+    assert edits(2) == {1: "Q? The solution begins with: ABCD"}
+    assert edits(3) == {1: "Q? The solution begins with: ABCDEF"}
+    assert edits(4) == {}
+
+
+def test_rorecomp_short_correct_and_long_incorrect_responses_come_first():
+    lengths = torch.tensor([5, 3, 9, 4, 8, 6, 2, 7])
+    correct = torch.tensor([1, 1, 1, 0, 0, 0, 1, 1]).bool()
+    groups = torch.tensor([1, 1, 1, 1, 1, 1, 2, 2])
+    # Group 1: correct 3, 5, 9 with median 5; incorrect 4, 6, 8 with median 6. Group 2: of 2 and 7 only the shorter.
+    assert priority(correct, lengths, groups).tolist() == [True, True, False, False, True, True, True, False]
+
+
+def test_rorecomp_learns_later_from_what_is_left():
+    def sampled(step: int):
+        """Two groups of two: lengths 1 to 4, the first three correct."""
+        group = (step << 32) + torch.tensor([0, 0, 1, 1])
+        return batch_of([1.0, 1.0, 1.0, 0.0], lengths=[1, 2, 3, 4], uids=[0, 0, 1, 1], step=step).fill(group=group)
+
+    method = in_run(ShortFirst(period=2, buffer_size=8))
+    method.buffer = ReplayBuffer(8, RECORDS)
+    learned = method.learn_from(sampled(1))
+    # All four, for the statistics of their groups; the longer correct one of the first group waits.
+    assert learned.texts == ["text 0", "text 1", "text 2", "text 3"]
+    assert learned.learned.tolist() == [True, False, True, True] and len(method.buffer) == 4
+    method.step = 2
+    learned = method.learn_from(sampled(2))
+    assert learned.step.tolist() == [2] * 4 + [1] * 4
+    assert learned.learned.tolist() == [True, False, True, True, False, True, False, False]
+    # What was learned from is gone; what this step left waits.
+    assert method.buffer.batch.step.tolist() == [2, 2, 2, 2]

@@ -1,0 +1,6 @@
+"""What a study may change of a training step: subclasses of :class:`Method`, named by ``trainer.method``."""
+
+from verl.method.method import Method, StepOutcome
+from verl.method.replay import ReplayBuffer
+
+__all__ = ["Method", "ReplayBuffer", "StepOutcome"]

@@ -1,0 +1,121 @@
+"""Responses of earlier steps, for :meth:`verl.method.Method.learn_from`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from verl.batch import Batch, RankMetrics
+from verl.config.errors import ConfigError
+from verl.data.prompt_rows import PromptRecord
+
+EDITED = ("input_ids", "messages", "opens_thought")
+"""What an edited prompt has of its own."""
+
+
+class ReplayBuffer:
+    """At most ``capacity`` responses, in about 20 bytes a token; the oldest groups fall out.
+
+    A method that has one puts its ``state_dict()`` into its own.
+    """
+
+    def __init__(self, capacity: int, prompts: Sequence[PromptRecord]) -> None:
+        """``prompts``: the training data (``Method.prompts``), which is not saved again."""
+        if capacity < 1:
+            raise ValueError(f"capacity={capacity}: must be at least 1")
+        self.capacity = capacity
+        self.prompts = prompts
+        self._held: Batch | None = None
+
+    def __len__(self) -> int:
+        return 0 if self._held is None else len(self._held)
+
+    @property
+    def batch(self) -> Batch:
+        """What is held, the oldest first. Raises ``ValueError`` while the buffer is empty."""
+        if self._held is None:
+            raise ValueError("the buffer is empty; ask for its len() first")
+        return self._held
+
+    def add(self, batch: Batch) -> None:
+        """Hold these too. What a user's reward function returned besides the score is not kept."""
+        verdicts = [verdict | {"reward_extra_info": {}} for verdict in batch.verdicts]
+        added = batch.columns(*batch.names).fill(verdicts=verdicts)
+        held = added if self._held is None else Batch.join([self._held, added])
+        first = max(0, len(held) - self.capacity)
+        # A group falls out as a whole.
+        while 0 < first < len(held) and held.group[first] == held.group[first - 1]:
+            first += 1
+        self._hold(held[first:])
+
+    def take(self, rows: Tensor | Sequence[int]) -> Batch:
+        """These rows of ``batch``, which the buffer then no longer holds."""
+        taken = self.batch[rows]
+        index = torch.as_tensor(rows)
+        left = torch.ones(len(self), dtype=torch.bool)
+        left[index if index.dtype == torch.bool else index.long()] = False
+        self._hold(self.batch[left])
+        return taken
+
+    def _hold(self, held: Batch) -> None:
+        self._held = held if len(held) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is held: tensors, and what JSON holds."""
+        if self._held is None:
+            return {}
+        held = self._held
+        lists: dict[str, Any] = {"records": [self._saved(record) for record in held.records]}
+        lists |= {"rank_metrics": _tensors(held.rank_metrics)} if "rank_metrics" in held else {}
+        columns = {name: getattr(held, name) for name in held.names} | lists
+        return {
+            "prompt_lengths": held.prompt_lengths,
+            "response_lengths": held.response_lengths,
+            "width": held.width,
+            "columns": columns,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Hold what :meth:`state_dict` returned. Raises ``ConfigError`` if the training data is other data."""
+        self._held = None
+        if not state:
+            return
+        columns = dict(state["columns"])
+        columns["records"] = [self._restored(saved) for saved in columns["records"]]
+        if "rank_metrics" in columns:
+            columns["rank_metrics"] = _rank_metrics(columns["rank_metrics"], len(state["response_lengths"]))
+        self._held = Batch(state["prompt_lengths"], state["response_lengths"], state["width"], **columns)
+
+    def _saved(self, record: PromptRecord) -> dict[str, Any]:
+        """The place of a prompt in the training data, and what was edited of it."""
+        edited = record is not self.prompts[record.uid]
+        return {"uid": record.uid} | ({name: getattr(record, name) for name in EDITED} if edited else {})
+
+    def _restored(self, saved: dict[str, Any]) -> PromptRecord:
+        uid, num = saved["uid"], len(self.prompts)
+        if not 0 <= uid < num:
+            raise ConfigError(
+                f"data.train_files: the replay buffer of the checkpoint has prompts that are not among these {num}; "
+                "set it back to the files of that run"
+            )
+        edits = {name: value for name, value in saved.items() if name != "uid"}
+        record: PromptRecord = self.prompts[uid]
+        return replace(record, **edits) if edits else record
+
+
+def _tensors(metrics: RankMetrics) -> dict[str, Any]:
+    by_prefix = metrics.by_prefix
+    return {
+        "by_name": {name: metrics.by_name[name] for name in metrics.metric_names},
+        "mean_states": metrics.mean_states,
+        "by_prefix": None if by_prefix is None else {str(name): by_prefix[name] for name in by_prefix.keys()},
+    }
+
+
+def _rank_metrics(saved: dict[str, Any], num: int) -> RankMetrics:
+    by_name, by_prefix = TensorDict(saved["by_name"], batch_size=[num]), saved["by_prefix"]
+    prefixes = None if by_prefix is None else TensorDict(by_prefix, batch_size=[num])
+    return RankMetrics(by_name, saved["mean_states"], prefixes, batch_size=[num])

@@ -1,0 +1,149 @@
+"""From the rewards of a step's responses to what the updates learn from.
+
+Legend: B responses, R response columns.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verl.algorithms.advantages import AdvantageEstimate
+from verl.algorithms.advantages.groups import on_response_tokens
+from verl.algorithms.kl import kl_controller
+from verl.algorithms.pf_ppo import resampled_rows
+from verl.algorithms.rollout_correction import rejection_mask
+from verl.batch import Batch
+from verl.config.errors import ConfigError
+from verl.config.ppo import PPOConfig
+from verl.rank.reward_manager import RewardManager
+from verl.trainer.logging.rollout_metrics import learning_metrics, with_prefix
+from verl.trainer.ppo.core_algos import (
+    ADVANTAGE_ESTIMATORS,
+    EstimatorOptions,
+    kl_penalised_rewards,
+    rollout_weights,
+    token_variances,
+)
+from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_import_path, kl_estimator
+
+
+class AdvantageEstimation:
+    """The learning signal: rank shaping, the KL divergence in the reward, and the estimator, built in or the user's.
+
+    Raises:
+        ConfigError: the user's code cannot be loaded, or does not take what it is called with.
+    """
+
+    def __init__(self, config: PPOConfig, reward_manager: RewardManager) -> None:
+        self.config = config
+        self.reward_manager = reward_manager
+        algorithm, control = config.algorithm, config.algorithm.kl_ctrl
+        self.kl_control = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
+        self.kl_penalty = kl_estimator(algorithm.kl_penalty, "algorithm.kl_penalty", algorithm.kl_penalty_kwargs)
+        self.function: UserFunction | None = None
+        if is_import_path(algorithm.adv_estimator):
+            path, kwargs = algorithm.adv_estimator, algorithm.adv_estimator_kwargs
+            self.function = UserFunction("algorithm.adv_estimator", path, ["batch"], kwargs)
+
+    def fill_learn_mask(self, batch: Batch) -> dict[str, float]:
+        """Fill ``learn_mask``: the tokens that enter the losses. Returns metrics of what was rejected."""
+        learned = batch.learned
+        if self.config.trainer.remove_clip:
+            learned = learned & ~batch.truncated
+        mask = batch.mask & learned[:, None]
+        metrics: dict[str, float] = {}
+        rules = self.config.algorithm.rollout_correction.rejections
+        if rules:
+            pair = (batch.padded("logprobs"), batch.padded("rollout_logprobs"))
+            keep, shares = rejection_mask(*pair, batch.mask, rules)
+            mask, metrics = mask & keep, with_prefix("rollout_corr", shares)
+        batch.fill(learn_mask=mask)
+        return metrics
+
+    def estimate(self, batch: Batch, rewards: Tensor, greedy_rewards: Tensor | None) -> dict[str, float]:
+        """Fill rewards, advantages and returns, from ``rewards [B]`` float64; returns metrics.
+
+        ``greedy_rewards``: [B], of the greedy response to each response's prompt; with ReMax only.
+        """
+        mask, manager = batch.mask.long(), self.reward_manager
+        metrics: dict[str, float] = {}
+        # 1. The reward comes with the last token.
+        token_scores = torch.zeros(mask.shape, dtype=torch.float64)
+        token_scores[torch.arange(len(mask)), mask.sum(dim=1) - 1] = rewards
+        # 2. Rank shaping and the KL divergence.
+        if manager.config.active:
+            phi, metrics = manager.compute_phi(batch.rank_metrics)
+            token_scores = manager.shape_rewards(token_scores, mask, phi)
+            batch.fill(phi=phi)
+        token_rewards = token_scores
+        if self.config.algorithm.use_kl_in_reward:
+            token_rewards, penalty = self._penalise(token_scores, batch)
+            metrics |= penalty
+        batch.fill(token_rewards=token_rewards, rewards=token_rewards.double().sum(dim=1))
+        # 3. Advantages, and rank shaping again.
+        unshaped, returns = self._advantages(batch, token_rewards, greedy_rewards)
+        returns = None if returns is None else returns.float()
+        advantages = unshaped
+        if manager.config.active:
+            advantages, changes = manager.shape_advantages(unshaped, mask, batch.phi)
+            metrics |= changes
+        values = batch.padded("values") if "values" in batch else None
+        learned = batch.padded("learn_mask")
+        metrics |= learning_metrics(
+            batch.scores, token_scores, token_rewards, unshaped, advantages, returns, values, learned
+        )
+        batch.fill(unshaped_advantages=unshaped, advantages=advantages.float(), returns=returns)
+        batch.fill(scores_with_phi=token_scores.sum(dim=1))
+        return metrics
+
+    def resampled_rows(self, batch: Batch, step: int) -> Tensor:
+        """[B'] int64, the responses that PF-PPO learns from; the draw depends on the run's seed and the step alone."""
+        options = self.config.algorithm.pf_ppo
+        # A generator of torch uses only the low 32 bits of its seed.
+        (seed,) = np.random.SeedSequence([self.config.seed, step]).generate_state(1)
+        generator = torch.Generator().manual_seed(int(seed))
+        rewards, method = batch.scores_with_phi, options.reweight_method
+        return resampled_rows(rewards, batch.learned, method, options.weight_pow, generator)
+
+    def _advantages(self, batch: Batch, token_rewards: Tensor, greedy_rewards: Tensor | None) -> AdvantageEstimate:
+        algorithm, function, mask = self.config.algorithm, self.function, batch.mask.long()
+        if function is None:
+            options = EstimatorOptions(
+                norm_by_std=algorithm.norm_adv_by_std_in_grpo,
+                gamma=algorithm.gamma,
+                lam=algorithm.lam,
+                learned_mask=batch.padded("learn_mask").long(),
+                values=batch.padded("values") if "values" in batch else None,
+                greedy_scores=greedy_rewards,
+                variances=self._variances(batch),
+            )
+            return ADVANTAGE_ESTIMATORS[algorithm.adv_estimator](token_rewards, mask, batch.group, options)
+        returned = function(batch)
+        check_tensor(function.where, returned, [len(batch)], mask.shape)
+        if not returned.is_floating_point():
+            raise ConfigError(f"{function.where}: returned {returned.dtype}; expected floating point numbers")
+        values = returned.detach().cpu().double()
+        values = on_response_tokens(values, mask) if values.dim() == 1 else torch.where(batch.mask, values, 0.0)
+        check_finite(function.where, values)
+        return AdvantageEstimate(values)
+
+    def _variances(self, batch: Batch) -> Tensor | None:
+        """[B, R], of each token, for the estimators that need it; with truncated importance sampling those of the
+        weighted tokens."""
+        if not self.config.needs_sum_pi_squared:
+            return None
+        actor, logprobs = self.config.actor, batch.padded("logprobs")
+        variances = token_variances(logprobs, batch.padded("sum_pi_squared"))
+        if actor.tis_level == "none":
+            return variances
+        pair = (logprobs, batch.padded("rollout_logprobs"))
+        weights, _ = rollout_weights(*pair, batch.mask.long(), actor.tis_level, actor.tis_cap)
+        return variances * weights.square()
+
+    def _penalise(self, token_rewards: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Token rewards less the weighted KL divergence, whose weight is then adapted to the divergence; metrics."""
+        control, pair = self.kl_control, (batch.padded("old_logprobs"), batch.padded("ref_logprobs"))
+        coef = control.coef
+        rewards, mean_kl = kl_penalised_rewards(token_rewards, *pair, batch.mask.long(), coef, self.kl_penalty)
+        control.update(mean_kl.item(), len(batch))
+        return rewards, {"actor/reward_kl_penalty": mean_kl.item(), "actor/reward_kl_penalty_coeff": coef}

@@ -1,0 +1,129 @@
+"""Optimizer steps of the policy and the critic on the mini-batches of a step."""
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from verl.batch import Batch
+from verl.config.actor import ActorConfig
+from verl.config.ppo import CriticConfig, PPOConfig
+from verl.single_controller.roles import CriticWorkers, PolicyWorkers
+from verl.trainer.logging.rollout_metrics import filtered_length_metrics
+from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.ppo.core_algos import StepSize, mean_rollout_weight
+from verl.trainer.skipped_updates import SkippedUpdates
+from verl.workers.policy_loss import PolicyLoss
+
+ACTOR_COLUMNS = ("tokens", "learn_mask", "old_logprobs", "advantages", "ref_logprobs")
+CRITIC_COLUMNS = ("tokens", "learn_mask", "values", "returns")
+
+Metrics = dict[str, float]
+
+
+class Updates:
+    """Updates both models in mini-batches, and counts the steps that were skipped."""
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        policy: PolicyWorkers,
+        critic: CriticWorkers | None,
+        loss: PolicyLoss,
+        timer: PhaseTimer,
+    ) -> None:
+        self.config = config
+        self.policy = policy
+        self.critic = critic
+        self.loss = loss
+        self.timer = timer
+        self.actor_skipped = SkippedUpdates("actor", "actor.optim", config.actor.optim)
+        self.critic_skipped = SkippedUpdates("critic", "critic.optim", config.critic.optim)
+
+    def update_critic(self, batch: Batch, rows: Tensor | None, step: int) -> Metrics:
+        """Update the critic on ``rows`` of the batch; None: all."""
+        critic = self.critic
+        if critic is None:
+            return {}
+        columns = batch.columns(*CRITIC_COLUMNS)
+        with self.timer.phase("update_critic"):
+            return self._run(
+                "update_critic",
+                columns if rows is None else columns[rows],
+                self.config.critic,
+                lambda mini, num_tokens, _: critic.update(mini, num_tokens),
+                self.critic_skipped,
+                step,
+            )
+
+    def update_actor(self, batch: Batch, rows: Tensor | None, step: int, num_later: int) -> Metrics:
+        """Update the policy on ``rows`` of the batch; None: all.
+
+        Args:
+            num_later: how many of the first responses get ``logprobs`` and ``entropy``, which are NaN, from the first
+                update; these columns are filled in place.
+        """
+        config, metrics = self.config.actor, {}
+        weights = ("rollout_logprobs",) if config.tis_level != "none" else ()
+        columns = batch.columns(*ACTOR_COLUMNS, *weights, *self.loss.needs.sent)
+        if config.tis_normalize and config.tis_level != "none":
+            pair = (batch.padded("logprobs"), batch.padded("rollout_logprobs"))
+            mean = mean_rollout_weight(*pair, batch.mask.long(), config.tis_level, config.tis_cap)
+            metrics["rollout_corr/rollout_is_batch_norm_factor"] = mean
+            columns.fill(advantages=batch.advantages / mean)
+        max_length = self.config.data.max_response_length
+        metrics |= filtered_length_metrics(batch.padded("learn_mask"), max_length)
+
+        def update(mini: Batch, num_tokens: int, num_sequences: int) -> Metrics:
+            nonlocal num_later
+            mini = self.loss.prepared(mini, StepSize(num_tokens, num_sequences, max_length))
+            if not num_later:
+                return self.policy.update(mini, num_tokens, num_sequences)
+            num_later = 0
+            metrics, scored = self.policy.update_on_policy(mini, num_tokens, num_sequences)
+            fill_first(batch, scored)
+            return metrics
+
+        with self.timer.phase("update_actor"):
+            chosen = columns if rows is None else columns[rows]
+            return metrics | self._run("update_actor", chosen, config, update, self.actor_skipped, step)
+
+    def _run(
+        self,
+        phase: str,
+        batch: Batch,
+        config: ActorConfig | CriticConfig,
+        update: Callable[[Batch, int, int], Metrics],
+        skipped: SkippedUpdates,
+        step: int,
+    ) -> Metrics:
+        """Update on ``batch`` in mini-batches; the mean of their metrics."""
+        updates = []
+        for _ in range(config.ppo_epochs):
+            num_rows = config.ppo_mini_batch_size * self.config.rollout.n
+            for mini, num_tokens, num_sequences in mini_batches(batch, num_rows):
+                updates.append(update(mini, num_tokens, num_sequences))
+                self.timer.count(phase, Work.of(mini.lengths))
+        return skipped.summarise(updates, step)
+
+
+def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
+    """The consecutive mini-batches of ``num_rows`` responses, with their tokens and responses that are learned from.
+
+    A mini-batch without such tokens, of filler or rejected responses alone, is left out: an optimizer step on gradients
+    of 0 would still move the parameters, by AdamW's moments and weight decay.
+    """
+    for mini in batch.split(num_rows):
+        num_tokens = int(mini.learn_mask.sum())
+        if num_tokens:
+            yield mini, num_tokens, int(mini.padded("learn_mask").any(dim=1).sum())
+
+
+def fill_first(batch: Batch, scored: Batch) -> None:
+    """Put what the policy says of the first responses into ``batch``, for later epochs and the log.
+
+    In place: ``old_logprobs`` are the same tensor, and parts of the batch may share it.
+    """
+    assert batch.old_logprobs is batch.logprobs, "PPOConfig.scores_in_update"
+    num = len(scored.logprobs)
+    batch.logprobs[:num] = scored.logprobs
+    batch.entropy[:num] = scored.entropy
