@@ -67,19 +67,6 @@ def test_adaptive_state_must_be_positive():
     assert controller.coef == 0.25
 
 
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
-def test_controller_arguments_are_checked(bad):
-    with pytest.raises(ValueError, match="coef="):
-        FixedKLController(bad)
-    for value in (bad, 0.0):
-        with pytest.raises(ValueError, match="init="):
-            AdaptiveKLController(value, 6.0, 100)
-        with pytest.raises(ValueError, match="target="):
-            AdaptiveKLController(0.1, value, 100)
-        with pytest.raises(ValueError, match="horizon="):
-            AdaptiveKLController(0.1, 6.0, value)
-
-
 def test_updates_that_would_spoil_the_coefficient_are_refused():
     controller = AdaptiveKLController(0.1, 6.0, 100)
     with pytest.raises(ValueError, match="current_kl"):
@@ -138,13 +125,8 @@ def test_literal_rewards(kl_type, expected, mean):
     assert not rewards.requires_grad and not mean_kl.requires_grad
 
 
-def test_penalty_arguments_are_checked_and_no_tokens_give_no_divergence():
+def test_no_tokens_give_no_divergence():
     ones = torch.ones(1, 2)
-    with pytest.raises(ValueError, match="kl_type='k4'.*low_var_kl"):
-        kl_penalised_rewards(ones, ones, ones, ones, 0.1, "k4")
-    for coef in (-0.1, math.nan, math.inf):
-        with pytest.raises(ValueError, match="coef="):
-            kl_penalised_rewards(ones, ones, ones, ones, coef, "kl")
     rewards, mean_kl = kl_penalised_rewards(ones, ones, 2 * ones, 0 * ones, 0.1, "kl")
     assert (rewards.tolist(), mean_kl.item()) == ([[0.0, 0.0]], 0.0)
 

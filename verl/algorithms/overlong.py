@@ -17,13 +17,6 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: floa
 
     Returns:
         ``[B]`` float64, in [-factor, 0].
-
-    Raises:
-        ValueError: ``buffer`` or ``factor`` is out of range.
     """
-    if not 1 <= buffer <= max_length:
-        raise ValueError(f"buffer={buffer}: must be from 1 to max_length={max_length}")
-    if not factor >= 0:
-        raise ValueError(f"factor={factor}: must be at least 0")
     excess = (lengths.double() - (max_length - buffer)) / buffer
     return -factor * torch.clamp(excess, 0.0, 1.0)

@@ -1,4 +1,15 @@
-"""Advantage estimators by name: ``algorithm.adv_estimator`` selects one."""
+"""Advantage estimators by name: ``algorithm.adv_estimator`` selects one.
+
+Common to all of them: B responses, R response columns, G groups, one for each prompt;
+
+- ``token_rewards [B, R]`` floating point, in units of reward; the score s of a response is the sum of its own;
+- ``response_mask [B, R]``, true or 1 on response tokens; the other tensors may hold anything outside it;
+- ``learned_mask [B, R]``, the response tokens to learn from; the others count in the statistics of their group alone;
+- ``group_ids [B]`` int64, equal for responses to the same prompt; in any order.
+
+Each returns advantages ``[B, R]``, computed in float64, in the dtype of ``token_rewards`` and 0 outside the mask, in
+units of reward, or of a standard deviation where it divides by one. Each raises ``ValueError`` if shapes do not match.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,8 +22,10 @@ from verl.algorithms.advantages.grpo import grpo_advantages
 from verl.algorithms.advantages.grpo_passk import grpo_passk_advantages
 from verl.algorithms.advantages.opo import opo_advantages
 from verl.algorithms.advantages.optimal_token_baseline import optimal_token_baseline_advantages, token_variances
-from verl.algorithms.advantages.reinforce_plus_plus import reinforce_plus_plus_advantages
-from verl.algorithms.advantages.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline_advantages
+from verl.algorithms.advantages.reinforce_plus_plus import (
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+)
 from verl.algorithms.advantages.remax import remax_advantages
 from verl.algorithms.advantages.rloo import rloo_advantages
 from verl.algorithms.advantages.whiten import whitened
@@ -28,8 +41,7 @@ class EstimatorOptions(NamedTuple):
     lam: float
     """Lambda, the weight of later temporal differences (``gae``)."""
     learned_mask: Tensor
-    """Response tokens that contribute to the losses, ``[B, R]``: whitening and the scale of ``gpg`` are over these.
-    The others count only in the statistics of their group."""
+    """Whitening and the scale of ``gpg`` are over these, ``[B, R]``."""
     values: Tensor | None
     """The critic's values, ``[B, R]`` (``gae``)."""
     greedy_scores: Tensor | None
@@ -51,42 +63,41 @@ Estimator = Callable[[Tensor, Tensor, Tensor, EstimatorOptions], AdvantageEstima
 
 
 def _whitened_gae(rewards: Tensor, mask: Tensor, _: Tensor, options: EstimatorOptions) -> AdvantageEstimate:
-    advantages, returns = gae_advantages(rewards, _given(options.values), mask, options.gamma, options.lam)
+    advantages, returns = gae_advantages(rewards, _required(options.values), mask, options.gamma, options.lam)
     return AdvantageEstimate(whitened(advantages, options.learned_mask), returns)
 
 
-def _token_baseline(zero_tail: bool) -> Estimator:
-    def estimate(rewards: Tensor, mask: Tensor, groups: Tensor, options: EstimatorOptions) -> AdvantageEstimate:
-        variances = _given(options.variances)
-        return AdvantageEstimate(optimal_token_baseline_advantages(rewards, mask, groups, variances, zero_tail))
+_WITHOUT_CRITIC: dict[str, Callable[[Tensor, Tensor, Tensor, EstimatorOptions], Tensor]] = {
+    "grpo": lambda rewards, mask, groups, options: grpo_advantages(rewards, mask, groups, options.norm_by_std),
+    "grpo_passk": lambda rewards, mask, groups, options: grpo_passk_advantages(
+        rewards, mask, groups, options.norm_by_std
+    ),
+    "gpg": lambda rewards, mask, groups, options: gpg_advantages(rewards, mask, groups, options.learned_mask),
+    "opo": lambda rewards, mask, groups, _: opo_advantages(rewards, mask, groups),
+    "optimal_token_baseline": lambda rewards, mask, groups, options: optimal_token_baseline_advantages(
+        rewards, mask, groups, _required(options.variances), zero_tail=False
+    ),
+    "tir_optimal_token_baseline": lambda rewards, mask, groups, options: optimal_token_baseline_advantages(
+        rewards, mask, groups, _required(options.variances), zero_tail=True
+    ),
+    "rloo": lambda rewards, mask, groups, _: rloo_advantages(rewards, mask, groups),
+    "reinforce_plus_plus": lambda rewards, _, __, options: reinforce_plus_plus_advantages(
+        rewards, options.learned_mask, options.gamma
+    ),
+    "reinforce_plus_plus_baseline": lambda rewards, mask, groups, options: reinforce_plus_plus_baseline_advantages(
+        rewards, mask, groups, options.learned_mask
+    ),
+    "remax": lambda rewards, mask, _, options: remax_advantages(rewards, mask, _required(options.greedy_scores)),
+}
 
-    return estimate
+
+def _without_returns(name: str) -> Estimator:
+    return lambda *inputs: AdvantageEstimate(_WITHOUT_CRITIC[name](*inputs))
 
 
 ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
-    "grpo": lambda rewards, mask, groups, options: AdvantageEstimate(
-        grpo_advantages(rewards, mask, groups, options.norm_by_std)
-    ),
-    "grpo_passk": lambda rewards, mask, groups, options: AdvantageEstimate(
-        grpo_passk_advantages(rewards, mask, groups, options.norm_by_std)
-    ),
-    "gpg": lambda rewards, mask, groups, options: AdvantageEstimate(
-        gpg_advantages(rewards, mask, groups, options.learned_mask)
-    ),
-    "opo": lambda rewards, mask, groups, _: AdvantageEstimate(opo_advantages(rewards, mask, groups)),
-    "optimal_token_baseline": _token_baseline(zero_tail=False),
-    "tir_optimal_token_baseline": _token_baseline(zero_tail=True),
-    "rloo": lambda rewards, mask, groups, _: AdvantageEstimate(rloo_advantages(rewards, mask, groups)),
-    "reinforce_plus_plus": lambda rewards, _, __, options: AdvantageEstimate(
-        reinforce_plus_plus_advantages(rewards, options.learned_mask, options.gamma)
-    ),
-    "reinforce_plus_plus_baseline": lambda rewards, mask, groups, options: AdvantageEstimate(
-        reinforce_plus_plus_baseline_advantages(rewards, mask, groups, options.learned_mask)
-    ),
-    "remax": lambda rewards, mask, _, options: AdvantageEstimate(
-        remax_advantages(rewards, mask, _given(options.greedy_scores))
-    ),
     "gae": _whitened_gae,
+    **{name: _without_returns(name) for name in _WITHOUT_CRITIC},
 }
 """Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> :class:`AdvantageEstimate`.
 
@@ -94,7 +105,7 @@ ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
 """
 
 
-def _given(tensor: Tensor | None) -> Tensor:
+def _required(tensor: Tensor | None) -> Tensor:
     assert tensor is not None, "an input that this estimator needs; see EstimatorOptions"
     return tensor
 

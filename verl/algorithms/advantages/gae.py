@@ -14,25 +14,19 @@ def gae_advantages(
     Eq. 16 of the paper: A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l}, where the temporal difference is
     delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the last response token: a response that was cut off at the
     maximum length counts as finished. ``lam=0`` gives delta_t (eq. 17), ``lam=1`` the discounted return minus V_t
-    (eq. 18). The advantages are not whitened.
-
-    Positions outside the mask are skipped: the token after a gap follows the one before it.
+    (eq. 18). The advantages are not whitened. Positions outside the mask are skipped: the token after a gap follows
+    the one before it.
 
     Args:
-        token_rewards: ``[B, R]`` floating point; anything outside the mask.
         values: the critic's V_t in units of reward, ``[B, R]``; anything outside the mask.
-        response_mask: ``[B, R]``, true or 1 on response tokens.
         gamma: discount per token, in [0, 1].
         lam: weight of later temporal differences, in [0, 1]; small values trust the critic, large ones the rewards.
 
     Returns:
         Advantages and returns (advantages + values), both ``[B, R]`` in the dtype of ``token_rewards`` and 0
         outside the mask.
-
-    Raises:
-        ValueError: the shapes do not match.
     """
-    check_shapes({"token_rewards": token_rewards, "values": values, "response_mask": response_mask}, {})
+    check_shapes({"token_rewards": token_rewards, "values": values, "response_mask": response_mask})
     # Tokens first, [R, B]: the recursion runs over contiguous rows.
     mask = response_mask.bool().T.contiguous()
     rewards, baseline = token_rewards.double().T.contiguous(), values.double().T.contiguous()
@@ -45,6 +39,6 @@ def gae_advantages(
         next_value = torch.where(mask[t], baseline[t], next_value)
         advantages[t] = next_advantage
     # The critic regresses to A_t + V_t.
-    returns = torch.where(mask, advantages + baseline, 0.0)
-    advantages = torch.where(mask, advantages, 0.0)
-    return advantages.T.contiguous().to(token_rewards.dtype), returns.T.contiguous().to(token_rewards.dtype)
+    per_token = (advantages, advantages + baseline)
+    masked = [torch.where(mask, t, 0.0).T.contiguous().to(token_rewards.dtype) for t in per_token]
+    return masked[0], masked[1]

@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 
 
-def check_shapes(per_token: dict[str, Tensor], per_response: dict[str, Tensor]) -> None:
-    """Check that the tensors, by argument name, are ``[B, R]`` (``per_token``) and ``[B]`` (``per_response``).
-
-    Raises:
-        ValueError: they are not, or B or R differs between them; names every tensor with its shape.
-    """
+def check_shapes(per_token: dict[str, Tensor], per_response: dict[str, Tensor] | None = None) -> None:
+    """Raise ``ValueError`` unless the tensors, by argument name, are ``[B, R]`` and, of ``per_response``, ``[B]``."""
+    per_response = per_response or {}
     first = next(iter(per_token.values()))
     fits = (
         first.dim() == 2
@@ -19,14 +16,19 @@ def check_shapes(per_token: dict[str, Tensor], per_response: dict[str, Tensor]) 
         and all(tensor.shape == first.shape[:1] for tensor in per_response.values())
     )
     if not fits:
-        found = [f"{name} {tuple(tensor.shape)}" for name, tensor in (per_token | per_response).items()]
+        shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in (per_token | per_response).items()]
         expected = ["[B, R]"] * len(per_token) + ["[B]"] * len(per_response)
-        raise ValueError(f"{', '.join(found)}: expected {', '.join(expected[:-1])} and {expected[-1]}")
+        raise ValueError(f"{', '.join(shapes)}: expected {', '.join(expected[:-1])} and {expected[-1]}")
 
 
 def response_scores(token_rewards: Tensor, response_mask: Tensor) -> Tensor:
     """Score of each response, ``[B]`` float64: the sum of ``token_rewards [B, R]`` over its response tokens."""
     return torch.where(response_mask.bool(), token_rewards.double(), 0.0).sum(1)
+
+
+def rewards_to_go(token_rewards: Tensor, response_mask: Tensor) -> Tensor:
+    """Undiscounted sum of the rewards from each column on, ``[B, R]`` float64; those outside the mask count 0."""
+    return torch.where(response_mask.bool(), token_rewards.double(), 0.0).flip(1).cumsum(1).flip(1)
 
 
 def on_response_tokens(values: Tensor, response_mask: Tensor) -> Tensor:
@@ -64,6 +66,12 @@ class Groups:
         """Unbiased standard deviation of ``values [B]`` in each group, ``[G]`` float64; 1 for a group of one."""
         variances = self.sums(self.centred(values).square()) / (self.counts - 1).clamp(min=1)
         return torch.where(self.counts > 1, variances.sqrt(), 1.0)
+
+
+def scored_groups(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> tuple[Groups, Tensor]:
+    """The responses to each prompt, and the score of each response, ``[B]`` float64; raises as :func:`check_shapes`."""
+    check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"group_ids": group_ids})
+    return group_responses(group_ids), response_scores(token_rewards, response_mask)
 
 
 def group_responses(group_ids: Tensor) -> Groups:

@@ -1,12 +1,9 @@
-"""The baseline of least variance for each token of the responses to a prompt: veRL's ``optimal_token_baseline``.
-
-Legend: B responses, R response columns, V vocabulary.
-"""
+"""The baseline of least variance for each token of the responses to a prompt: veRL's ``optimal_token_baseline``."""
 
 import torch
 from torch import Tensor
 
-from verl.algorithms.advantages.groups import check_shapes, group_responses
+from verl.algorithms.advantages.groups import check_shapes, group_responses, rewards_to_go
 
 EPS = 1e-8
 
@@ -19,28 +16,20 @@ def optimal_token_baseline_advantages(
     A_it = G_it - b_t, G_it the undiscounted return from token t on, and b_t = (sum over i of W_it G_it) /
     (sum over i of W_it + 1e-8) over the responses of the group that have a token t. W_it is the sum of ``variances`` up
     to token t, a proxy of the squared norm of the gradient of the response's log-probability so far. In a group of one
-    the baseline is 0.
+    the baseline is 0. The mask has no gaps.
 
     Args:
-        token_rewards: ``[B, R]`` floating point; anything outside the mask.
-        response_mask: ``[B, R]``, true or 1 on response tokens, without gaps.
-        group_ids: ``[B]`` int64, equal for responses to the same prompt; in any order.
         variances: ``[B, R]``, at least 0, of each token; see :func:`token_variances`; anything outside the mask.
         zero_tail: where only one response of the group still has a token, its baseline is 0 and not its own return
             (veRL's ``tir_optimal_token_baseline``).
-
-    Returns:
-        Advantages in units of reward, ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask.
-
-    Raises:
-        ValueError: the shapes do not match.
     """
     per_token = {"token_rewards": token_rewards, "response_mask": response_mask, "variances": variances}
     check_shapes(per_token, {"group_ids": group_ids})
     mask, groups = response_mask.bool(), group_responses(group_ids)
-    rewards, steps = (torch.where(mask, values.double(), 0.0) for values in (token_rewards, variances))
-    returns = rewards.flip(1).cumsum(1).flip(1)
-    weights = torch.where(mask, steps.cumsum(1), 0.0)
+    # G_it and W_it.
+    returns = rewards_to_go(token_rewards, mask)
+    weights = torch.where(mask, torch.where(mask, variances.double(), 0.0).cumsum(1), 0.0)
+    # b_t of each group, [G, R].
     baselines = groups.sums(weights * returns) / (groups.sums(weights) + EPS)
     compared = groups.sums(mask) > 1 if zero_tail else (groups.counts > 1)[:, None]
     relative = returns - torch.where(compared, baselines, 0.0)[groups.index]
@@ -48,7 +37,7 @@ def optimal_token_baseline_advantages(
 
 
 def token_variances(logprobs: Tensor, sum_pi_squared: Tensor) -> Tensor:
-    """1 - 2 p + (sum of the squares of all V probabilities), ``[B, R]``: the squared norm of d log p / d logits.
+    """1 - 2 p + (sum of the squares of all probabilities), ``[B, R]``: the squared norm of d log p / d logits.
 
     Args:
         logprobs: ``[B, R]`` log p of each response token, in nats.

@@ -12,19 +12,9 @@ def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """(A - mean) / (std + 1e-8), with the mean and unbiased std over the response tokens of the whole batch.
 
     Every token counts once, so long responses weigh more than short ones. With fewer than two response tokens there is
-    nothing to compare, and the result is 0.
-
-    Args:
-        advantages: ``[B, R]`` floating point; anything outside the mask.
-        response_mask: ``[B, R]``, true or 1 on response tokens.
-
-    Returns:
-        ``[B, R]`` in the dtype of ``advantages``, in units of the batch's standard deviation, 0 outside the mask.
-
-    Raises:
-        ValueError: the shapes do not match.
+    nothing to compare, and the result is 0. ``[B, R]`` in the dtype of ``advantages``, 0 outside the mask.
     """
-    check_shapes({"advantages": advantages, "response_mask": response_mask}, {})
+    check_shapes({"advantages": advantages, "response_mask": response_mask})
     mask = response_mask.bool()
     num_tokens = mask.sum()
     mean = torch.where(mask, advantages.double(), 0.0).sum() / num_tokens

@@ -1,17 +1,28 @@
-"""Policy losses by name, the critic's loss, and the aggregation of per-token losses by name."""
+"""Policy losses by name, the critic's loss, and the aggregation of per-token losses by name.
+
+Common to all policy losses: B responses, R response columns, r = exp(logprobs - old_logprobs), and ``[B, R]`` each
+
+- ``logprobs``, log-probabilities (nats) of the response tokens under the policy being trained;
+- ``old_logprobs``, the same under the policy at the start of the step;
+- ``advantages``, A;
+- ``response_mask``, true or 1 on response tokens; padding may hold anything.
+
+Each returns losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens, so that they can be added
+over micro-batches and ranks: ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens`` and, if it clips,
+``pg_clipfrac`` (tokens on which clipping is active). Each raises ``ValueError`` for an option that is out of range.
+"""
 
 from collections.abc import Callable
 
 from torch import Tensor
 
-from verl.algorithms.losses.aggregate import constant_length, response_mean, sequence_mean, sequence_sum, token_mean
+from verl.algorithms.losses.aggregate import response_mean, sequence_mean, sequence_sum, token_mean
 from verl.algorithms.losses.cispo import cispo_loss
-from verl.algorithms.losses.clip_cov import clip_cov_loss
+from verl.algorithms.losses.covariance import clip_cov_loss, kl_cov_loss
 from verl.algorithms.losses.gmpo import gmpo_loss
 from verl.algorithms.losses.gpg import gpg_loss
 from verl.algorithms.losses.gspo import gspo_loss
 from verl.algorithms.losses.importance import loss_weights, mean_rollout_weight, rollout_weights
-from verl.algorithms.losses.kl_cov import kl_cov_loss
 from verl.algorithms.losses.own import LossInputs, LossNeeds, OwnLoss, StepSize, policy_loss
 from verl.algorithms.losses.ppo_clip import ppo_clip_loss
 from verl.algorithms.losses.sapo import sapo_loss
@@ -31,17 +42,14 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
 }
 """Name -> f(logprobs, old_logprobs, advantages, response_mask, **options) -> (losses [B, R], metrics).
 
-All tensors are ``[B, R]``. The options of each, such as ``clip_low``, are those of ``ActorConfig.loss_options``.
+The options of each, such as ``clip_low``, are those of ``ActorConfig.loss_options``.
 """
-
 
 LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, StepSize], Tensor]] = {
     "token-mean": lambda loss, mask, size: token_mean(loss, mask, size.num_tokens),
     "seq-mean-token-mean": lambda loss, mask, size: sequence_mean(loss, mask, size.num_sequences),
     "seq-mean-token-sum": lambda loss, mask, size: sequence_sum(loss, mask, size.num_sequences),
-    "seq-mean-token-sum-norm": lambda loss, mask, size: constant_length(
-        loss, mask, size.num_sequences, size.max_length
-    ),
+    "seq-mean-token-sum-norm": lambda loss, mask, size: sequence_sum(loss, mask, size.num_sequences, size.max_length),
 }
 """Name -> f(per_token_loss [B, R], response_mask [B, R], step size) -> the micro-batch's part of the step's loss."""
 
@@ -54,7 +62,6 @@ __all__ = [
     "StepSize",
     "cispo_loss",
     "clip_cov_loss",
-    "constant_length",
     "gmpo_loss",
     "gpg_loss",
     "gspo_loss",

@@ -3,6 +3,8 @@
 Every count is passed in and is that of the whole optimiser step, over all micro-batches and ranks. If each micro-batch
 were divided by its own count, the weight of a response would depend on its neighbours, and the gradient on the split
 into micro-batches and ranks. The results of the micro-batches add up to the loss of the step.
+
+Each function raises ``ValueError`` if a count is not positive.
 """
 
 import torch
@@ -13,12 +15,8 @@ def token_mean(per_token: Tensor, mask: Tensor, num_tokens: Tensor | float) -> T
     """Sum of ``per_token [B, R]`` over the mask, divided by ``num_tokens``; a scalar. Every token has the same weight.
 
     ``num_tokens`` is the number of response tokens of the whole optimiser step.
-
-    Raises:
-        ValueError: ``num_tokens`` is not positive.
     """
-    _check_positive("num_tokens", num_tokens, "token count of the optimiser step")
-    return _masked(per_token, mask).sum() / num_tokens
+    return _divided(_masked(per_token, mask), num_tokens=num_tokens)
 
 
 def sequence_mean(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
@@ -26,58 +24,36 @@ def sequence_mean(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float
 
     Every response has the same weight, whatever its length, as in GRPO (arXiv 2402.03300) and GSPO (arXiv 2507.18071).
     A response without tokens contributes 0. ``num_sequences`` is the number of responses of the whole optimiser step.
-
-    Raises:
-        ValueError: ``num_sequences`` is not positive.
     """
-    _check_positive("num_sequences", num_sequences, "response count of the optimiser step")
     lengths = mask.bool().sum(-1).clamp(min=1)
-    return (_masked(per_token, mask).sum(-1) / lengths).sum() / num_sequences
+    return _divided(_masked(per_token, mask).sum(-1) / lengths, num_sequences=num_sequences)
 
 
-def sequence_sum(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
-    """Sum of ``per_token [B, R]`` over the mask, divided by ``num_sequences``; a scalar.
+def sequence_sum(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float, length: float = 1) -> Tensor:
+    """Sum of ``per_token [B, R]`` over the mask, divided by ``num_sequences * length``; a scalar.
 
-    The weight of a response is its number of tokens. ``num_sequences`` is the number of responses of the whole
-    optimiser step.
-
-    Raises:
-        ValueError: ``num_sequences`` is not positive.
+    With a length of 1 the weight of a response is its number of tokens. Dr.GRPO (arXiv 2503.20783): a constant replaces
+    the response's own length, which would make a wrong response cheaper per token the longer it is. It is in tokens,
+    such as the maximum response length, and never the padded width R, which changes with the batch.
     """
-    _check_positive("num_sequences", num_sequences, "response count of the optimiser step")
-    return _masked(per_token, mask).sum() / num_sequences
+    return _divided(_masked(per_token, mask), num_sequences=num_sequences, length=length)
 
 
 def response_mean(per_response: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
     """Sum of ``per_response [B]`` over the responses that have tokens in ``mask [B, R]``, divided by ``num_sequences``;
-    a scalar. ``num_sequences`` is the number of such responses of the whole optimiser step.
-
-    Raises:
-        ValueError: ``num_sequences`` is not positive.
-    """
-    _check_positive("num_sequences", num_sequences, "response count of the optimiser step")
-    return torch.where(mask.bool().any(dim=-1), per_response, 0.0).sum() / num_sequences
+    a scalar. ``num_sequences`` is the number of such responses of the whole optimiser step."""
+    return _divided(_masked(per_response, mask.bool().any(dim=-1)), num_sequences=num_sequences)
 
 
-def constant_length(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float, length: float) -> Tensor:
-    """Sum of ``per_token [B, R]`` over the mask, divided by ``num_sequences * length``; a scalar.
-
-    Dr.GRPO (arXiv 2503.20783): a constant replaces the response's own length, which would make a wrong response cheaper
-    per token the longer it is. ``num_sequences`` is the number of responses of the whole optimiser step; ``length`` is
-    in tokens, such as the maximum response length, and never the padded width R, which changes with the batch.
-
-    Raises:
-        ValueError: ``num_sequences`` or ``length`` is not positive.
-    """
-    _check_positive("num_sequences", num_sequences, "response count of the optimiser step")
-    _check_positive("length", length, "number of tokens by which every response is divided")
-    return _masked(per_token, mask).sum() / (num_sequences * length)
+def _masked(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask.bool(), values, 0.0)
 
 
-def _masked(per_token: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask.bool(), per_token, 0.0)
-
-
-def _check_positive(name: str, value: Tensor | float, meaning: str) -> None:
-    if not value > 0:
-        raise ValueError(f"{name}={float(value)}: must be the positive {meaning}")
+def _divided(values: Tensor, **counts: Tensor | float) -> Tensor:
+    """The sum of ``values``, divided by the product of ``counts``."""
+    divisor: Tensor | float = 1
+    for name, count in counts.items():
+        if not count > 0:
+            raise ValueError(f"{name}={float(count)}: must be the positive count of the whole optimiser step")
+        divisor = divisor * count
+    return values.sum() / divisor

@@ -3,17 +3,11 @@
 import torch
 from torch import Tensor
 
-from verl.algorithms.losses.ppo_clip import clipped_surrogate
-from verl.algorithms.losses.tokens import token_sums
+from verl.algorithms.losses.tokens import clipped_surrogate, masked_tokens, token_sums
 
 
 def gspo_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    clip_low: float,
-    clip_high: float,
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Per-token loss -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) with one ratio per response.
 
@@ -23,32 +17,13 @@ def gspo_loss(
     response, ``sequence_mean`` of these losses has the value and gradient of the paper's sequence objective.
 
     Clipping acts on whole responses. A mean over tokens varies far less than one token's ratio: the paper's ranges are
-    about 3e-4, not 0.2.
-
-    Args:
-        logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy being trained.
-        old_logprobs: ``[B, R]`` the same under the policy at the start of the step.
-        advantages: ``[B, R]``; may differ between the tokens of a response.
-        response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
-        clip_low: s is clipped below at 1 - clip_low, in [0, 1].
-        clip_high: s is clipped above at 1 + clip_high, at least 0.
-
-    Returns:
-        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``pg_clipfrac`` (tokens on
-        which clipping is active), ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens``.
-
-    Raises:
-        ValueError: ``clip_low`` or ``clip_high`` is out of range.
+    about 3e-4, not 0.2. ``clip_low`` is in [0, 1], ``clip_high`` at least 0.
     """
-    mask = response_mask.bool()
-    # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
-    logprobs = torch.where(mask, logprobs, 0.0)
-    log_ratio = logprobs.detach() - torch.where(mask, old_logprobs, 0.0)
-    advantages = torch.where(mask, advantages, 0.0)
+    mask, log_ratio, advantages = masked_tokens(logprobs.detach(), old_logprobs, advantages, response_mask)
     # log s_i.
     sequence_log_ratio = log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
     # log s_{i,t}: the difference in brackets is exactly 0 and carries the gradient.
+    logprobs = torch.where(mask, logprobs, 0.0)
     token_log_ratio = sequence_log_ratio + (logprobs - logprobs.detach())
     losses, clipped = clipped_surrogate(token_log_ratio, advantages, clip_low, clip_high)
-    metrics = {"pg_clipfrac": clipped.sum().to(losses.dtype)} | token_sums(log_ratio, mask)
-    return losses, metrics
+    return losses, token_sums(log_ratio, mask, pg_clipfrac=clipped)

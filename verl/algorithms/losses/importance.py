@@ -9,8 +9,6 @@ from torch import Tensor
 
 from verl.algorithms.losses.tokens import MAX_LOG_RATIO
 
-LEVELS = ("token", "sequence")
-
 
 def rollout_weights(
     old_logprobs: Tensor,
@@ -37,14 +35,7 @@ def rollout_weights(
     Returns:
         Weights ``[B, R]``, detached, 0 outside the mask, and metrics as sums over tokens: ``tis_weight``,
         ``tis_capped`` (tokens whose ratio is above the cap), ``num_tokens``.
-
-    Raises:
-        ValueError: unknown ``level``, or ``cap`` out of range.
     """
-    if level not in LEVELS:
-        raise ValueError(f"level={level!r}: must be one of {', '.join(LEVELS)}")
-    if not 0 < cap < float("inf"):
-        raise ValueError(f"cap={cap}: must be finite and above 0")
     mask = response_mask.bool()
     sampled = mask if sampled_mask is None else sampled_mask.bool()
     log_ratio = torch.where(sampled, (old_logprobs - rollout_logprobs).detach(), 0.0)

@@ -9,25 +9,14 @@ from verl.algorithms.losses.tokens import masked_tokens, probability_ratio, toke
 def sapo_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, tau_pos: float, tau_neg: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Per-token loss -A sigmoid(tau (r - 1)) 4 / tau with r = exp(logprobs - old_logprobs).
+    """Per-token loss -A sigmoid(tau (r - 1)) 4 / tau.
 
     A soft gate in place of clipping: at r = 1 its slope is 1, as that of r itself, and it fades on both sides the
-    faster the larger tau. tau is ``tau_pos`` where A > 0, and ``tau_neg`` elsewhere.
+    faster the larger tau.
 
     Args:
-        logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy being trained.
-        old_logprobs: ``[B, R]`` the same under the policy at the start of the step.
-        advantages: ``[B, R]``.
-        response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
         tau_pos: temperature of the gate where A > 0, above 0; 1 in the paper.
         tau_neg: temperature elsewhere, above 0; 1.05 in the paper, as negative updates are less stable.
-
-    Returns:
-        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``ppo_kl`` (k1 estimate
-        old - new, Schulman 2020) and ``num_tokens``.
-
-    Raises:
-        ValueError: a temperature is not above 0.
     """
     for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
         if not tau > 0:

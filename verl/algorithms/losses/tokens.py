@@ -1,4 +1,4 @@
-"""What the policy losses share: ratios that stay finite, nothing from padding, and the sums that all of them log."""
+"""What the policy losses share: ratios that stay finite, nothing from padding, clipping, and what all of them log."""
 
 import torch
 from torch import Tensor
@@ -21,10 +21,33 @@ def probability_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def token_sums(log_ratio: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Detached sums over tokens: ``ppo_kl`` (k1 estimate old - new, Schulman 2020) and ``num_tokens``.
+def check_clip_ranges(clip_low: float, clip_high: float, largest: float = 1.0) -> None:
+    """Raise ``ValueError`` unless ``clip_low`` is in [0, ``largest``] and ``clip_high`` at least 0."""
+    if not 0 <= clip_low <= largest:
+        raise ValueError(f"clip_low={clip_low}: must be at least 0 and at most {largest}")
+    if not clip_high >= 0:
+        raise ValueError(f"clip_high={clip_high}: must be at least 0")
 
-    ``log_ratio`` is ``[B, R]``, 0 outside the mask. Sums of micro-batches and ranks can be added, and divided by the
-    sum of ``num_tokens`` once.
+
+def clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_ratio), and where clipping is active.
+
+    ``log_ratio`` and ``advantages`` are ``[B, R]``, 0 on padding. Raises ``ValueError`` as :func:`check_clip_ranges`.
     """
-    return {"ppo_kl": -log_ratio.detach().sum(), "num_tokens": mask.sum().to(log_ratio.dtype)}
+    check_clip_ranges(clip_low, clip_high)
+    ratio = probability_ratio(log_ratio)
+    plain = -ratio * advantages
+    clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    return torch.maximum(plain, clipped), clipped > plain
+
+
+def token_sums(log_ratio: Tensor, mask: Tensor, **chosen: Tensor) -> dict[str, Tensor]:
+    """What a loss logs, as detached sums over tokens; ``log_ratio`` is ``[B, R]``, 0 outside the mask.
+
+    How many tokens are true in each of ``chosen``, ``ppo_kl`` (k1 estimate old - new, Schulman 2020) and
+    ``num_tokens``. Sums of micro-batches and ranks can be added, and divided by the sum of ``num_tokens`` once.
+    """
+    counts = {name: tokens.sum().to(log_ratio.dtype) for name, tokens in chosen.items()}
+    return counts | {"ppo_kl": -log_ratio.detach().sum(), "num_tokens": mask.sum().to(log_ratio.dtype)}

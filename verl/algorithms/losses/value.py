@@ -22,9 +22,6 @@ def value_loss(
     Returns:
         Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``vf_clipfrac``
         (tokens on which clipping is active) and ``num_tokens``.
-
-    Raises:
-        ValueError: ``clip_range`` is not positive.
     """
     if not clip_range > 0:
         raise ValueError(f"clip_range={clip_range}: must be above 0; infinity for no clip")
@@ -32,10 +29,6 @@ def value_loss(
     values, old_values, returns = (torch.where(mask, t, 0.0) for t in (values, old_values, returns))
     # Clamping v itself, not its difference from v_old: within the bounds the clipped value is v to the last bit.
     clipped_values = values.clamp(old_values - clip_range, old_values + clip_range)
-    plain = 0.5 * (values - returns).square()
-    clipped = 0.5 * (clipped_values - returns).square()
-    metrics = {
-        "vf_clipfrac": (clipped > plain).sum().to(plain.dtype),
-        "num_tokens": mask.sum().to(plain.dtype),
-    }
-    return torch.maximum(plain, clipped), metrics
+    plain, clipped = (0.5 * (v - returns).square() for v in (values, clipped_values))
+    counts = {"vf_clipfrac": clipped > plain, "num_tokens": mask}
+    return torch.maximum(plain, clipped), {name: tokens.sum().to(plain.dtype) for name, tokens in counts.items()}

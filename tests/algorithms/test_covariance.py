@@ -1,7 +1,7 @@
 import torch
 
 from verl.algorithms.losses import clip_cov_loss, kl_cov_loss
-from verl.algorithms.losses.clip_cov import covariances
+from verl.algorithms.losses.covariance import covariances
 
 # Means over the mask: advantages 0, log-probabilities -2.
 ADVANTAGES = torch.tensor([[2.0, -2.0, 1.0], [-1.0, 9.0, 9.0]], dtype=torch.float64)
