@@ -5,11 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rank.reference_loop import effective_rank, mask_of, terms, velocity_and_acceleration
 from verl.batch import RankMetrics
 from verl.config import ConfigError
 from verl.config.calculator import BASE_METRICS
 from verl.rank.calculator import RepresentationMetricsCalculator, capture_options, reduce_states
-from verl.spectral import effective_rank
+from verl.spectral import effective_rank as effective_rank_of
 from verl.spectral.slices import finish
 
 ALL = [0, 1, 2, 3, 4]
@@ -19,26 +20,12 @@ def random_states(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cumsum(1)
 
 
-def mask_of(lengths, padded_rows):
-    return (torch.arange(padded_rows) < torch.tensor(lengths)[:, None]).long()
-
-
 def reference_effective_rank(rows):
-    rows = rows.double()
-    s = torch.linalg.svdvals(rows - rows.mean(0))
-    p = s[s > 1e-12 * s[0]] / s.sum()
-    return math.exp(-float((p * p.log()).sum()))
+    return effective_rank(rows.double().numpy())
 
 
 def reference_velocity_and_acceleration(rows, stride):
-    """The definition, word for word."""
-    m, j = [], 1
-    while j * stride < len(rows):
-        m.append(reference_effective_rank(rows[: j * stride + 1]))
-        j += 1
-    delta = [m[i] - sum(m[:i]) / i for i in range(1, len(m))]
-    steps = [b - a for a, b in zip(delta, delta[1:], strict=False)]
-    return (sum(delta) / len(delta) if delta else 0.0), (sum(steps) / len(steps) if steps else 0.0)
+    return velocity_and_acceleration(terms("after_stride", rows.double().numpy(), stride, None, "end"))
 
 
 def test_every_layer_matches_the_definition(make_calculator):
@@ -197,7 +184,7 @@ def test_low_rank_spectra_keep_the_largest_singular_values(make_calculator):
         if order == "zeroth_order":
             rows = hidden[0, :, 0].double()
             largest = torch.linalg.svdvals(rows - rows.mean(0))[:3]
-            torch.testing.assert_close(low["Effective Rank"], effective_rank(largest)[None], rtol=1e-9, atol=0)
+            torch.testing.assert_close(low["Effective Rank"], effective_rank_of(largest)[None], rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize(
