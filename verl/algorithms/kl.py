@@ -121,7 +121,7 @@ class FixedKLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the configured coefficient, so that a resumed run may change it; ``ValueError`` for a malformed state."""
+        """Keep the configured coefficient, which a resumed run may change; ``ValueError`` for a malformed state."""
         _saved_coef(state)
 
 
