@@ -49,6 +49,7 @@ setup(
         "verl.cli": ["*.yaml"],
         "verl.data": ["*.yaml"],
         "verl.evaluation.benchmarks": ["*.yaml"],
+        "verl.evaluation.report": ["*.mplstyle"],
         "verl.rewards": ["*.toml"],
         "verl_pages": ["assets/*"],
     },

@@ -21,7 +21,7 @@ from scipy.stats import t as student
 from study_file import Arm, Study
 from torch import Tensor
 
-from verl.evaluation.report.plots import STYLE
+from verl.evaluation.report.figures import STYLE
 from verl.evaluation.statistics.bootstrap import Estimate, mean_estimates
 from verl.rewards.pass_at_k import pass_at_k
 from verl_pages.colours import COLOURS
@@ -278,7 +278,7 @@ def _arms(study: Study) -> str:
 def draw(results: Results, file: Path) -> None:
     """pass@k of each arm, a panel for each k; below, the share of correct samples of each training step."""
     ks = results.study.ks
-    with rc_context(STYLE):
+    with rc_context(fname=STYLE):
         rows = len(results.by_arm)
         figure = Figure(figsize=(3.2 * len(ks) + 2, 0.35 * rows + 4.6), layout="constrained")
         above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[0.35 * rows + 0.8, 3.8])[:, 0]

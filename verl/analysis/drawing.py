@@ -1,32 +1,26 @@
 """How each kind of figure is drawn: a table and names of its columns in, a figure out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
+from matplotlib.cbook import boxplot_stats
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from verl.analysis.sheets import column
 from verl.config.analysis import AnalysisConfig
-from verl.evaluation.report.plots import CORRECT_COLOUR, MARKERS, WRONG_COLOUR
+from verl.evaluation.report.figures import VERDICTS, Verdict, bottom_legend, draw_box, heading, line_style, panels
 from verl.evaluation.statistics.bootstrap import mean_estimates
-from verl_pages.colours import COLOURS
-
-VERDICTS: tuple[tuple[str, float, str, str, Any], ...] = (
-    ("correct", 1.0, CORRECT_COLOUR, "o", "-"),
-    ("wrong", 0.0, WRONG_COLOUR, "s", (0, (4, 2))),
-)
-"""Name, value of ``correctness``, colour, marker and line."""
 
 MAX_POINTS = 2000
-"""Points of a scatter; of more, as many at random are drawn."""
+"""Points of a scatter; of more, a random sample is drawn."""
 
 MIN_ALIVE = 5
-"""A curve along the response ends where fewer responses go on."""
+"""A curve along the response ends where fewer responses continue."""
 
 DRAWS = 500
 """Bootstrap draws of the bands."""
@@ -48,12 +42,12 @@ def scatter_figure(
         drawn = None
         edges = [_edges(rows[name]) for name in (x, y)]
         # The rarer verdict is drawn on top.
-        verdicts = sorted(VERDICTS, key=lambda verdict: -int((points[colour] == verdict[1]).sum()))
-        for name, value, own, marker, _ in verdicts if by_verdict else ():
-            of = points[points[colour] == value]
-            fill = own if name == "correct" else "none"
-            axes.scatter(of[x], of[y], s=14, marker=marker, facecolors=fill, edgecolors=own, alpha=0.55, linewidths=0.8)
-            _histograms(top, right, rows[rows[colour] == value], x, y, edges, own)
+        verdicts = sorted(VERDICTS, key=lambda verdict: -int((points[colour] == verdict.correctness).sum()))
+        for verdict in verdicts if by_verdict else ():
+            of = points[points[colour] == verdict.correctness]
+            style = {"facecolors": verdict.fill, "edgecolors": verdict.colour, "marker": verdict.marker}
+            axes.scatter(of[x], of[y], s=14, alpha=0.55, linewidths=0.8, **style)
+            _histograms(top, right, rows[rows[colour] == verdict.correctness], x, y, edges, verdict.colour)
         if not by_verdict:
             drawn = axes.scatter(points[x], points[y], s=18, c=points[colour], cmap="cividis", vmin=0, vmax=1)
             _histograms(top, right, rows, x, y, edges, "#4d4d4d")
@@ -64,34 +58,27 @@ def scatter_figure(
         top.set_title(_correlation_line(correlations, x, y), fontsize=8.5, fontweight="normal")
         if drawn is not None:
             part.colorbar(drawn, ax=right, label=colour, location="right")
-    _finish(figure, title, by_verdict, lines=False)
+    heading(figure, title)
+    if by_verdict:
+        looks = [{"color": v.colour, "marker": v.marker, "markerfacecolor": v.fill, "linestyle": ""} for v in VERDICTS]
+        _verdict_legend(figure, looks)
     return figure
 
 
 def correctness_figure(rows: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
     """The distribution of each metric over correct and over wrong responses."""
     figure = Figure(layout="constrained")
-    for axes, name in _panels(figure, metrics, 2.2, 1.9):
-        for place, (_, value, own, _, _) in enumerate(VERDICTS):
-            values = rows.loc[rows["correctness"] == value, name].dropna()
+    for axes, name in panels(figure, metrics, 2.4, 1.9):
+        for place, verdict in enumerate(VERDICTS):
+            values = rows.loc[rows["correctness"] == verdict.correctness, name].dropna()
             if len(values):
-                style = {"color": own, "linewidth": 1.4}
-                axes.boxplot(
-                    values,
-                    positions=[1 - place],
-                    orientation="horizontal",
-                    widths=0.6,
-                    whis=(5, 95),
-                    showfliers=False,
-                    boxprops=style,
-                    medianprops=style | {"linewidth": 2.4},
-                    whiskerprops=style,
-                    capprops=style,
-                )
-        axes.set_yticks([1, 0], [name for name, *_ in VERDICTS])
+                (stats,) = boxplot_stats(values, whis=(5, 95))
+                draw_box(axes, 1 - place, stats, verdict, 0.6)
+        axes.set_ylim(-0.5, 1.5)
+        axes.set_yticks([1, 0], [verdict.name for verdict in VERDICTS])
         axes.grid(axis="y", visible=False)
         axes.locator_params(axis="x", nbins=4)
-    _finish(figure, title, legend=False)
+    heading(figure, title)
     return figure
 
 
@@ -101,15 +88,14 @@ def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> 
     # The last point of a response is its end, wherever that falls: positions that all responses share are kept.
     whole = courses.groupby(["prompt_id", "rollout_id"])["tokens"].transform("max")
     shared = courses[courses["tokens"] < whole]
-    for axes, name in _panels(figure, metrics, 3.0, 2.3):
-        for _, value, own, _, line in VERDICTS:
-            of = shared[shared["correctness"] == value]
-            counts = of.groupby("tokens")[name].count()
-            positions = [int(p) for p in counts[counts >= MIN_ALIVE].index]
-            at = [of[of["tokens"] == position] for position in positions]
-            _band(axes, positions, at, name, own, line)
+    for axes, name in panels(figure, metrics, 3.0, 2.3):
+        for verdict in VERDICTS:
+            groups = shared[shared["correctness"] == verdict.correctness].groupby("tokens")
+            alive = {int(tokens): part for tokens, part in groups if part[name].count() >= MIN_ALIVE}
+            _band(axes, list(alive), [(part, name) for part in alive.values()], verdict)
         axes.set_xlabel("tokens")
-    _finish(figure, title)
+    heading(figure, title)
+    _verdict_legend(figure, [{"color": v.colour, "linestyle": v.line} for v in VERDICTS])
     return figure
 
 
@@ -119,15 +105,15 @@ def layer_figure(config: AnalysisConfig, rows: pd.DataFrame, title: str) -> Figu
     # From the first layer to the last, whatever their order in the config.
     places = sorted(range(len(layers)), key=lambda place: (layers[place] < 0, layers[place]))
     figure = Figure(layout="constrained")
-    for axes, name in _panels(figure, config.calculator.metric_names, 3.0, 2.3):
-        for _, value, own, _, line in VERDICTS:
-            of = rows[rows["correctness"] == value]
-            columns = [column(config, place, name) for place in places]
-            frames = [of[["prompt_id", own_column]].rename(columns={own_column: name}) for own_column in columns]
-            _band(axes, range(len(layers)), frames if len(of) else [], name, own, line)
+    for axes, name in panels(figure, config.calculator.metric_names, 3.0, 2.3):
+        for verdict in VERDICTS:
+            part = rows[rows["correctness"] == verdict.correctness]
+            frames = [(part, column(config, place, name)) for place in places]
+            _band(axes, range(len(layers)), frames if len(part) else [], verdict)
         axes.set_xticks(range(len(layers)), [str(layers[place]) for place in places])
         axes.set_xlabel("layer")
-    _finish(figure, title)
+    heading(figure, title)
+    _verdict_legend(figure, [{"color": v.colour, "linestyle": v.line} for v in VERDICTS])
     return figure
 
 
@@ -135,35 +121,28 @@ def checkpoint_figure(responses: pd.DataFrame, metrics: Sequence[str]) -> Figure
     """The mean of each metric over training steps, a line for each run, benchmark and temperature."""
     figure = Figure(layout="constrained")
     lines = list(responses.groupby(["run", "benchmark", "temperature"], sort=False))
-    several = responses["temperature"].nunique() > 1
-    for axes, name in _panels(figure, metrics, 2.4, 2.1):
+    for axes, name in panels(figure, metrics, 2.4, 2.1):
         for number, (_, part) in enumerate(lines):
-            steps = sorted(part["step"].unique())
-            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-            found = [_estimate(part[part["step"] == step], name) for step in steps]
-            axes.plot(steps, [e[0] for e in found], color=colour, marker=marker)
-            axes.vlines(steps, [e[1] for e in found], [e[2] for e in found], color=colour, linewidth=1.4)
+            style = line_style(number)
+            by_step = part.groupby("step")
+            steps = list(by_step.groups)
+            means, low, high = np.array([_estimate(rows, name) for _, rows in by_step]).T
+            axes.plot(steps, means, **style)
+            axes.vlines(steps, low, high, color=style["color"], linewidth=1.4)
         axes.set_xlabel("step")
         axes.locator_params(axis="x", nbins=4, integer=True)
-    handles = [
-        Line2D(
-            [], [], color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], label=_line_name(key, several)
-        )
-        for i, (key, _) in enumerate(lines)
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
+    several = responses["temperature"].nunique() > 1
+    names = [f"{run} on {name}" + (f", T={heat:g}" if several else "") for (run, name, heat), _ in lines]
+    bottom_legend(figure, [Line2D([], [], label=name, **line_style(i)) for i, name in enumerate(names)])
     return figure
 
 
-def _band(
-    axes: Axes, positions: Sequence[int], frames: Sequence[pd.DataFrame], name: str, colour: str, line: Any
-) -> None:
-    """The mean of ``name`` in each frame at its position, with its interval."""
-    if not frames:
-        return
-    found = np.array([_estimate(frame, name) for frame in frames])
-    axes.plot(positions, found[:, 0], color=colour, linestyle=line, linewidth=1.8)
-    axes.fill_between(positions, found[:, 1], found[:, 2], color=colour, alpha=0.15, linewidth=0)
+def _band(axes: Axes, positions: Sequence[int], frames: Sequence[tuple[pd.DataFrame, str]], verdict: Verdict) -> None:
+    """The mean of a column of each frame at its position, with its interval."""
+    if frames:
+        means, low, high = np.array([_estimate(frame, name) for frame, name in frames]).T
+        axes.plot(positions, means, color=verdict.colour, linestyle=verdict.line, linewidth=1.8)
+        axes.fill_between(positions, low, high, color=verdict.colour, alpha=0.15, linewidth=0)
 
 
 def _estimate(rows: pd.DataFrame, name: str) -> tuple[float, float, float]:
@@ -197,41 +176,7 @@ def _correlation_line(correlations: pd.DataFrame, x: str, y: str) -> str:
     return f"r = {row['pearson']:.2f}{interval}, ρ = {row['spearman']:.2f}"
 
 
-def _panels(figure: Figure, names: Sequence[str], width: float, height: float) -> Iterator[tuple[Axes, str]]:
-    """An axes for each name, under it as title, five beside each other."""
-    columns = min(5, len(names))
-    lines = -(-len(names) // columns)
-    figure.set_size_inches(width * columns + 0.4, height * lines + 0.8)
-    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for panel, name in zip(axes, names, strict=False):
-        panel.set_title(name, fontsize=9)
-        yield panel, name
-    for panel in axes[len(names) :]:
-        panel.set_visible(False)
-
-
-def _finish(figure: Figure, title: str, legend: bool = True, lines: bool = True) -> None:
-    """Title and legend; ``lines``: the figure has lines, otherwise points."""
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
-    if legend:
-        handles = [
-            Line2D([], [], color=own, linestyle=line, label=f"{name} responses")
-            if lines
-            else Line2D(
-                [],
-                [],
-                color=own,
-                marker=m,
-                linestyle="",
-                markerfacecolor=own if name == "correct" else "none",
-                label=f"{name} responses",
-            )
-            for name, _, own, m, line in VERDICTS
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, handlelength=3)
-
-
-def _line_name(key: Sequence[object], several: bool) -> str:
-    run, benchmark, temperature = key
-    return f"{run} on {benchmark}" + (f", T={temperature:g}" if several else "")
+def _verdict_legend(figure: Figure, looks: Sequence[dict[str, Any]]) -> None:
+    """A legend of both verdicts, as ``looks`` draws each."""
+    pairs = zip(VERDICTS, looks, strict=True)
+    bottom_legend(figure, [Line2D([], [], label=f"{verdict.name} responses", **look) for verdict, look in pairs])

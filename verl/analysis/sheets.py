@@ -1,5 +1,6 @@
 """The two tables of an analysis, a row per response and a row per prompt, with the release's column names."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,10 @@ from typing import Any
 
 import pandas as pd
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
-from openpyxl.worksheet.worksheet import Worksheet
 
-from verl.analysis.responses import count_words
 from verl.analysis.similarity import pairwise_similarity
 from verl.analysis.tokens import (
+    count_words,
     frequency_entropy,
     jensen_shannon,
     mean_over_pairs,
@@ -37,7 +37,16 @@ RESPONSE_SHEET = "exploit_data (per-rollout)"
 PROMPT_SHEET = "explore_data (per-prompt)"
 CORRELATION_SHEET = "correlations"
 
-PLACE = ("run", "step", "benchmark", "temperature", "prompt_id", "rollout_id", "data_source")
+FILES = {
+    RESPONSE_SHEET: "responses.parquet",
+    PROMPT_SHEET: "prompts.parquet",
+    CORRELATION_SHEET: "correlations.parquet",
+}
+
+MODEL = ["run", "step", "benchmark", "temperature"]
+"""Columns that tell one model on one benchmark from another: correlations and figures are within."""
+
+PLACE = (*MODEL, "prompt_id", "rollout_id", "data_source")
 """Columns that say whose row it is. As in the release, ``rollout_id`` is -1 in rows of prompts."""
 
 TEXTS = ("question", "response")
@@ -162,19 +171,21 @@ def prompt_row(
     return {name: row[name] for name in prompt_columns(config)}
 
 
+def of_model(table: pd.DataFrame, place: Sequence[object]) -> pd.DataFrame:
+    """The rows of one model on one benchmark; ``place``: its values of ``MODEL``."""
+    return table[(table[MODEL] == pd.Series(place, index=MODEL)).all(axis=1)] if len(table) else table
+
+
+def write_parquet(path: Path, table: pd.DataFrame) -> None:
+    with replacing(path) as temporary:
+        table.to_parquet(temporary, compression="zstd", index=False)
+
+
 def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
     """Write each sheet that is not empty into ``analysis.xlsx`` and as parquet; the workbook.
 
     The parquet file of an empty sheet is removed.
     """
-    files = {RESPONSE_SHEET: "responses", PROMPT_SHEET: "prompts", CORRELATION_SHEET: "correlations"}
-    for sheet, table in tables.items():
-        if not len(table):
-            (folder / f"{files[sheet]}.parquet").unlink(missing_ok=True)
-    tables = {sheet: table for sheet, table in tables.items() if len(table)}
-    for sheet, table in tables.items():
-        with replacing(folder / f"{files[sheet]}.parquet") as temporary:
-            table.to_parquet(temporary, compression="zstd", index=False)
     path = folder / "analysis.xlsx"
     with (
         replacing(path) as temporary,
@@ -182,23 +193,22 @@ def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
         pd.ExcelWriter(file, engine="openpyxl") as workbook,
     ):
         for sheet, table in tables.items():
-            kept = table.drop(columns=[name for name in TEXTS if name in table])
-            kept.map(_as_cell).to_excel(workbook, sheet_name=sheet, index=False)
-            _as_texts(workbook.sheets[sheet])
+            if not len(table):
+                (folder / FILES[sheet]).unlink(missing_ok=True)
+                continue
+            write_parquet(folder / FILES[sheet], table)
+            cells = table.drop(columns=[name for name in TEXTS if name in table]).map(_as_cell)
+            cells.to_excel(workbook, sheet_name=sheet, index=False)
+            # No cell is calculated: a name that starts like a formula, such as that of a data source, is a text.
+            for cell in itertools.chain.from_iterable(workbook.sheets[sheet].iter_rows()):
+                if isinstance(cell.value, str):
+                    cell.data_type = "s"
     return path
 
 
 def _as_cell(value: Any) -> Any:
     """A cell without the characters that a workbook cannot hold, and as long as it can be."""
     return ILLEGAL_CHARACTERS_RE.sub("\ufffd", value)[:CELL] if isinstance(value, str) else value
-
-
-def _as_texts(sheet: Worksheet) -> None:
-    """No cell is calculated: a name that starts as a formula does, such as that of a data source, is a text."""
-    for row in sheet.iter_rows():
-        for cell in row:
-            if isinstance(cell.value, str):
-                cell.data_type = "s"
 
 
 def _token_metrics(config: AnalysisConfig, responses: Sequence[Sequence[int]]) -> dict[str, float]:

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl.evaluation.report.plots import MARKERS, label_styles
+from verl.evaluation.report.figures import MARKERS
+from verl.evaluation.report.plots import label_styles
 from verl.evaluation.report.tables import DEFINITIONS, LEGEND, all_rows, baseline_sentence
 from verl.evaluation.results import PROMPT_TOO_LONG, ScoredSample, TaskResult, metric_names, row_labels
 from verl.evaluation.statistics.bootstrap import Estimate

@@ -1,23 +1,34 @@
 """What an evaluation leaves behind: files of every result, tables, plots, the page, and the trackers' records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.progress import EvaluationDisplay
+from verl.evaluation.report.figures import write_figures
 from verl.evaluation.report.page import make_page
-from verl.evaluation.report.plots import write_plots
+from verl.evaluation.report.plots import draw_plots
 from verl.evaluation.report.tables import console_table, csv_text, markdown
 from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, write_result
 from verl.evaluation.statistics.summary import Summary, SummaryRow, rows_of, summarise
 from verl.run.tracking import Tracker, drop_records, write_summary
 from verl.utils.files import replace_text
-from verl_pages.evaluation import MAX_PAGE_BYTES
 
 UPLOADED = ("index.html", "results.md", "results.csv")
 """Files that are added to the tracker's run on wandb."""
+
+
+class Figures(NamedTuple):
+    """The figures of one checkpoint on one benchmark."""
+
+    run: str
+    step: int
+    temperature: str
+    """`` T=0.6`` if the checkpoint has several, else empty."""
+    benchmark: str
+    values: Mapping[str, float]
 
 
 def publish(
@@ -31,22 +42,19 @@ def publish(
 
     ``failed``: a line for each evaluation that failed.
     """
-    summary = write_results(
-        folder, results, title=config.trainer.experiment_name, compare_to=config.compare_to, seed=config.seed
-    )
-    _track(folder, rows_of(results, summary), config, failed)
+    summary = write_results(folder, results, config.trainer.experiment_name, config.compare_to, config.seed)
+    figures = [
+        Figures(result.run, result.step, row.label.removeprefix(result.label), result.benchmark, tracked_figures(row))
+        for result, row in rows_of(results, summary)
+    ]
+    record(folder, config, figures, failed, UPLOADED)
     display.console.print(console_table(summary))
     display.say(f"page: {folder}/index.html")
     display.say(f"tables: {folder}/results.md, {folder}/results.csv")
 
 
 def write_results(
-    folder: Path,
-    results: Sequence[TaskResult],
-    title: str = "Evaluation",
-    compare_to: str = "auto",
-    seed: int = 0,
-    max_page_bytes: int = MAX_PAGE_BYTES,
+    folder: Path, results: Sequence[TaskResult], title: str = "Evaluation", compare_to: str = "auto", seed: int = 0
 ) -> Summary:
     """Write all results into ``folder`` and return their figures.
 
@@ -60,7 +68,6 @@ def write_results(
         title: of the tables and the page.
         compare_to: as in :func:`verl.evaluation.statistics.summary.summarise`.
         seed: of the bootstrap.
-        max_page_bytes: size of ``index.html``; responses are shortened to keep it.
 
     Raises:
         ValueError: two results of one checkpoint, benchmark and temperature; unknown ``compare_to``.
@@ -73,39 +80,40 @@ def write_results(
         write_result(folder, result, figures)
     replace_text(folder / "results.md", markdown(summary, title))
     replace_text(folder / "results.csv", csv_text(summary))
-    write_plots(folder / "plots", summary)
-    replace_text(folder / "index.html", make_page(summary, results, title, max_page_bytes))
+    write_figures(folder / "plots", draw_plots(summary), ("pass_at_k_", "metric_"))
+    replace_text(folder / "index.html", make_page(summary, results, title))
     return summary
-
-
-def _track(
-    folder: Path, rows: Sequence[tuple[TaskResult, SummaryRow]], config: EvaluationConfig, failed: Sequence[str]
-) -> None:
-    by_label: dict[str, dict[str, dict[str, float]]] = {}
-    for result, row in rows:
-        by_label.setdefault(row.label, {})[result.benchmark] = tracked_figures(row)
-    record(folder, config, metrics_by_step(rows), {"figures": by_label, "failed": list(failed)}, UPLOADED)
 
 
 def record(
     folder: Path,
     config: EvaluationConfig,
-    by_step: Mapping[int, Mapping[str, float]],
-    summary: Mapping[str, Any],
+    figures: Iterable[Figures],
+    failed: Sequence[str],
     uploaded: Sequence[str],
 ) -> None:
     """Write ``config.yaml`` and ``metrics.jsonl``, log to the trackers, and at last write ``summary.json``.
 
-    ``uploaded``: files that are added to the tracker's run on wandb.
+    Trackers get ``<run>/<benchmark>/pass@1`` and so on at each step, so that they draw curves over training.
+
+    Args:
+        failed: a line for each model or benchmark that failed.
+        uploaded: files that are added to the tracker's run on wandb.
     """
+    by_label: dict[str, dict[str, Mapping[str, float]]] = {}
+    by_step: dict[int, dict[str, float]] = {}
+    for run, step, temperature, benchmark, values in figures:
+        by_label.setdefault(f"{run}@{step}{temperature}", {})[benchmark] = values
+        metrics = by_step.setdefault(step, {})
+        metrics |= {f"{run}{temperature}/{benchmark}/{name}": value for name, value in values.items()}
     # A record of this evaluation alone, not of earlier ones in the same folder.
     drop_records(folder, last_step=None)
     trainer = config.trainer
     tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config)
     try:
-        for step, metrics in by_step.items():
-            tracker.log(step, metrics)
-        write_summary(folder, {"seed": config.seed, **summary})
+        for step in sorted(by_step):
+            tracker.log(step, by_step[step])
+        write_summary(folder, {"seed": config.seed, "figures": by_label, "failed": list(failed)})
         if "wandb" in trainer.logger:
             # Late: wandb needs to be installed only where it is asked for.
             import wandb
@@ -116,24 +124,14 @@ def record(
         tracker.close()
 
 
-def metrics_by_step(rows: Sequence[tuple[TaskResult, SummaryRow]]) -> dict[int, dict[str, float]]:
-    """Step, ascending -> ``<run>/<benchmark>/pass@1`` and so on, so that trackers draw curves over training."""
-    steps: dict[int, dict[str, float]] = {}
-    for result, row in rows:
-        prefix = f"{result.run}{row.label.removeprefix(result.label)}/{result.benchmark}"
-        metrics = steps.setdefault(result.step, {})
-        metrics |= {f"{prefix}/{name}": value for name, value in tracked_figures(row).items()}
-    return dict(sorted(steps.items()))
-
-
 def tracked_figures(row: SummaryRow) -> dict[str, float]:
     """The figures of one checkpoint on one benchmark, by their names in trackers."""
-    found = {f"pass@{k}": estimate.value for k, estimate in row.pass_at_k.items()}
-    found |= {f"maj@{k}": estimate.value for k, estimate in row.maj_at_k.items()}
-    found |= {"response_length/mean": row.mean_tokens, "response_length/clip_ratio": row.truncation_rate}
-    found["repetition_rate"] = row.repetition_rate
+    figures = {f"pass@{k}": estimate.value for k, estimate in row.pass_at_k.items()}
+    figures |= {f"maj@{k}": estimate.value for k, estimate in row.maj_at_k.items()}
+    figures |= {"response_length/mean": row.mean_tokens, "response_length/clip_ratio": row.truncation_rate}
+    figures["repetition_rate"] = row.repetition_rate
     if row.reasons.get(PROMPT_TOO_LONG):
-        found[PROMPT_TOO_LONG] = row.reasons[PROMPT_TOO_LONG]
+        figures[PROMPT_TOO_LONG] = row.reasons[PROMPT_TOO_LONG]
     for name, groups in row.metrics.items():
-        found |= {f"{name}/{group}/mean": spread.mean for group, spread in groups.items() if spread.count}
-    return found
+        figures |= {f"{name}/{group}/mean": spread.mean for group, spread in groups.items() if spread.count}
+    return figures

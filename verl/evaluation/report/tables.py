@@ -1,11 +1,10 @@
 """Tables of an evaluation: ``results.md``, ``results.csv``, and one for the terminal."""
 
-import csv
-import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -190,42 +189,32 @@ def markdown(summary: Summary, title: str = "Evaluation") -> str:
 
 def csv_text(summary: Summary) -> str:
     """The text of ``results.csv``: a line per run and benchmark, shares from 0 to 1, empty if undefined."""
-    records = [dict(_record(row, summary.ks(), summary.reasons())) for row in all_rows(summary)]
-    headers = list(dict.fromkeys(name for record in records for name in record)) or ["benchmark", "run"]
-    file = io.StringIO()
-    writer = csv.DictWriter(file, headers, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return file.getvalue().encode("utf-8", "replace").decode()
+    records = [_record(row, summary.ks(), summary.reasons()) for row in all_rows(summary)]
+    frame = pd.DataFrame(records) if records else pd.DataFrame(columns=["benchmark", "run"])
+    return str(frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
-def _record(row: SummaryRow, ks: Sequence[int], reasons: Sequence[str]) -> Iterator[tuple[str, object]]:
+def _record(row: SummaryRow, ks: Sequence[int], reasons: Sequence[str]) -> dict[str, object]:
     """Names and values of one line of ``results.csv``."""
-    yield from [("benchmark", row.benchmark), ("run", row.label), ("baseline", row.baseline or "")]
-    yield from [("problems", row.num_problems), ("problems_without_samples", row.num_missing)]
-    yield from [("samples_min", row.samples[0]), ("samples_max", row.samples[1])]
+    names = {"benchmark": row.benchmark, "run": row.label, "baseline": row.baseline or ""}
+    record: dict[str, object] = {key: name.encode("utf-8", "replace").decode() for key, name in names.items()}
+    record |= {"problems": row.num_problems, "problems_without_samples": row.num_missing}
+    record |= {"samples_min": row.samples[0], "samples_max": row.samples[1]}
     for name, estimates in (("pass", row.pass_at_k), ("maj", row.maj_at_k)):
         for k in ks:
-            yield from _estimate_fields(f"{name}@{k}", estimates.get(k))
+            record |= _bounds(f"{name}@{k}", estimates.get(k))
     for k in ks:
         difference = row.differences.get(k)
-        yield from _estimate_fields(f"difference@{k}", difference.estimate if difference else None)
-        yield f"difference@{k}_outside_noise", "" if difference is None else str(difference.outside_noise).lower()
-    for name in ("mean_tokens", "truncation_rate", "repetition_rate"):
-        yield name, _number(getattr(row, name))
-    yield from ((f"reason_{reason}", row.reasons.get(reason, 0)) for reason in reasons)
-    for name, groups in row.metrics.items():
-        yield from ((f"{name}/{group}", _number(groups[group].mean)) for group in GROUPS)
+        record |= _bounds(f"difference@{k}", difference.estimate if difference else None)
+        record[f"difference@{k}_outside_noise"] = str(difference.outside_noise).lower() if difference else ""
+    record |= {name: getattr(row, name) for name in ("mean_tokens", "truncation_rate", "repetition_rate")}
+    record |= {f"reason_{reason}": row.reasons.get(reason, 0) for reason in reasons}
+    return record | {f"{name}/{group}": groups[group].mean for name, groups in row.metrics.items() for group in GROUPS}
 
 
-def _estimate_fields(name: str, estimate: Estimate | None) -> Iterator[tuple[str, str]]:
-    yield name, _number(estimate.value if estimate else math.nan)
-    yield f"{name}_low", _number(estimate.low if estimate else math.nan)
-    yield f"{name}_high", _number(estimate.high if estimate else math.nan)
-
-
-def _number(value: float) -> str:
-    return f"{value:.6g}" if math.isfinite(value) else ""
+def _bounds(name: str, estimate: Estimate | None) -> dict[str, float]:
+    value, low, high = (estimate.value, estimate.low, estimate.high) if estimate else (math.nan,) * 3
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
 def console_table(summary: Summary) -> RichTable:
