@@ -34,7 +34,6 @@ def test_what_a_run_leaves(trained, tiny_model):
     gradients = [record["actor/grad_norm"] for record in steps]
     assert len(set(gradients)) == 6 and min(gradients) > 0
     assert (trained / "latest_checkpointed_iteration.txt").read_text() == "6\n"
-    assert list(checkpoints(trained)) == [5, 6]
     assert '"steps":6,' in (trained / "report.html").read_text()
     summary = json.loads((trained / "summary.json").read_text())
     assert summary["steps"] == 6 and summary["after"]["val/pass@1"] == steps[-1]["val/pass@1"]
