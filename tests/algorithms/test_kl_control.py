@@ -58,10 +58,6 @@ def test_malformed_state_is_refused_and_changes_nothing(state):
         with pytest.raises(ValueError, match="KL controller state.*coef"):
             controller.load_state_dict(state)
         assert controller.coef == 0.25
-
-
-def test_adaptive_state_must_be_positive():
-    controller = AdaptiveKLController(0.25, 6.0, 100)
     with pytest.raises(ValueError, match="coef=0.0"):
         controller.load_state_dict({"coef": 0})
     assert controller.coef == 0.25

@@ -1,4 +1,4 @@
-"""What every policy loss promises, whatever its formula."""
+"""What every policy loss promises, whatever its formula, and the critic's loss with it."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.algorithms.losses import POLICY_LOSSES
+from verl.algorithms.losses import POLICY_LOSSES, value_loss
 
 NAN, INF = math.nan, math.inf
 GATE = 1 / (1 + math.exp(1 - math.exp(0.5)))
@@ -15,6 +15,7 @@ UNCLIPPED = {
     "gpg": {},
     "sapo": {"tau_pos": 1.0, "tau_neg": 1.05},
     "kl_cov": {"kl_cov_ratio": 0.1, "ppo_kl_coef": 1.0},
+    "value": {"clip_range": 0.5},
 }
 """The losses without a clip range, and their options."""
 FURTHER = {
@@ -22,7 +23,7 @@ FURTHER = {
     "clip_cov": {"clip_cov_ratio": 0.1, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0},
 }
 """Options besides the clip range."""
-LOSSES = POLICY_LOSSES | {"ppo_clip, dual": POLICY_LOSSES["ppo_clip"]}
+LOSSES = POLICY_LOSSES | {"ppo_clip, dual": POLICY_LOSSES["ppo_clip"], "value": value_loss}
 OF_A_BATCH = ("clip_cov", "kl_cov")
 """The losses that compare the tokens of a micro-batch with each other."""
 

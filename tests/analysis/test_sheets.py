@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from tests.analysis.example_tables import DISTANCES, analysis_config, rows_of, tables
-from verl.analysis.responses import count_words
 from verl.analysis.sheets import check_pairs, prompt_columns, response_columns, write_tables
+from verl.analysis.tokens import count_words
 from verl.config import ConfigError
 
 LOG2 = math.log(2)

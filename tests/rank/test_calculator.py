@@ -5,11 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rank.reference_loop import effective_rank, mask_of, terms, velocity_and_acceleration
 from verl.batch import RankMetrics
 from verl.config import ConfigError
 from verl.config.calculator import BASE_METRICS
 from verl.rank.calculator import RepresentationMetricsCalculator, capture_options, reduce_states
-from verl.spectral import effective_rank
+from verl.spectral import effective_rank as effective_rank_of
 from verl.spectral.slices import finish
 
 ALL = [0, 1, 2, 3, 4]
@@ -19,26 +20,12 @@ def random_states(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cumsum(1)
 
 
-def mask_of(lengths, padded_rows):
-    return (torch.arange(padded_rows) < torch.tensor(lengths)[:, None]).long()
-
-
 def reference_effective_rank(rows):
-    rows = rows.double()
-    s = torch.linalg.svdvals(rows - rows.mean(0))
-    p = s[s > 1e-12 * s[0]] / s.sum()
-    return math.exp(-float((p * p.log()).sum()))
+    return effective_rank(rows.double().numpy())
 
 
 def reference_velocity_and_acceleration(rows, stride):
-    """The definition, word for word."""
-    m, j = [], 1
-    while j * stride < len(rows):
-        m.append(reference_effective_rank(rows[: j * stride + 1]))
-        j += 1
-    delta = [m[i] - sum(m[:i]) / i for i in range(1, len(m))]
-    steps = [b - a for a, b in zip(delta, delta[1:], strict=False)]
-    return (sum(delta) / len(delta) if delta else 0.0), (sum(steps) / len(steps) if steps else 0.0)
+    return velocity_and_acceleration(terms("after_stride", rows.double().numpy(), stride, None, "end"))
 
 
 def test_every_layer_matches_the_definition(make_calculator):
@@ -128,15 +115,6 @@ def test_hostile_batches_are_refused(make_calculator, hidden, mask, options, mes
         make_calculator(metric_indices=[1], diff_stride=2)(hidden, torch.tensor(mask), **options)
 
 
-OPTIONS = ("diff_stride", "max_seq_len", "svd_rank", "global_diff_stride_train", "global_diff_stride_val")
-
-
-@pytest.mark.parametrize(("name", "value"), [("metric_indices", [-1]), *((name, 0) for name in OPTIONS)])
-def test_options_are_checked(make_calculator, name, value):
-    with pytest.raises(ValueError, match=f"^{name}="):
-        make_calculator(**{name: value})
-
-
 def test_dataset_metrics_treat_responses_as_rows(make_calculator):
     states = random_states(0, 1, 12, 5)[0]
     metrics = make_calculator(metric_indices=ALL).dataset_metrics(states, diff_stride=2)
@@ -166,18 +144,6 @@ def test_dataset_metrics_of_states_that_are_not_finite(make_calculator):
     assert zeroing.dataset_metrics(states, 2) == masking.dataset_metrics(states, 2)
 
 
-def test_velocity_and_acceleration_of_the_last_tokens_alone(make_calculator):
-    hidden, lengths = random_states(0, 3, 30, 1, 12), [30, 14, 9]
-    limited = make_calculator(diff_stride=3, max_seq_len=14)(hidden, mask_of(lengths, 30))["1"]
-    whole = make_calculator(diff_stride=3)(hidden, mask_of(lengths, 30))["1"]
-    torch.testing.assert_close(limited["Effective Rank"], whole["Effective Rank"], rtol=1e-6, atol=0)
-    for i, length in enumerate(lengths):
-        expected = reference_velocity_and_acceleration(hidden[i, max(0, length - 14) : length, 0], 3)
-        actual = limited["Effective Rank diff"][i], limited["Effective Rank diff 2"][i]
-        assert [float(v) for v in actual] == pytest.approx(expected, rel=0, abs=1e-5)
-    assert limited["Effective Rank diff"][0] != whole["Effective Rank diff"][0]
-
-
 def test_the_original_way_gives_the_same_values(make_calculator):
     hidden, mask = random_states(0, 2, 30, 1, 12), mask_of([30, 21], 30)
     optimized = make_calculator(metric_indices=ALL, diff_stride=4)(hidden, mask)["1"]
@@ -197,7 +163,7 @@ def test_low_rank_spectra_keep_the_largest_singular_values(make_calculator):
         if order == "zeroth_order":
             rows = hidden[0, :, 0].double()
             largest = torch.linalg.svdvals(rows - rows.mean(0))[:3]
-            torch.testing.assert_close(low["Effective Rank"], effective_rank(largest)[None], rtol=1e-9, atol=0)
+            torch.testing.assert_close(low["Effective Rank"], effective_rank_of(largest)[None], rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +268,13 @@ def test_the_padded_copy_is_bounded(make_calculator, monkeypatch):
     assert sizes == [720, 168] and len(measured) == 4
 
 
-@pytest.mark.parametrize(("field", "value"), [("metrics_dtype", "bf16"), ("on_nonfinite", "foo"), ("source", "actr")])
-def test_a_choice_that_does_not_exist_is_refused_in_python_too(make_calculator, field, value):
-    with pytest.raises(ConfigError, match=f"^{field}='{value}': must be one of "):
+COUNTS = ("diff_stride", "max_seq_len", "svd_rank", "global_diff_stride_train", "global_diff_stride_val")
+CHOICES = {"metrics_dtype": "bf16", "on_nonfinite": "foo", "source": "actr"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("metric_indices", [-1]), *((field, 0) for field in COUNTS), *CHOICES.items()]
+)
+def test_options_are_checked_in_python_too(make_calculator, field, value):
+    with pytest.raises(ConfigError, match=f"^{field}=" + (f"'{value}': must be one of " if field in CHOICES else "")):
         make_calculator(**{field: value})

@@ -12,13 +12,19 @@ def f64(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_prefixes_run_while_j_times_stride_is_below_the_length():
-    lengths = torch.tensor([0, 1, 8, 9, 16, 17, 24])
-    assert prefix_counts(lengths, 8).tolist() == [0, 0, 0, 1, 1, 2, 2]
-    expected = [[0, 0], [0, 0], [0, 0], [9, 0], [9, 0], [9, 17], [9, 17]]
-    assert prefix_rows(lengths, 8).tolist() == expected
-    assert prefix_rows(torch.tensor([4]), 1).tolist() == [[2, 3, 4]]
-    assert prefix_rows(torch.tensor([3, 0]), 8).shape == (2, 0)
+@pytest.mark.parametrize(
+    ("lengths", "stride", "extra", "counts", "rows"),
+    [
+        # j * 8 + 1 rows, while there are as many; and j * 8 rows.
+        ([0, 1, 8, 9, 17, 24], 8, 1, [0, 0, 0, 1, 2, 2], [[0, 0], [0, 0], [0, 0], [9, 0], [9, 17], [9, 17]]),
+        ([0, 7, 8, 9, 15, 16], 8, 0, [0, 0, 1, 1, 1, 2], [[0, 0], [0, 0], [8, 0], [8, 0], [8, 0], [8, 16]]),
+        ([4], 1, 1, [3], [[2, 3, 4]]),
+        ([3, 0], 8, 1, [0, 0], [[], []]),
+    ],
+)
+def test_prefixes_run_while_there_are_rows(lengths, stride, extra, counts, rows):
+    assert prefix_counts(torch.tensor(lengths), stride, extra).tolist() == counts
+    assert prefix_rows(torch.tensor(lengths), stride, extra).tolist() == rows
 
 
 def test_literal_velocity_and_acceleration():

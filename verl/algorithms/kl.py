@@ -121,11 +121,7 @@ class FixedKLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check a saved state, but keep the configured coefficient, so that a resumed run may change it.
-
-        Raises:
-            ValueError: the state is malformed.
-        """
+        """Keep the configured coefficient, which a resumed run may change; ``ValueError`` for a malformed state."""
         _saved_coef(state)
 
 

@@ -1,7 +1,4 @@
-"""Policy filtration: which responses PPO learns from (PF-PPO, arXiv 2409.06957).
-
-Legend: B responses.
-"""
+"""Policy filtration: which responses PPO learns from (PF-PPO, arXiv 2409.06957)."""
 
 import torch
 from torch import Generator, Tensor

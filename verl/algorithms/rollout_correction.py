@@ -39,7 +39,10 @@ def rejection_mask(
     keep = mask
     metrics: dict[str, float] = {}
     for name, lower, upper in rules:
-        passed = _within(_divergence(name, old_logprobs, rollout_logprobs, mask), name, lower, upper)
+        values = _divergence(name, old_logprobs, rollout_logprobs, mask)
+        passed = values <= (math.log(upper) if name.endswith("k1") else upper)
+        if lower is not None:  # of k1 alone
+            passed = passed & (values >= math.log(lower))
         metrics |= _shares(f"rollout_rs_{name}_", passed, mask)
         keep = keep & passed
     return keep, metrics | _shares("rollout_rs_", keep, mask)
@@ -62,12 +65,15 @@ def mismatch_metrics(
         by ``level``), and the effective sample size as a share of the batch, 1 if all weights are alike.
     """
     mask = response_mask.bool()
+    # Log-ratios of tokens and of whole responses.
     old, rollout = (torch.where(mask, t.double(), 0.0) for t in (old_logprobs, rollout_logprobs))
     lengths, log_ratio = mask.sum(dim=1), old - rollout
     tokens = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     whole = log_ratio.sum(dim=1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    # Log-perplexities of each response.
     log_ppl, rollout_log_ppl = -old.sum(dim=1) / lengths, -rollout.sum(dim=1) / lengths
     gap = log_ppl - rollout_log_ppl
+    # Importance weights at ``level``, one a token, and the ratios that the shares count.
     weights = (tokens if level == "token" else whole[:, None].expand_as(tokens)).exp()[mask]
     ratios = weights if level == "token" else whole.exp()
     low, high = sorted((1 / cap, cap))
@@ -107,13 +113,6 @@ def _divergence(name: str, old_logprobs: Tensor, rollout_logprobs: Tensor, mask:
         return values.amax(dim=1, keepdim=True)
     total = values.sum(dim=1, keepdim=True)
     return total if level == "seq_sum" else total / mask.sum(dim=1, keepdim=True).clamp(min=1)
-
-
-def _within(values: Tensor, name: str, lower: float | None, upper: float) -> Tensor:
-    if not name.endswith("k1"):
-        return values <= upper
-    least = -math.inf if lower is None else math.log(lower)
-    return (values >= least) & (values <= math.log(upper))
 
 
 def _shares(prefix: str, passed: Tensor, mask: Tensor) -> dict[str, float]:

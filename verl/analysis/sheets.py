@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
-from verl.analysis.responses import count_words
 from verl.analysis.similarity import pairwise_similarity
 from verl.analysis.tokens import (
+    count_words,
     frequency_entropy,
     jensen_shannon,
     mean_over_pairs,

@@ -1,12 +1,14 @@
-"""Metrics of the token frequencies of responses. Pure functions of token ids; logarithms are natural.
+"""Metrics of the tokens and words of responses. Pure functions; logarithms are natural.
 
 A response's distribution is the share of each token among its own tokens, end-of-sequence token included. Several
 responses are stacked by counting their tokens together.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import combinations
 from statistics import fmean
 
@@ -74,3 +76,14 @@ def _aligned(p: Mapping[int, float], q: Mapping[int, float]) -> tuple[np.ndarray
     """The shares of all tokens that one of the two has."""
     support = sorted(p.keys() | q.keys())
     return np.array([p.get(t, 0.0) for t in support]), np.array([q.get(t, 0.0) for t in support])
+
+
+def count_words(text: str, wanted: Sequence[str]) -> int:
+    """Count the words and phrases in the text, in any case and only whole; where two overlap, the longer."""
+    return len(_pattern(tuple(wanted)).findall(text)) if wanted else 0
+
+
+@cache
+def _pattern(wanted: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(map(re.escape, wanted), key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(longest_first)})(?!\w)", re.IGNORECASE)

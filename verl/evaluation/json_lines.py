@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from verl.config.errors import ConfigError
 
@@ -65,20 +65,27 @@ def _fits(value: Any, hint: Any) -> bool:
     return type(value) is hint or (hint is float and type(value) is int)
 
 
-def open_to_append(path: Path) -> IO[str]:
-    """Open a text file for :func:`append_lines`."""
-    # A response may hold half of a surrogate pair, which strict UTF-8 refuses.
-    return path.open("a", encoding="utf-8", errors="surrogatepass")
+class AppendFile:
+    """A file of JSON lines that records are added to; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        # A response may hold half of a surrogate pair, which strict UTF-8 refuses.
+        self._file = path.open("a", encoding="utf-8", errors="surrogatepass")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Add records and hand them to the operating system."""
+        self._file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        self._file.flush()
 
 
-def append_lines(file: IO[str], records: Sequence[Mapping[str, Any]]) -> None:
-    """Write records as JSON lines and hand them to the operating system."""
-    file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-    file.flush()
-
-
-class RecordFile:
-    """Records on disk that follow from settings, which are the first line; a context manager.
+class RecordFile(AppendFile):
+    """Records on disk that follow from settings, which are the first line.
 
     A file that was made with other settings is emptied.
     """
@@ -89,20 +96,10 @@ class RecordFile:
         current = bool(lines) and lines[0][1] == settings
         self.stored = lines[1:] if current else []
         """The records that were in the file, each with its place for messages."""
-        self._file = open_to_append(path)
+        super().__init__(path)
         if not current:
             self._file.truncate(0)
             self.write([settings])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def write(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add records."""
-        append_lines(self._file, records)
 
 
 def _damaged(place: str) -> ConfigError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.config.errors import ConfigError
-from verl.evaluation.json_lines import append_lines, open_to_append, parse_record, read_lines
+from verl.evaluation.json_lines import AppendFile, parse_record, read_lines
 from verl.utils.files import replace_text
 
 SETTINGS_FILE = "generation.json"
@@ -45,7 +45,7 @@ class StoredSample:
         return {name: value for name, value in asdict(self).items() if name != "token_ids" or value}
 
 
-class SampleStore:
+class SampleStore(AppendFile):
     """The samples in one folder. A context manager, because it keeps a file open.
 
     Args:
@@ -73,13 +73,7 @@ class SampleStore:
         path = folder / SAMPLES_FILE
         stored = [parse_record(StoredSample, record, place) for place, record in read_lines(path)]
         self.samples: dict[SampleKey, StoredSample] = {(sample.problem, sample.sample): sample for sample in stored}
-        self._file = open_to_append(path)
-
-    def __enter__(self) -> "SampleStore":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+        super().__init__(path)
 
     def missing(self, n: int) -> list[SampleKey]:
         """Which of the first ``n`` samples of every problem are missing, problem by problem."""
@@ -90,7 +84,7 @@ class SampleStore:
         for sample in samples:
             assert (sample.problem, sample.sample) not in self.samples, sample
             self.samples[sample.problem, sample.sample] = sample
-        append_lines(self._file, [sample.record() for sample in samples])
+        self.write([sample.record() for sample in samples])
 
     def _claim(self, settings: dict[str, Any], digests: list[str]) -> None:
         """Compare settings and prompts with those of the folder, or record them in a new one."""

@@ -182,11 +182,12 @@ class RepresentationMetricsCalculator:
             whole = yield from sliced_base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
             courses = self._courses(whole, lengths[:, None], hidden)
             return {name: values[:, 0] for name, values in whole.items()}, courses
+        # 1. The rows that prefixes are taken from, and where these end.
         kept, kept_lengths = _kept_rows(hidden, lengths, self.config.max_seq_len, self.config.max_seq_len_from)
         extra = 0 if self.config.prefix_rule == "at_stride_and_whole" else 1
         counts, rows = prefix_counts(kept_lengths, stride, extra), prefix_rows(kept_lengths, stride, extra)
+        # 2. The base metrics of every prefix and of the whole response, in one pass where both are measured alike.
         if kept is hidden and self._whole == self._diff:
-            # One more column, the whole response.
             ends = torch.cat([rows, lengths[:, None]], dim=1)
             both = yield from sliced_base_metrics(hidden, lengths, ends, names, self._whole, self._own)
             whole = {name: values[:, -1:] for name, values in both.items()}
@@ -194,11 +195,13 @@ class RepresentationMetricsCalculator:
         else:
             whole = yield from sliced_base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
             prefixes = yield from sliced_base_metrics(kept, kept_lengths, rows, names, self._diff, self._own)
-        ends_whole = _ends_whole(self.config.prefix_rule, lengths, kept_lengths, counts, stride)
+        # 3. The same by token, for ``keep_prefixes``.
         measured = {name: torch.cat([prefixes[name], whole[name]], dim=1) for name in names}
         before = lengths - kept_lengths if self.config.max_seq_len_from == "end" else torch.zeros_like(lengths)
         last_rows = torch.where(rows > 0, rows + before[:, None], 0)
         courses = self._courses(measured, torch.cat([last_rows, lengths[:, None]], dim=1), hidden)
+        # 4. Velocity and acceleration.
+        ends_whole = _ends_whole(self.config.prefix_rule, lengths, kept_lengths, counts, stride)
         metrics: dict[str, Tensor] = {}
         for name in names:
             metrics[name] = whole[name][:, 0]
@@ -221,7 +224,7 @@ class RepresentationMetricsCalculator:
             return {}
         # A column before the first token takes what is absent.
         tokens = torch.full((len(hidden), hidden.shape[1] + 1), torch.nan, dtype=torch.float64, device=hidden.device)
-        return {name: tokens.scatter(1, rows, found.double())[:, 1:] for name, found in values.items()}
+        return {name: tokens.scatter(1, rows, by_row.double())[:, 1:] for name, by_row in values.items()}
 
 
 def _mean(states: Tensor) -> Tensor:

@@ -60,8 +60,8 @@ class StackedResponses:
         # 2. Rows that have these contrasts.
         virtual = _rows_of(contrasts)
         lengths = torch.full((len(rows),), virtual.shape[1], device=rows.device)
-        found = base_metrics(virtual, lengths, at.expand(len(rows), -1), self.names, self._options)
-        for name, values in found.items():
+        measured = base_metrics(virtual, lengths, at.expand(len(rows), -1), self.names, self._options)
+        for name, values in measured.items():
             self._prefixes[name].append(values[:, :-1].cpu())
             self._whole[name] = values[:, -1].cpu()
         # 3. What the next response needs.
@@ -78,9 +78,9 @@ class StackedResponses:
         """
         if self._rows == 0:
             raise ValueError("a stack of no responses has no metrics")
-        found: dict[str, Tensor] = {}
+        metrics: dict[str, Tensor] = {}
         for name in self.names:
-            found[name] = whole = self._whole[name]
+            metrics[name] = whole = self._whole[name]
             if not self.config.compute_diff:
                 continue
             values = torch.cat(self._prefixes[name], dim=1)
@@ -88,9 +88,9 @@ class StackedResponses:
             if self.config.prefix_rule != "after_stride":
                 values, counts = with_whole(values, counts, whole, self._ends_whole(values.shape[1]).expand(len(whole)))
             masked = torch.where(whole.isnan(), torch.nan, 0.0)
-            found[f"{name} diff"] = velocity(values, counts) + masked
-            found[f"{name} diff 2"] = acceleration(values, counts) + masked
-        return found
+            metrics[f"{name} diff"] = velocity(values, counts) + masked
+            metrics[f"{name} diff 2"] = acceleration(values, counts) + masked
+        return metrics
 
     def _ends_whole(self, count: int) -> Tensor:
         """Whether the whole stack is the last prefix, by ``calculator.prefix_rule``."""

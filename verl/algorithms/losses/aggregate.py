@@ -12,10 +12,7 @@ from torch import Tensor
 
 
 def token_mean(per_token: Tensor, mask: Tensor, num_tokens: Tensor | float) -> Tensor:
-    """Sum of ``per_token [B, R]`` over the mask, divided by ``num_tokens``; a scalar. Every token has the same weight.
-
-    ``num_tokens`` is the number of response tokens of the whole optimiser step.
-    """
+    """Sum of ``per_token [B, R]`` over the mask, divided by ``num_tokens``; a scalar. All tokens weigh the same."""
     return _divided(_masked(per_token, mask), num_tokens=num_tokens)
 
 
@@ -23,7 +20,7 @@ def sequence_mean(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float
     """Mean of ``per_token [B, R]`` over each response's tokens, summed, divided by ``num_sequences``; a scalar.
 
     Every response has the same weight, whatever its length, as in GRPO (arXiv 2402.03300) and GSPO (arXiv 2507.18071).
-    A response without tokens contributes 0. ``num_sequences`` is the number of responses of the whole optimiser step.
+    A response without tokens contributes 0.
     """
     lengths = mask.bool().sum(-1).clamp(min=1)
     return _divided(_masked(per_token, mask).sum(-1) / lengths, num_sequences=num_sequences)
@@ -40,8 +37,8 @@ def sequence_sum(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float,
 
 
 def response_mean(per_response: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
-    """Sum of ``per_response [B]`` over the responses that have tokens in ``mask [B, R]``, divided by ``num_sequences``;
-    a scalar. ``num_sequences`` is the number of such responses of the whole optimiser step."""
+    """Sum of ``per_response [B]`` over the responses that have tokens in ``mask [B, R]``, divided by ``num_sequences``,
+    the number of such responses; a scalar."""
     return _divided(_masked(per_response, mask.bool().any(dim=-1)), num_sequences=num_sequences)
 
 

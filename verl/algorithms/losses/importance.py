@@ -1,7 +1,6 @@
 """Truncated importance sampling between the rollout engine's policy and the trainer's.
 
-Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training". Both hold the same weights,
-but their kernels and precisions differ, and so do their probabilities.
+Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training".
 """
 
 import torch

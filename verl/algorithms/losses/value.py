@@ -7,7 +7,7 @@ from torch import Tensor
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, response_mask: Tensor, clip_range: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Per-token loss 0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2).
+    """Per-token loss 0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2), 0 outside the mask.
 
     As the larger of the two counts, a value that has moved further than ``clip_range`` towards its return G gets no
     gradient, and one that has moved away from it keeps its full gradient.
@@ -16,12 +16,9 @@ def value_loss(
         values: v, ``[B, R]``, in units of reward, under the critic being trained.
         old_values: v_old, ``[B, R]``, the same under the critic at the start of the step.
         returns: G, ``[B, R]``.
-        response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
         clip_range: in units of reward, above 0; infinity for no clip.
 
-    Returns:
-        Losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens: ``vf_clipfrac``
-        (tokens on which clipping is active) and ``num_tokens``.
+    The metrics are sums over tokens: ``vf_clipfrac`` (tokens on which clipping is active) and ``num_tokens``.
     """
     if not clip_range > 0:
         raise ValueError(f"clip_range={clip_range}: must be above 0; infinity for no clip")

@@ -1,0 +1,66 @@
+"""The examples of docs/extending.md, all together, in one training through the entry point, and resumed."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, small_overrides
+
+from tests.e2e.runs import Run, records
+from tests.extending.examples import example
+from verl.checkpoint.folders import read_state
+
+pytestmark = pytest.mark.slow
+
+
+def examples(folder: Path) -> list[str]:
+    """Overrides that name the functions and the class."""
+    names = ["participation_ratio diff 2", "participation_ratio diff", "participation_ratio"]
+    return [
+        f"reward_score.custom_functions=['arithmetic={example(folder, 'reward.py')}:score']",
+        f"algorithm.adv_estimator={example(folder, 'advantages.py')}:leave_one_out",
+        "++algorithm.adv_estimator_kwargs.wrong_weight=0.5",
+        f"actor.kl_loss_type={example(folder, 'divergences.py')}:pseudo_huber",
+        f"algorithm.kl_penalty={folder}/my/divergences.py:pseudo_huber",
+        *("algorithm.use_kl_in_reward=true", "actor.kl_loss_coef=0.1", "actor.tis_level=token"),
+        f"calculator.own_metrics=[{example(folder, 'metrics.py')}:participation_ratio]",
+        f"calculator.metric_indices_add=[{example(folder, 'tokens.py')}:least_likely]",
+        f"reward_manager.indicator_names=[{','.join(names)}]",
+        f"trainer.method={example(folder, 'method.py')}:NearHalf",
+        *("+trainer.method_kwargs.memory=0.25", "+trainer.method_kwargs.capacity=12"),
+    ]
+
+
+def test_the_examples_train_and_resume_to_the_bit(arithmetic_prompts, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    # The embedded model, which is right now and then.
+    overrides = small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, tmp_path / "whole") + examples(tmp_path)
+    overrides += ["data.val_files=[]", "data.max_response_length=64", "data.train_batch_size=4"]
+    overrides += ["data.max_prompt_length=96", "trainer.total_training_steps=4", "trainer.total_epochs=2"]
+    overrides += ["trainer.save_freq=2", "trainer.save_hf_model=false", "actor.optim.lr=1e-3"]
+    run = Run(overrides, tmp_path / "log")
+    assert run.finish() == 0, run.log.read_text()
+    whole = records(tmp_path / "whole")
+    state = read_state(tmp_path / "whole/global_step_2")["method"]
+    assert len(state["accuracy"]) == 8 and state["usual_length"] < 64
+    assert sum(record["learn_from/replayed"] for record in whole) > 0
+    assert sum(record["judged/groups"] for record in whole) > 0
+    assert all(record["change_rewards/change"] >= 0 for record in whole)
+    measured = [record["cal/overall/layer_1/participation_ratio/mean"] for record in whole]
+    assert all(value > 1 for value in measured)
+    assert all(record["cal/overall/layer_1/least_likely/mean"] > 0 for record in whole)
+    assert whole[-1]["actor/kl_loss"] > 0 and whole[-1]["actor/reward_kl_penalty"] > 0
+    resumed = [
+        f"trainer.default_local_dir={tmp_path}/resumed",
+        "trainer.resume_mode=path",
+        f"trainer.resume_from_path={tmp_path}/whole/global_step_2",
+    ]
+    run = Run([*overrides, *resumed], tmp_path / "log_resumed")
+    assert run.finish() == 0, run.log.read_text()
+    assert records(tmp_path / "resumed") == whole[2:]
+    assert _method(tmp_path / "resumed") == _method(tmp_path / "whole")
+
+
+def _method(folder: Path) -> str:
+    return json.dumps(read_state(folder / "global_step_4")["method"])
