@@ -72,7 +72,7 @@ def test_rejected_tokens_and_responses_enter_no_loss():
 
 def test_tokens_of_an_environment_enter_no_loss():
     written = torch.tensor([POLICY, ENVIRONMENT, POLICY, POLICY, ENVIRONMENT], dtype=torch.uint8)
-    batch = batch_of([[1] * 3, [1] * 2], source=written)
+    batch = batch_of([[1] * 3, [1] * 2], source=written).fill(learned=torch.tensor([True, True]))
     estimation().fill_learn_mask(batch)
     assert batch.padded("learn_mask").int().tolist() == [[1, 0, 1], [1, 0, 0]]
 
