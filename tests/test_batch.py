@@ -103,6 +103,12 @@ def test_column_of_wrong_length_is_refused() -> None:
         batch(entropy=torch.zeros(5))
 
 
+@pytest.mark.parametrize("name", ["width", "prompt_lengths", "lengths", "mask", "pad"])
+def test_column_that_an_attribute_would_hide_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"column {name}: a batch has an attribute of this name; rename it"):
+        batch().fill(**{name: torch.zeros(len(batch()))})
+
+
 def test_travel_changes_no_bit() -> None:
     nan = torch.tensor([1.0, torch.nan, -0.0, 0.0, 5.0, 5.0])
     sent = batch(

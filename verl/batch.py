@@ -249,11 +249,13 @@ class Batch:
         response token.
 
         Raises:
-            ValueError: a column fits neither.
+            ValueError: a column fits neither, or has the name of an attribute, which would hide it.
         """
         for name, values in columns.items():
             if values is None:
                 continue
+            if name in self.__dict__ or hasattr(type(self), name):
+                raise ValueError(f"column {name}: a batch has an attribute of this name; rename it")
             kind = self.KINDS.get(name)
             padded = isinstance(values, Tensor) and values.shape == (len(self), self.width)
             if padded and kind in (RESPONSE_TOKEN, None) and name not in self.FEW:

@@ -126,9 +126,10 @@ def test_prepare_sees_the_mini_batch_and_its_columns_travel(tmp_path):
     prepared = loss.prepared(mini, size)
     assert (prepared.padded("a").tolist(), prepared.padded("b").tolist()) == ([[2.0, 4.0]], [-0.5])
     assert "a" not in mini and loss.inputs(prepared, size).prepared["b"].tolist() == [-0.5]
-    taken = PolicyLoss(config_of(tmp_path, source.replace("'a'", "'values'") + LOSS).actor)
-    with pytest.raises(ConfigError, match="its prepare returned 'values', a column of the batch; rename it"):
-        taken.prepared(mini, size)
+    for name in ("values", "lengths", "width"):
+        taken = PolicyLoss(config_of(tmp_path, source.replace("'a'", f"'{name}'") + LOSS).actor)
+        with pytest.raises(ConfigError, match=f"its prepare returned '{name}', a name of the batch's own; rename it"):
+            taken.prepared(mini, size)
     wrong = PolicyLoss(config_of(tmp_path, "@policy_loss(prepare=lambda m, **_: {'a': 1})\n" + LOSS).actor)
     with pytest.raises(
         ConfigError, match=r"its prepare returned {a: int}; it returns a dict of tensors, each \[B, R\]"

@@ -65,8 +65,8 @@ class PolicyLoss:
                 f"{self.where}: its prepare returned {_described(found)}; it returns a dict of tensors, each [B, R]="
                 f"{list(shapes[0])} or [B]"
             )
-        if taken := [name for name in found if name in Batch.KINDS]:
-            raise ConfigError(f"{self.where}: its prepare returned {taken[0]!r}, a column of the batch; rename it")
+        if taken := [name for name in found if name in Batch.KINDS or hasattr(mini, name)]:
+            raise ConfigError(f"{self.where}: its prepare returned {taken[0]!r}, a name of the batch's own; rename it")
         # A new batch: the columns are this mini-batch's, while its other tensors are shared with the step's.
         return mini.columns(*mini.names).fill(**found)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import changed
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import ENVIRONMENT, POLICY, Batch, RankMetrics
 from verl.config import PPOConfig, load_config
 from verl.rank.reward_manager import RewardManager
 from verl.trainer.logging.timing import PhaseTimer
@@ -68,6 +68,13 @@ def test_rejected_tokens_and_responses_enter_no_loss():
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == 4 / 11
     assert metrics["rollout_corr/rollout_rs_token_k1_masked_fraction"] == 2 / 11
     assert metrics["rollout_corr/rollout_rs_seq_max_k2_seq_masked_fraction"] == 0.25
+
+
+def test_tokens_of_an_environment_enter_no_loss():
+    written = torch.tensor([POLICY, ENVIRONMENT, POLICY, POLICY, ENVIRONMENT], dtype=torch.uint8)
+    batch = batch_of([[1] * 3, [1] * 2], source=written).fill(learned=torch.tensor([True, True]))
+    estimation().fill_learn_mask(batch)
+    assert batch.padded("learn_mask").int().tolist() == [[1, 0, 1], [1, 0, 0]]
 
 
 SOURCE = """

@@ -12,7 +12,7 @@ from verl.algorithms.advantages.groups import on_response_tokens
 from verl.algorithms.kl import kl_controller
 from verl.algorithms.pf_ppo import resampled_rows
 from verl.algorithms.rollout_correction import rejection_mask
-from verl.batch import Batch
+from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.rank.reward_manager import RewardManager
@@ -51,6 +51,8 @@ class AdvantageEstimation:
         if self.config.trainer.remove_clip:
             learned = learned & ~batch.truncated
         mask = batch.mask & learned[:, None]
+        if "source" in batch:
+            mask = mask & (batch.padded("source", ENVIRONMENT) == POLICY)
         metrics: dict[str, float] = {}
         rules = self.config.algorithm.rollout_correction.rejections
         if rules:
