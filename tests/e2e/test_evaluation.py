@@ -133,6 +133,7 @@ def always_ending_model(source: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_a_base_model_ends_where_its_template_does(tiny_model, benchmarks, tmp_path):
     model = always_ending_model(tiny_model, tmp_path / "model")
     options = ["model.template=qwen-boxed", "n_sampling=1", "data.max_problems=2"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import small_overrides
 
-from tests.data.test_prompt_layouts import ABEL, COUNTDOWN, GSM8K, QWEN, row, simplerl_zoo
+from tests.data.test_prompt_layouts import ABEL, COUNTDOWN, GSM8K, QWEN, simplerl_zoo
 from tests.e2e.runs import Run, records
 from verl.checkpoint.folders import read_state
 
@@ -85,34 +85,3 @@ def test_a_base_model_learns_from_files_that_are_templated_already(base_model, t
     # One pass of two batches: the curriculum was told of all four prompts, and of the Countdown problem that is right.
     assert '"accuracy": [1.0, 1.0, 2.0, 3.0]' in json.dumps(read_state(folder / "global_step_2")["loader"])
     assert records(folder)[1]["train/pass@1"] == 0 and records(folder)[2]["train/pass@1"] == 0.5
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("rows", "overrides", "prompt"),
-    [
-        ([simplerl_zoo(ABEL)] * 4, ["data.template=raw"], ABEL),
-        ([simplerl_zoo(QWEN)] * 4, ["data.template=raw"], QWEN),
-        ([row("What is 2 + 2?")] * 4, ["data.template=qwen-boxed"], QWEN),
-        (
-            [GSM8K] * 4,
-            ["data.template=question-answer", "rollout.name=hf"],
-            f"Question: {GSM8K['prompt'][0]['content']}\nAnswer:",  # type: ignore[index]
-        ),
-        (
-            [COUNTDOWN] * 4,  # by its own verifier
-            ["data.template=plain"],
-            f"{COUNTDOWN['prompt'][0]['content']}\n",  # type: ignore[index]
-        ),
-        (
-            [row("a" * 300), *[row("What is 2 + 2?")] * 4],
-            ["data.template=abel", "data.truncation=middle"],
-            "Question:\n" + "a" * 118 + "a" * 93 + "\nAnswer:\nLet's think step by step.\n",
-        ),
-    ],
-)
-def test_prompts_that_the_engine_gets(base_model, tmp_path, rows, overrides, prompt):
-    run, _ = train(base_model, tmp_path, rows, *overrides)
-    said = run.log.read_text()
-    assert f"training prompts: {prompt!r}" in said
-    assert "prompts occur more than once" in said

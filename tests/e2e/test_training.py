@@ -133,7 +133,9 @@ def reward_model(tiny_model, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "experiment", ["verl_ppo", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dapo", "released_code"))]
+)
 def test_experiments(experiment, two_steps, tiny_model, arithmetic_prompts, reward_model, tmp_path):
     folder = tmp_path / "run"
     # vLLM too loads what a run exports.
@@ -226,6 +228,7 @@ def test_a_stopped_run_leaves_nothing(name, tiny_model, arithmetic_prompts, tmp_
         assert records(folder)[-1]["step"] == max(checkpoints(folder)) >= 3
 
 
+@pytest.mark.nightly
 def test_a_full_disk_while_saving_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):
     if not shutil.which("unshare") or subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
         pytest.skip("a file system of its own size needs unshare with user namespaces")

@@ -99,7 +99,7 @@ run_to_exit_code(run)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sigterm_while_ray_runs():
     # Ray's own handler would print a stack trace and abort the process.
     result = subprocess.run([sys.executable, "-c", WHILE_RAY_RUNS], capture_output=True, text=True, timeout=120)
