@@ -133,7 +133,7 @@ def make(tmp_path, small_config, tiny_tokenizer):
 def call(method: MethodCalls, name: str):
     batch = batch_of([1.0, 0.0, 0.0, 1.0], lengths=[1, 2, 3, 4], uids=[0, 0, 1, 1])
     arguments = {
-        "choose_prompts": (RECORDS[:6],),
+        "choose_prompts": (RECORDS[:2],),
         "judged": (batch, 1),
         "learn_from": (batch,),
         "change_rewards": (batch, torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)),
@@ -262,7 +262,7 @@ def test_the_example_goes_on_from_its_state(tmp_path, small_config, tiny_tokeniz
     again.load_state(json.loads(json.dumps(method.state())))
     for either in (method, again):
         either.begin_step(2)
-        assert [record.uid for record in either.choose_prompts(RECORDS[:3][::-1])] == [2, 0]
+        assert [record.uid for record in either.choose_prompts(RECORDS[:4][::-1])] == [3, 2]
         learned, metrics = either.learn_from(batch_of([0.0] * 4, uids=[2, 2, 0, 0], step=2))
         assert learned.step.tolist() == [2] * 4 and metrics["learn_from/replayed"] == 0.0
         learned, metrics = either.learn_from(batch_of([0.0, 1.0], uids=[2, 2], step=2))

@@ -97,7 +97,7 @@ class MethodCalls:
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
         """The prompts to sample."""
-        chosen, num = self._call("choose_prompts", list(candidates)), self.config.data.prompts_per_batch
+        chosen, num = self._call("choose_prompts", list(candidates)), len(candidates) // self.candidates_per_prompt
         known = Counter(map(id, candidates))
         fits = isinstance(chosen, Sequence) and len(chosen) == num and Counter(map(id, chosen)) <= known
         self._require(fits, "choose_prompts", chosen, f"it must return {num} different ones of the candidates")
