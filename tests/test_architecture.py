@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 STOREYS = [
-    "config spectral algorithms rewards batch utils",
+    "config spectral algorithms rewards batch transit utils",
     "rank data models",
     "rollout",
     "checkpoint method",
@@ -35,7 +35,8 @@ BASE_IMPORTS = {
     "spectral": set(),
     "algorithms": set(),
     "rewards": {"config", "utils"},
-    "batch": set(),
+    "batch": {"transit"},
+    "transit": set(),
     "utils": {"config"},
 }
 """What each package of the base floor may import of verl besides itself."""

@@ -140,3 +140,32 @@ def test_travel_takes_few_bytes() -> None:
     assert columns["tokens"].num_bytes == 64 * 1040 * 18 // 8
     assert columns["old_logprobs"].num_bytes == 64 * 1024 * 4
     assert columns["advantages"].num_bytes == 64 * 4
+
+
+def test_metrics_of_prefixes_travel_without_their_padding() -> None:
+    prefixes = torch.full((3, 1, 5000), torch.nan)
+    prefixes[:, :, 1] = torch.tensor([[0.5], [-0.0], [2.0]])
+    metrics = rank_metrics([1.0, 2.0, 3.0])
+    metrics.by_prefix = TensorDict({"Effective Rank": prefixes}, batch_size=[3])
+    sent = pickle.dumps(batch(rank_metrics=metrics)[1:])
+    assert len(sent) < 2500
+    back = pickle.loads(sent).rank_metrics
+    assert back.by_name["Effective Rank"].flatten().tolist() == [2.0, 3.0]
+    assert back.by_prefix["Effective Rank"].numpy().tobytes() == prefixes[1:].numpy().tobytes()
+
+
+def test_metrics_of_prefixes_are_joined_at_the_larger_width_or_left_out() -> None:
+    narrow, wide, without = (rank_metrics([1.0, 2.0, 3.0]) for _ in range(3))
+    narrow.by_prefix = TensorDict({"Effective Rank": torch.ones(3, 1, 2)}, batch_size=[3])
+    wide.by_prefix = TensorDict({"Effective Rank": torch.ones(3, 1, 4)}, batch_size=[3])
+    joined = Batch.join([batch(rank_metrics=narrow), batch(rank_metrics=wide)]).rank_metrics
+    assert joined.by_prefix["Effective Rank"][:, 0].isnan().sum(dim=1).tolist() == [2, 2, 2, 0, 0, 0]
+    assert Batch.join([batch(rank_metrics=narrow), batch(rank_metrics=without)]).rank_metrics.by_prefix is None
+
+
+def test_neighbours_are_copies() -> None:
+    whole = batch(rollout_logprobs=torch.arange(6.0))
+    part = whole[1:]
+    part.rollout_logprobs.zero_()
+    assert whole.rollout_logprobs.tolist() == [0, 1, 2, 3, 4, 5]
+    assert whole[2:1].tokens.tolist() == [] and whole[::2].tokens.tolist() == [1, 2, 10, 11, 12, 4, 5, 70000, 14, 15]

@@ -10,13 +10,15 @@ prompts and responses, L captured layers, D hidden width.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from tensordict import TensorClass, TensorDict
 from torch import Tensor
+
+from verl.transit import Packed
 
 TOKEN, RESPONSE_TOKEN, EPISODE = "token", "response token", "episode"
 """What a column has one entry for."""
@@ -85,10 +87,49 @@ class RankMetrics(TensorClass):
         prefixes = TensorDict(by_prefix, batch_size=size) if by_prefix else None
         return cls(TensorDict(by_name, batch_size=size), mean_states, prefixes, batch_size=size)
 
+    @classmethod
+    def join(cls, parts: Sequence["RankMetrics"]) -> "RankMetrics":
+        """The metrics of all parts; by prefix only where all parts have them, with the most columns of any."""
+        # tensordict's annotations do not know what its entries are.
+        prefixes: list[Any] = [part.by_prefix for part in parts if part.by_prefix is not None]
+        by_prefix: Any = None
+        if len(prefixes) == len(parts):
+            columns = max(values.shape[2] for part in prefixes for values in part.values())
+            by_prefix = torch.cat([part.apply(lambda values: _widened(values, columns)) for part in prefixes])
+        by_name: Any = torch.cat([part.by_name for part in parts])
+        means = torch.cat([part.mean_states for part in parts])
+        return cls(by_name, means, by_prefix, batch_size=[sum(map(len, parts))])
+
+    def __reduce__(self) -> Any:
+        """Pickled as numpy arrays, which Ray reads in place, without the columns after the longest response."""
+        prefixes, columns = None, 0
+        if self.by_prefix is not None:
+            prefixes = {str(name): _used_columns(values) for name, values in self.by_prefix.items()}
+            columns = max(values.shape[2] for values in self.by_prefix.values())
+        by_name = {name: self.by_name[name].cpu().numpy() for name in self.metric_names}
+        return _rank_metrics, (len(self), by_name, self.mean_states.cpu().numpy(), prefixes, columns)
+
+
+def _rank_metrics(num: int, by_name: Any, mean_states: Any, prefixes: Any, columns: int) -> RankMetrics:
+    """What :meth:`RankMetrics.__reduce__` sent."""
+    named = {name: torch.from_numpy(np.array(values)) for name, values in by_name.items()}
+    by_prefix = None
+    if prefixes is not None:
+        widened = {name: _widened(torch.from_numpy(np.array(v)), columns) for name, v in prefixes.items()}
+        by_prefix = TensorDict(widened, batch_size=[num])
+    means = torch.from_numpy(np.array(mean_states))
+    return RankMetrics(TensorDict(named, batch_size=[num]), means, by_prefix, batch_size=[num])
+
+
+def _used_columns(values: Any) -> Any:
+    """``values [B, L, T]`` as an array, without the last columns that hold NaN alone."""
+    used = (~values.isnan()).any(dim=0).any(dim=0).nonzero()
+    return values[:, :, : int(used[-1]) + 1 if len(used) else 0].contiguous().cpu().numpy()
+
 
 def _widened(values: Tensor, num_columns: int) -> Tensor:
-    """``values [L, T]`` with as many columns as given; NaN in those that are added."""
-    return F.pad(values[:, :num_columns], (0, num_columns - values.shape[1]), value=torch.nan)
+    """``values [..., T]`` with as many columns as given; NaN in those that are added."""
+    return F.pad(values[..., :num_columns], (0, num_columns - values.shape[-1]), value=torch.nan)
 
 
 class Batch:
@@ -321,8 +362,11 @@ class Batch:
     # --- Episodes ---
 
     def __getitem__(self, rows: Tensor | slice | Sequence[int]) -> Self:
-        """The episodes of these indices or of this mask [B] bool, in that order."""
+        """The episodes of these indices or of this mask [B] bool, in that order; copies of their entries."""
         if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step == 1:
+                return self._between(start, max(start, stop))
             rows = torch.arange(len(self))[rows]
         index = torch.as_tensor(rows)
         index = index.nonzero().flatten() if index.dtype == torch.bool else index.long()
@@ -333,6 +377,15 @@ class Batch:
         }
         chosen = {name: _take(values, places[self._kinds[name]]) for name, values in self._columns.items()}
         return self._like(self.prompt_lengths[index], self.response_lengths[index], chosen)
+
+    def _between(self, start: int, stop: int) -> Self:
+        """Neighbouring episodes, whose entries are neighbours too, so that no index of tokens is made."""
+        counts = {TOKEN: self.lengths, RESPONSE_TOKEN: self.response_lengths}
+        places = {kind: slice(int(n[:start].sum()), int(n[:stop].sum())) for kind, n in counts.items()}
+        places[EPISODE] = rows = slice(start, stop)
+        chosen = {name: values[places[self._kinds[name]]] for name, values in self._columns.items()}
+        copies = {name: values if isinstance(values, list) else values.clone() for name, values in chosen.items()}
+        return self._like(self.prompt_lengths[rows].clone(), self.response_lengths[rows].clone(), copies)
 
     def split(self, num_rows: int) -> Iterator[Self]:
         """Consecutive parts of ``num_rows`` episodes, the last of what is left."""
@@ -406,68 +459,6 @@ Batch.KINDS = {
 Batch.FEW = {name for name, hint in Batch.__annotations__.items() if hint is FewPerResponseToken}
 
 
-class Packed(NamedTuple):
-    """A column in transit: every bit of it, in as few bytes as cost no thought.
-
-    A column of tokens that is one number throughout each episode, such as the advantages of GRPO, travels as that
-    number. Bools travel as bits; token ids as 16 bits and the one or two bits above those.
-    """
-
-    values: Any
-    """A numpy array; or what the column is, where it is not a tensor that numpy knows."""
-    dtype: str = ""
-    """numpy's name of the column's type; empty: ``values`` is the column."""
-    constant: bool = False
-    """``values`` has one entry for each episode."""
-    high: Any = None
-    """[k, n / 8] uint8, of integers with k bits above their low 16: those bits, eight numbers to a byte."""
-
-    @classmethod
-    def of(cls, column: Any, lengths: Any) -> "Packed":
-        """``lengths``: [B], the entries of each episode; None where each has one."""
-        if not isinstance(column, Tensor) or column.dtype == torch.bfloat16:  # numpy has none
-            return cls(column)
-        values = column.detach().cpu().contiguous().numpy()
-        dtype, constant = values.dtype.name, False
-        if lengths is not None and values.ndim == 1 and (lengths > 0).all():
-            # Bits are compared: NaN equals itself, and -0.0 is not 0.0.
-            bits = values.view(f"u{values.itemsize}")
-            starts = lengths.cumsum() - lengths
-            constant = bool(np.array_equal(bits, bits[starts].repeat(lengths)))
-            values = values[starts] if constant else values
-        if dtype == "bool" and values.ndim == 1:
-            return cls((np.packbits(values), len(values)), dtype, constant)
-        if dtype == "int64" and values.size and 0 <= values.min() and values.max() < 1 << 24:
-            above = (values >> 16).astype(np.uint8)
-            bits = np.arange(int(values.max()).bit_length() - 16, dtype=np.uint8)
-            high = np.packbits(above >> bits[:, None] & 1, axis=1) if values.ndim == 1 else above
-            return cls(values.astype(np.uint16), dtype, constant, high if above.any() else None)
-        return cls(values, dtype, constant)
-
-    def restore(self, lengths: Any) -> Any:
-        """The column; ``lengths`` as :meth:`of` takes them."""
-        if not self.dtype:
-            return self.values
-        if self.dtype == "bool" and isinstance(self.values, tuple):
-            packed, count = self.values
-            values = np.unpackbits(packed, count=count).astype(bool)
-        else:
-            # Ray's arrays are read-only views of shared memory: a tensor needs its own.
-            values = np.array(self.values, dtype=self.dtype)
-        if self.high is not None and values.ndim > 1:
-            values |= self.high.astype(np.int64) << 16
-        elif self.high is not None:
-            for place, bits in enumerate(self.high):
-                values |= np.unpackbits(bits, count=len(values)).astype(np.int64) << (16 + place)
-        return torch.from_numpy(values.repeat(lengths) if self.constant else values)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the arrays."""
-        arrays = [self.values[0] if isinstance(self.values, tuple) else self.values, self.high]
-        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
-
-
 def spans(lengths: Tensor, rows: Tensor) -> Tensor:
     """The indices, in a flat column with ``lengths [B]`` entries for each episode, of those of ``rows [b]``."""
     starts, sizes = (lengths.cumsum(dim=0) - lengths)[rows], lengths[rows]
@@ -487,5 +478,7 @@ def _take(values: Any, index: Tensor) -> Any:
 def _concat(values: list[Any]) -> Any:
     if isinstance(values[0], list):
         return [value for part in values for value in part]
+    if isinstance(values[0], RankMetrics):
+        return RankMetrics.join(values)
     joined: Any = torch.cat(values)
     return joined

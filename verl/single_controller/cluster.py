@@ -31,7 +31,7 @@ SMALLEST_STORE_MB = 256
 
 BYTES_PER_TOKEN = 4 * 4
 """Most bytes of a token in transit: its id and three numbers of it, such as log-probabilities of two policies and an
-advantage (:class:`verl.batch.Packed`)."""
+advantage (:class:`verl.transit.Packed`)."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
