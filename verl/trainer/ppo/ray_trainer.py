@@ -284,7 +284,7 @@ class RayPPOTrainer:
         if self.step <= self.config.trainer.critic_warmup:
             return
         num_later = self._num_scored_in_update
-        if num_later and not batch[:num_later].learn_mask.any():
+        if num_later and not batch.columns("learn_mask")[:num_later].learn_mask.any():
             # An update that teaches nothing is left out, and with it the scores.
             with self.timer.phase("old_log_prob"):
                 fill_first(batch, self.policy.compute_logprobs(batch[:num_later]))
@@ -294,9 +294,10 @@ class RayPPOTrainer:
 
     def _compare_policies(self, batch: Batch) -> None:
         """Log how far the engine was from the policy, on what both did in this step."""
-        actor, fresh = self.config.actor, batch[batch.step == self.step]
-        if "logprobs" in batch and len(fresh):
-            self.metrics |= policy_metrics(fresh, actor.tis_level, actor.tis_cap)
+        actor, fresh = self.config.actor, batch.step == self.step
+        if "logprobs" in batch and fresh.any():
+            both = batch if fresh.all() else batch[fresh]
+            self.metrics |= policy_metrics(both, actor.tis_level, actor.tis_cap)
 
     def _update_baselines(self, sampled: Batch, batch: Batch) -> None:
         """From everything sampled for the step."""
