@@ -58,7 +58,8 @@ def test_hybrid_sharding_changes_no_gradient(two, worlds, model_config, plain):
     assert worlds[4].run(cases.mesh_layouts)[0] == [[[0], [1], [2], [3]], [[0, 1], [2, 3]]]
     assert worlds[4].run(cases.time_limits)[0] == [300, 300]
     for group, size in ((two, 1), (worlds[4], 2), (worlds[4], -1)):
-        assert_same(group.run(cases.train, sharded(model_config, fsdp_size=size))[0], plain, 1e-6)
+        # Sums in another order: up to 1.06e-6 apart, by the processor's instructions.
+        assert_same(group.run(cases.train, sharded(model_config, fsdp_size=size))[0], plain, 2e-6)
 
 
 def test_all_ranks_have_the_weights_that_one_reads(two, model_config, tiny_model):
